@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-llama-cpp | test-sglang | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-llama-cpp test-sglang test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -113,6 +113,36 @@ test-vllm: install $(VLLM)/.stamp
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/vllm .
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/vllm/*.whl
 	cd tests/vllm_plugin && ../../$(VLLM)/bin/python -m pytest -W ignore $(ARGS)
+
+# tailrace in llama-cpp-python, which is built here (minutes), on the default model's file (docs/integrations/llama-cpp.md).
+LLAMA_CPP := .venv-llama-cpp
+$(LLAMA_CPP)/.stamp: | $(BIN)/pip
+	@rm -rf $(LLAMA_CPP); $(BIN)/python -m venv $(LLAMA_CPP)
+	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet llama-cpp-python==0.3.36 torch==2.13.0 msgspec pytest
+	@touch $@
+
+test-llama-cpp: install $(LLAMA_CPP)/.stamp
+	@rm -rf build/llama-cpp
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/llama-cpp .
+	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/llama-cpp/*.whl
+	export TAILRACE_GGUF="$$($(BIN)/python -c "from pathlib import Path; from tailrace.config import ModelConfig; from tailrace.models.default import fetch_default; from tailrace.models.progress import Progress; print(fetch_default(Path(ModelConfig().cache_dir), Progress(False)))")"; \
+	cd tests/llama_cpp_plugin && ../../$(LLAMA_CPP)/bin/python -m pytest -W ignore $(ARGS)
+
+# tailrace as SGLang's sampling backend, through SGLang's own classes without its kernels (docs/integrations/sglang.md).
+SGLANG := .venv-sglang
+SGLANG_NEEDS := orjson pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru partial-json-parser \
+  openai-harmony interegular fastapi python-multipart psutil pyzmq uvicorn uvloop msgspec pytest torch==2.13.0 transformers==5.19.0 triton==3.9.0
+$(SGLANG)/.stamp: | $(BIN)/pip
+	@rm -rf $(SGLANG); $(BIN)/python -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet $(SGLANG_NEEDS)
+	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps sglang==0.5.23
+	@touch $@
+
+test-sglang: install $(SGLANG)/.stamp
+	@rm -rf build/sglang
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/sglang .
+	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/sglang/*.whl
+	cd tests/sglang_plugin && ../../$(SGLANG)/bin/python -m pytest -W ignore $(ARGS)
 
 # A tiny model of every causal architecture in the installed transformers, against transformers; writes docs/models.md. Cut short it goes on
 # with ARGS=--missing; ARGS="llama mistral" judges these, ARGS="--part 1/4" a quarter.
@@ -202,4 +232,4 @@ lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(VLLM) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(VLLM) $(LLAMA_CPP) $(SGLANG) $(OLDEST) $(DOCS) build dist

@@ -23,6 +23,7 @@ EXAMPLES: dict[str, Any] = {
     "sampler_order": ("top_p", "temperature"),
     "forced_token_ids": (9,),
     "logprob_token_ids": (3, 4),
+    "prompt_logprob_token_ids": ((3, 4), (), (5,)),
     "banned_strings": ("bad",),
     "banned_regex": ("x[0-9]",),
     "stop": ("a", "b"),

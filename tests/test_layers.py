@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"wire.messages", "grammar.check", "grammar.ecma", "grammar.formats"},
     "api": {"text", "wire"},
     # parts for engines that people already run: the library, and nothing of our own engine
-    "integrations": {"kernels", "sampling"},
+    "integrations": {"kernels", "sampling", "text"},
     "conform": set(),  # judges servers from outside, whatever they run
     "cli": {
         "kernels",

@@ -6,18 +6,21 @@ does.
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from tailrace.explanation import ExplainOptions
-from tailrace.field_checks import check_texts
+from tailrace.field_checks import check_rows, check_texts
 from tailrace.fields import COUNT, Field, Kind, Range, TokenId
 from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget
-from tailrace.sampler_fields import SamplerFields
+from tailrace.sampler_fields import FACTOR, SamplerFields
 
 MAX_SEQUENCES = 1024  # of one request
 OutputKind = Literal["delta", "cumulative", "final"]
 LOOKED_FOR = "look for them in the text"
+SCORES = ("prompt_logprobs", "prompt_logprob_token_ids")
+REPLAY = "tailrace.sampling.prompt_logprobs.replay"
 GUIDED = "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler"
 
 
@@ -178,13 +181,49 @@ class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True,
     prompt_logprobs: Annotated[
         int | None,
         Field(
-            "Report the logprobs of the prompt's tokens, always of the model's own logits",
+            "Report the logprobs of the prompt's tokens, of the model's own logits, and those of the k likeliest",
             COUNT,
             kind="report",
             flag="",
-            instead="tailrace.sampling.prompt_logprobs.replay",
+            instead=REPLAY,
         ),
     ] = None
+    prompt_logprob_start: Annotated[
+        int,
+        Field(
+            "Begin there: the token after this place of the prompt is the first whose logprobs are reported",
+            COUNT,
+            kind="report",
+            needs=SCORES,
+            flag="",
+            instead=REPLAY,
+        ),
+    ] = 0
+    prompt_logprob_token_ids: Annotated[
+        tuple[tuple[int, ...], ...],
+        Field(
+            "Report the logprobs of these tokens: row i in the place of the prompt's token "
+            "prompt_logprob_start + i + 1; an empty row reports nothing, and costs nothing",
+            kind="report",
+            entries=65_536,
+            check=check_rows,
+            token_ids=chain.from_iterable,
+            http=tuple[tuple[TokenId, ...], ...],
+            flag="",
+            instead=REPLAY,
+        ),
+    ] = ()
+    prompt_logprobs_temperature: Annotated[
+        float,
+        Field(
+            "The prompt's logits are divided by it before their logprobs are taken",
+            FACTOR,
+            kind="report",
+            needs=SCORES,
+            flag="",
+            instead=REPLAY,
+        ),
+    ] = 1.0
     explain: Annotated[
         ExplainOptions | None,
         Field(

@@ -14,6 +14,7 @@ MAX_BYTES = 8192  # of all of a request's, as UTF-8: what is compiled from them 
 MAX_PHRASE = (
     64  # token ids of one bad word or biased sequence, which are compared with the end of the text at every token
 )
+MAX_ROW = 128  # token ids whose logprobs are asked for in one place
 MAX_BIAS = 1e4  # |logit bias|; OpenAI's own range is −100 … 100, which the HTTP schema enforces
 DECAY = Range(1e-3, 1e3)  # the factor of exponential_decay_length_penalty
 
@@ -45,6 +46,14 @@ def check_phrases(name: str, phrases: Iterable[Phrase]) -> None:
             raise ParameterError(f"{name} must hold non-empty sequences of token ids", name)
         if len(phrase) > MAX_PHRASE:
             raise ParameterError(f"{name} must hold sequences of at most {MAX_PHRASE} token ids", name)
+
+
+def check_rows(name: str, rows: Sequence[Sequence[int]]) -> None:
+    """Token ids of several places, not all of them empty."""
+    if not any(rows):
+        raise ParameterError(f"{name} must hold token ids", name)
+    if max(map(len, rows)) > MAX_ROW:
+        raise ParameterError(f"{name} must hold at most {MAX_ROW} token ids for a place", name)
 
 
 def check_integers(name: str, value: object) -> None:

@@ -8,7 +8,7 @@ matched on text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -88,6 +88,27 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
     def excluding(self) -> tuple[str, ...]:
         """Fields that rule tokens out."""
         return tuple(name for name in EXCLUDING if getattr(self, name) != NEUTRAL[name])
+
+    def scored_places(self, num_prompt: int) -> Sequence[int]:
+        """Which places of a prompt of so many tokens have logprobs to report, ascending. The first has none.
+
+        Raises:
+            ParameterError: they are asked for beyond it.
+        """
+        first, rows = self.prompt_logprob_start + 1, self.prompt_logprob_token_ids
+        if first + len(rows) > max(num_prompt, first) or (first > 1 and first >= num_prompt):
+            name = "prompt_logprob_token_ids" if rows else "prompt_logprob_start"
+            raise ParameterError(
+                f"{name}: the last place is {first + max(len(rows), 1) - 1}, of a prompt of {num_prompt} tokens", name
+            )
+        if self.prompt_logprobs is not None:
+            return range(first, num_prompt)
+        return [first + i for i, ids in enumerate(rows) if ids]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Logprobs of the prompt are asked for."""
+        return self.prompt_logprobs is not None or bool(self.prompt_logprob_token_ids)
 
     @property
     def guided(self) -> bool:

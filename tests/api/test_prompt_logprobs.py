@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of
-from tailrace.engine import scheduler
+from tailrace.engine import scheduler, scored_rows
 
 PROMPT = "The price = 4 €"
 
@@ -70,6 +70,74 @@ async def test_of_a_chat(front):
     answer = (await front.chat(prompt_logprobs=0, max_tokens=1, return_token_ids=True)).json()
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
     assert all(len(entry) == 1 for entry in answer["prompt_logprobs"][1:])
+
+
+async def test_from_a_place_on_and_at_a_temperature(front):
+    ids, start = list(PROMPT.encode()), 4
+    fields = {"prompt_logprobs": 1, "prompt_logprob_start": start, "prompt_logprobs_temperature": 0.7, "max_tokens": 1}
+    [choice] = (await front.complete(PROMPT, **fields)).json()["choices"]
+    entries = choice["prompt_logprobs"]
+    assert entries[: start + 1] == [None] * (start + 1)
+    assert len(entries) == len(ids)
+    for place, entry in enumerate(entries[start + 1 :], start=start + 1):
+        cooled = (row(ids[:place]).double() / 0.7).log_softmax(0)
+        assert entry[str(ids[place])]["logprob"] == pytest.approx(float(cooled[ids[place]]), abs=1e-5)
+    assert "prompt_token_id_logprobs" not in choice
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("budget", [None, 3])
+async def test_of_given_tokens_in_vllms_shape(front, stream, budget, monkeypatch):
+    """Row i is of the prompt's token start + i + 1; empty rows cost no row of logits."""
+    scored: list[int] = []
+    if budget is not None:
+        monkeypatch.setattr(scheduler, "MAX_SCORED", budget)
+    replay = scored_rows.replay
+    monkeypatch.setattr(scored_rows, "replay", lambda rows, *args: scored.append(len(rows)) or replay(rows, *args))
+    ids, start, asked = list(PROMPT.encode()), 2, [[5, 6], [], [7], [], [], [8, 9, 10]]
+    fields = {"prompt_logprob_token_ids": asked, "prompt_logprob_start": start, "max_tokens": 2, "n": 2}
+    if stream:
+        chunks = events((await front.complete(PROMPT, stream=True, **fields)).text)[:-1]
+        name = "prompt_token_id_logprobs"
+        found = [c[name] for chunk in chunks for c in chunk["choices"] if name in c]
+    else:
+        choices = (await front.complete(PROMPT, **fields)).json()["choices"]
+        found = [choice["prompt_token_id_logprobs"] for choice in choices]
+        assert not any("prompt_logprobs" in choice for choice in choices)
+    assert found[0] == found[1]
+    assert sum(scored) == sum(map(bool, asked))
+    for i, wanted in enumerate(asked):
+        logprobs = row(ids[: start + i + 1]).double().log_softmax(0)[wanted].tolist()
+        assert found[0][i] == pytest.approx(logprobs, abs=1e-5)
+
+
+async def test_of_given_tokens_in_a_chat_beside_the_prompts_own(front):
+    fields = {"prompt_logprob_token_ids": [[5], [6]], "prompt_logprobs": 0, "max_tokens": 1, "return_token_ids": True}
+    answer = (await front.chat(**fields)).json()
+    ids = answer["prompt_token_ids"]
+    assert len(answer["prompt_logprobs"]) == len(ids)
+    expect = [float(row(ids[: i + 1]).double().log_softmax(0)[token]) for i, token in enumerate((5, 6))]
+    assert [value for [value] in answer["prompt_token_id_logprobs"]] == pytest.approx(expect, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_logprob_start": 3}, "prompt_logprob_start"),
+        ({"prompt_logprobs_temperature": 0.5}, "prompt_logprobs_temperature"),
+        ({"prompt_logprobs": 0, "prompt_logprobs_temperature": 0}, "prompt_logprobs_temperature"),
+        ({"prompt_logprobs": 0, "prompt_logprob_start": 16}, "prompt_logprob_start"),
+        ({"prompt_logprob_token_ids": [[]]}, "prompt_logprob_token_ids"),
+        ({"prompt_logprob_token_ids": [[VOCAB]]}, "prompt_logprob_token_ids"),
+        ({"prompt_logprob_token_ids": [[1]] * 17}, "prompt_logprob_token_ids"),
+        ({"prompt_logprob_token_ids": [[1] * 129]}, "prompt_logprob_token_ids"),
+        ({"echo": True, "logprobs": 1, "prompt_logprob_start": 1}, "prompt_logprob_start"),
+    ],
+)
+async def test_what_cannot_be_scored_is_said(front, fields, param):
+    response = await front.complete(PROMPT, max_tokens=1, **fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("stop", [None, "a"])

@@ -16,7 +16,8 @@ from tailrace.params import FIELDS, SamplingParams
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-OWN = {"n", "forced_token_ids", "prompt_logprobs", "logprobs", "logprob_token_ids", "report_entropy", "logprobs_mode"}
+PROMPT = {"prompt_logprobs", "prompt_logprob_start", "prompt_logprob_token_ids", "prompt_logprobs_temperature"}
+OWN = {"n", "forced_token_ids", *PROMPT, "logprobs", "logprob_token_ids", "report_entropy", "logprobs_mode"}
 OWN |= {"explain", "return_sampling_mask"}
 PARSE = """async ([field, form, text]) => (await import("./page/js/fields.js")).parse(field, form, text)"""
 

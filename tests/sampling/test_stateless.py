@@ -125,6 +125,20 @@ def test_a_number_is_for_all_rows():
     assert len(set(sample(same, seed=7, position=3).tolist())) > 10  # equal rows are not the same token
 
 
+def test_an_order_is_the_samplers():
+    """Top-p's prefix of the whole distribution and top-p of what top-k has left are not the same."""
+    logits = torch.randn(400, V, generator=torch.Generator().manual_seed(4))
+    seeds = list(range(400))
+    fields = {"temperature": [0.8] * 400, "top_p": [0.5] * 400, "top_k": [20] * 400}
+    order = ("temperature", "top_p", "top_k")
+    found = sample(logits, seed=seeds, position=[9] * 400, sampler_order=order, **fields)
+    given = {**fields, "sampler_order": [order] * 400}
+    assert torch.equal(found, by_sampler(logits, given, seeds, [9] * 400, None).token_ids[:, 0])
+    assert not torch.equal(found, sample(logits, seed=seeds, position=[9] * 400, **fields))
+    with pytest.raises(ParameterError, match="sampler_order"):
+        sample(logits, temperature=0.5, sampler_order=("top_q",))
+
+
 def test_without_a_seed_each_call_draws_anew():
     logits = torch.zeros(64, V)
     assert sample(logits).tolist() != sample(logits).tolist()

@@ -65,6 +65,7 @@ class AggregatedChoice:
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     explanations: list[msgspec.Raw] | UnsetType = UNSET
     sampling_mask: list[msgspec.Raw] | UnsetType = UNSET
+    prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
 
     def end(self, finish_reason: str | None, stop_reason: str | int | UnsetType | None) -> None:
         """Note the end, if this chunk brings it."""
@@ -139,11 +140,13 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
+    named_logprobs: list[list[float]] | UnsetType = UNSET
 
     def add(chunk: ChatChunk, choice_of: Callable[[int], AggregatedChoice]) -> None:
-        nonlocal prompt_token_ids, prompt_logprobs
+        nonlocal prompt_token_ids, prompt_logprobs, named_logprobs
         prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
         prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
+        named_logprobs = chunk.prompt_token_id_logprobs or named_logprobs
         for choice in chunk.choices:
             so_far = choice_of(choice.index)
             so_far.text.append(choice.delta.content or "")
@@ -169,6 +172,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
         choices=[_chat_choice(index, choice) for index, choice in whole.choices.items()],
         prompt_token_ids=prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
+        prompt_token_id_logprobs=named_logprobs,
         sampling_params=whole.sampling_params,
     )
 
@@ -204,6 +208,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
             so_far.add_mask(choice.sampling_mask)
             so_far.prompt_token_ids = choice.prompt_token_ids or so_far.prompt_token_ids
             so_far.prompt_logprobs = choice.prompt_logprobs or so_far.prompt_logprobs
+            so_far.prompt_token_id_logprobs = choice.prompt_token_id_logprobs or so_far.prompt_token_id_logprobs
 
     whole = await fold(chunks, add)
     return Completion(
@@ -229,6 +234,7 @@ def _completion_choice(index: int, whole: AggregatedChoice) -> CompletionChoice:
         whole.prompt_logprobs,
         whole.explanations,
         whole.sampling_mask,
+        whole.prompt_token_id_logprobs,
     )
 
 

@@ -163,6 +163,9 @@ class BeamRequest:
         details = details_of(0, 0, self.thoughts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(), details)
 
+    def named_logprobs(self, p: int) -> None:
+        """None: a beam search does not take prompt_logprob_token_ids."""
+
     def prompt_logprobs(self, p: int) -> None:
         """None: a beam search does not take prompt_logprobs."""
 

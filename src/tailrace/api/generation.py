@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
+from tailrace.api.prompt_scores import PromptScores
 from tailrace.api.request_record import UNKNOWN, RequestOrigin, RequestRecord
 from tailrace.api.response_store import OutputOrigin
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -61,7 +62,7 @@ class Generation:
         self._cached = [0] * len(prompts)
         self._drafted = self._accepted = 0  # draft tokens
         self._keys: dict[int, int] = {}  # of each choice's noise
-        self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]  # per prompt
+        self._scores = [PromptScores(params, len(prompt)) for prompt in prompts]
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
@@ -92,10 +93,12 @@ class Generation:
         return OutputOrigin(self._service.model_name, prompt, self.params, key, output)
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
-        """Logprobs of all tokens of prompt p but the first, from its first delta on; None if not asked for, or
-        incomplete."""
-        complete = self.params.prompt_logprobs is not None and len(self._prompt_logprobs[p]) == len(self.prompts[p]) - 1
-        return self._prompt_logprobs[p] if complete else None
+        """See PromptScores.entries, of prompt p; from its first delta on."""
+        return self._scores[p].entries
+
+    def named_logprobs(self, p: int) -> list[list[float]] | None:
+        """See PromptScores.named."""
+        return self._scores[p].named
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, its new text and tokens) as they come; the last delta of each choice has its finish reason.
@@ -232,11 +235,11 @@ class Generation:
 
     def _kept(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
         """Keep what is no delta, the logprobs of the prompt; return the other events."""
-        if self.params.prompt_logprobs is None:
+        if not self.params.scores_prompt:
             return events
         for event in events:
-            if isinstance(event, PromptLogprobs) and event.start == len(self._prompt_logprobs[p]) + 1:
-                self._prompt_logprobs[p] += event.entries
+            if isinstance(event, PromptLogprobs):
+                self._scores[p].keep(event)
         return [event for event in events if not isinstance(event, PromptLogprobs)]
 
     def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:

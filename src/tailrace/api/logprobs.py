@@ -127,10 +127,11 @@ def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, data: bytes | Non
 def prompt_logprobs(
     labels: Labels, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], top: int
 ) -> PromptLogprobEntries:
-    """vLLM's shape, for a whole prompt. entries: logprobs of all tokens but the first. Written as JSON token by token:
-    to encode a million at once would hold up the event loop."""
-    found: PromptLogprobEntries = [None]
-    for id, entry in zip(token_ids[1:], entries, strict=True):
+    """vLLM's shape, for a whole prompt. entries: logprobs of its last tokens, at most of all but the first. Written as
+    JSON token by token: to encode a million at once would hold up the event loop."""
+    begin = len(token_ids) - len(entries)
+    found: PromptLogprobEntries = [None] * begin
+    for id, entry in zip(token_ids[begin:], entries, strict=True):
         here = {
             other: PromptLogprob(finite(logprob), rank, labels.names[other][0])
             for rank, (other, logprob) in enumerate(likeliest(entry, top), start=1)

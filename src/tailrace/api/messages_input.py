@@ -23,7 +23,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # fields of all endpoints that mean nothing here, or have another name
 ABSENT = (
     *("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "explain", "return_sampling_mask"),
-    "stream_options",
+    *("stream_options", "prompt_logprob_token_ids"),
 )
 
 

@@ -132,6 +132,8 @@ async def prepare(
         params = sampling_params(ask, service.tokenizer, service.defaults, **given)
         field = prompts.field if params.grammar is None else grammar_field
         check_copies(params, len(prompts.token_ids), field)
+        for ids in prompts.token_ids:
+            params.scored_places(len(ids))
         return PreparedRequest(prompts.token_ids, params, grammar_field)
 
     return await service.work_queue.run(request, work, effort(ask, request.state.size))

@@ -24,6 +24,9 @@ REPORTS = {
     "logprob_token_ids": (),
     "report_entropy": False,
     "prompt_logprobs": None,
+    "prompt_logprob_start": 0,
+    "prompt_logprob_token_ids": (),
+    "prompt_logprobs_temperature": 1.0,
     "explain": None,
     "return_sampling_mask": False,
 }

@@ -13,6 +13,12 @@ from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, Resp
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.errors import ParameterError
 
+# reports of tokens that have no place in the answer
+ABSENT = (
+    *("prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids", "report_entropy"),
+    *("return_token_ids", "return_sampling_mask"),
+)
+
 
 def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     """The request as a chat. before: the messages of the conversation that it goes on with, as JSON; b"" for none.
@@ -24,7 +30,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
     if ask.n not in (None, 1):
         raise ParameterError(f"n must be 1, got {ask.n}", "n")
-    for name in ("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "return_sampling_mask"):
+    for name in ABSENT:
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with /v1/responses", name)
     messages: list[ChatMessage] = []

@@ -38,8 +38,8 @@ def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, ho
         if message.params.guided:
             other = negative_prompt(message)
             sequence.unconditional = Sequence(request, index, key, len(other), other, Phase.UNCONDITIONAL)
-        if index == 0 and message.params.prompt_logprobs is not None:
-            sequence.wanted = WantedRows(range(1, sequence.num_prompt), MAX_SCORED)
+        if index == 0 and message.params.scores_prompt:
+            sequence.wanted = WantedRows(message.params.scored_places(sequence.num_prompt), MAX_SCORED)
         add_checks(sequence, token_bytes)
         request.sequences.append(sequence)
 

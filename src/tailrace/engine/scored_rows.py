@@ -10,7 +10,7 @@ from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.sequence import LIVING, Failures, Phase
 from tailrace.errors import RowError
-from tailrace.sampling.prompt_logprobs import replay
+from tailrace.sampling.prompt_logprobs import logprobs_of, replay
 from tailrace.wire.messages import PromptLogprobs
 
 
@@ -39,13 +39,21 @@ def send_logprobs(lifecycle: Lifecycle, part: ScoredRows, rows: torch.Tensor) ->
     Raises:
         RowError: its logits are unusable: nobody else's business.
     """
-    sequence, start, count = part.sequence, part.places[0], len(part.places)
-    request, tokens = sequence.request, sequence.tokens[start : start + count]
+    sequence, places = part.sequence, part.places
+    request, tokens = sequence.request, [sequence.tokens[place] for place in places]
+    params = request.params
+    if (temperature := params.prompt_logprobs_temperature) != 1.0:
+        rows = rows.float() / temperature
     try:
-        found = replay(rows, tokens, request.params.prompt_logprobs or 0)
+        found = replay(rows, tokens, params.prompt_logprobs or 0)
     except ValueError as error:
         lifecycle.counters.bad_rows["prompt"] += 1
         raise RowError(f"prompt_logprobs: {error}") from error
-    lifecycle.send(sequence, PromptLogprobs(request.id, request.epoch, start, found))
+    named: list[list[float]] = []
+    if asked := params.prompt_logprob_token_ids:
+        first = params.prompt_logprob_start + 1
+        ids = [asked[place - first] if place - first < len(asked) else () for place in places]
+        named = logprobs_of(rows, ids)
+    lifecycle.send(sequence, PromptLogprobs(request.id, request.epoch, places[0], found, named=named))
     assert sequence.wanted is not None
-    sequence.wanted.done += count
+    sequence.wanted.done += len(places)

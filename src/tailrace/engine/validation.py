@@ -40,6 +40,7 @@ class RequestLimits:
         if bad := next((t for t in submit.prompt if not 0 <= t < self.vocab_size), None):
             raise ParameterError(f"prompt: token id {bad} is not in 0 … {self.vocab_size - 1}", "prompt")
         submit.params.check_vocab(self.vocab_size)
+        submit.params.scored_places(len(submit.prompt))
         for name in submit.params.processors:
             processors.find(name)
         if submit.params.n > self.scheduler.max_num_seqs:

@@ -3,6 +3,8 @@ likeliest rivals."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tailrace.errors import ParameterError
@@ -58,3 +60,18 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogpr
     assert output.logprobs is not None
     numbers, ranks = output.logprobs.numbers.tolist(), output.logprobs.ranks.tolist()
     return [entry_of(numbers[row][0], ranks[row][0], top, False) for row in range(count)]
+
+
+def logprobs_of(logits: torch.Tensor, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The raw logprobs of given tokens, in nats. logits: [R, V] without NaN or +inf. token_ids: of each row any number,
+    in 0 … V − 1.
+
+    Raises:
+        ParameterError: there are not as many lists as rows.
+    """
+    if len(token_ids) != len(logits):
+        raise ParameterError(f"token_ids must be {len(logits)} lists, got {len(token_ids)}", "token_ids")
+    return [
+        row.double().log_softmax(0)[list(ids)].tolist() if ids else []
+        for row, ids in zip(logits.cpu(), token_ids, strict=True)
+    ]

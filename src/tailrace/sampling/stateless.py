@@ -7,6 +7,7 @@ its seed and its position. What the kernels read of a row's parameters is made o
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
@@ -40,6 +41,12 @@ class RowFields(TypedDict, total=False):
     epsilon_cutoff: PerRow
     eta_cutoff: PerRow
     top_n_sigma: PerRow
+
+
+class CallFields(RowFields, total=False):
+    """Those, and what is the same for all rows."""
+
+    sampler_order: Sequence[str]
 
 
 FIELDS = tuple(RowFields.__annotations__)
@@ -81,7 +88,7 @@ def sample(
     logprobs: None = None,
     bitmask: torch.Tensor | None = None,
     backend: Literal["cpu", "gpu"] | None = None,
-    **fields: Unpack[RowFields],
+    **fields: Unpack[CallFields],
 ) -> torch.Tensor: ...
 @overload
 def sample(
@@ -92,7 +99,7 @@ def sample(
     logprobs: int,
     bitmask: torch.Tensor | None = None,
     backend: Literal["cpu", "gpu"] | None = None,
-    **fields: Unpack[RowFields],
+    **fields: Unpack[CallFields],
 ) -> tuple[torch.Tensor, RowLogprobs]: ...
 def sample(
     logits: torch.Tensor,
@@ -102,7 +109,7 @@ def sample(
     logprobs: int | None = None,
     bitmask: torch.Tensor | None = None,
     backend: Literal["cpu", "gpu"] | None = None,
-    **fields: Unpack[RowFields],
+    **fields: Unpack[CallFields],
 ) -> torch.Tensor | tuple[torch.Tensor, RowLogprobs]:
     """Sample a token from each row of logits. Keeps nothing between calls.
 
@@ -125,7 +132,7 @@ def sample(
         bitmask: int32 [R, ⌈V / 32⌉], contiguous, on any device: bit i of word i // 32 stands for token i, which may not
             come where it is 0.
         backend: None takes the kernels of the device where the logits are.
-        fields: those of `RowFields`; ranges and meaning are those of `SamplingParams`.
+        fields: those of `CallFields`; ranges and meaning are those of `SamplingParams`. `sampler_order` is of all rows.
 
     Returns:
         int64 [R] where the logits are, −1 for a row that can't be sampled from (NaN, +inf, or nothing but −inf; nobody
@@ -140,13 +147,14 @@ def sample(
     count, vocab = logits.shape
     top = None if logprobs is None else checked_size("logprobs", logprobs, 0, vocab)
     run = BACKENDS[backend_of(backend, logits.device)]
+    order = tuple(fields.pop("sampler_order", ()))
     if logits.is_cuda:
         moved = on_host({"seed": seed, "position": position, **fields})
         seed, position = moved.pop("seed"), moved.pop("position")
-        fields = cast(RowFields, moved)
+        fields = cast(CallFields, moved)
     place = positions(position, seed is not None, count)
     given = Given(place, keys(seed, count), checked_bitmask(bitmask, count, vocab), top)
-    return run(logits, given, programs_of(cast(dict[str, Any], fields), count, top))
+    return run(logits, given, programs_of(cast(dict[str, Any], fields), count, (order, top)))
 
 
 def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> torch.Tensor | None:
@@ -192,26 +200,26 @@ def backend_of(asked: str | None, device: torch.device) -> str:
 
 
 class Kept(dict[tuple[Any, ...], RowProgram]):
-    """Programs by the values of FIELDS and the number of alternatives."""
+    """Programs by the values of FIELDS, the order and the number of alternatives."""
 
     def __missing__(self, values: tuple[Any, ...]) -> RowProgram:
         if len(self) >= MAX_KEPT:
             self.clear()
-        *given, top = values
+        *given, order, top = values
         fields: dict[str, Any] = dict(zip(FIELDS, given, strict=True))
         for name, value in fields.items():
             check_range(name, value)
         if fields["temperature"] == 0.0:  # the rest is not looked at, and SamplingParams would refuse it
             fields = {"temperature": 0.0}
-        self[values] = made = RowProgram.of(program_of(SamplingParams(**fields, logprobs=top)))
+        self[values] = made = RowProgram.of(program_of(SamplingParams(**fields, sampler_order=order, logprobs=top)))
         return made
 
 
 kept = Kept()
 
 
-def programs_of(fields: dict[str, Any], count: int, top: int | None) -> list[RowProgram]:
-    """Of each row; or the one of all of them.
+def programs_of(fields: dict[str, Any], count: int, shared: tuple[tuple[str, ...], int | None]) -> list[RowProgram]:
+    """Of each row; or the one of all of them. shared: the order, and the number of alternatives.
 
     Raises:
         ParameterError: there is no such field, or a value is out of range.
@@ -222,8 +230,8 @@ def programs_of(fields: dict[str, Any], count: int, top: int | None) -> list[Row
         values(name, fields[name], count, whole=WHOLE[name]) if name in fields else NEUTRAL[name] for name in FIELDS
     ]
     if not any(isinstance(column, list) for column in given):
-        return [kept[(*given, top)]]
-    spread = [column if isinstance(column, list) else [column] * count for column in (*given, top)]
+        return [kept[(*given, *shared)]]
+    spread = [column if isinstance(column, list) else [column] * count for column in (*given, *shared)]
     try:
         return [kept[row] for row in zip(*spread, strict=True)]
     except ParameterError as error:

@@ -118,14 +118,16 @@ class Tokens(Message, frozen=True):
 
 
 class PromptLogprobs(Message, frozen=True):
-    """Of the prompt's tokens from place `start` on, in order; all come before the request's first Tokens. The first
-    token has none."""
+    """Of the prompt's tokens at the places that are asked for (SamplingParams.scored_places), in order, from place
+    `start` on; all come before the request's first Tokens. named: for each of them the logprobs of
+    prompt_logprob_token_ids; [] where nobody asked."""
 
     id: str
     epoch: int
     start: int
     entries: list[TokenLogprobs]
     index: int = 0
+    named: list[list[float]] = []
 
 
 Why = Literal["drawn", "forced", "grammar", "ended"]

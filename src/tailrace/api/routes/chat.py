@@ -152,6 +152,8 @@ class ChatChunks:
         if top is not None and entries is not None:
             work = partial(prompt_logprobs, self._service.labels, generation.prompts[0], entries, top)
             found["prompt_logprobs"] = await generation.run(work, len(entries) * (top + 1))
+        if (named := generation.named_logprobs(0)) is not None:
+            found["prompt_token_id_logprobs"] = named
         return found
 
 

@@ -30,6 +30,7 @@ from tailrace.api.service import Service, service_of
 from tailrace.api.streaming import respond
 from tailrace.api.structured import check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
+from tailrace.params import NEUTRAL
 from tailrace.text.output import Delta
 
 READER = BodyReader(CompletionRequest, COMPLETION_REFUSED)
@@ -84,6 +85,9 @@ def additions(ask: CompletionRequest) -> Additions:
     if only_echo(ask):
         check_only_echo(ask)
     if ask.echo and ask.logprobs is not None:
+        for name in ("prompt_logprob_start", "prompt_logprobs_temperature"):
+            if (value := getattr(ask, name)) is not None and value != NEUTRAL[name]:
+                raise ParameterError(f"{name} can't be had with echo and logprobs, which are the whole prompt's", name)
         fields["prompt_logprobs"] = max(ask.logprobs, ask.prompt_logprobs or 0)
     constraint = constraint_of(ask)
     if constraint is None:
@@ -146,6 +150,8 @@ class CompletionChunks:
                 size = len(entries) * (ask.prompt_logprobs + 1)
                 self._prompt_logprobs[p] = await generation.run(work, size)
             fields["prompt_logprobs"] = self._prompt_logprobs[p]
+        if (named := generation.named_logprobs(p)) is not None:
+            fields["prompt_token_id_logprobs"] = named
         if self._echoes is not None and ask.logprobs is not None and entries is not None:
             write = partial(self._writers[index].write_prompt, prompt, entries, not given_as_ids(ask.prompt))
             fields["logprobs"] = await generation.run(write, len(entries) * (ask.logprobs + 1))
@@ -175,6 +181,8 @@ def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
     if params.prompt_logprobs is not None:
         field = "echo" if ask.prompt_logprobs is None else "prompt_logprobs"
         check_scores(sum(map(len, prompts)) * params.n * (params.prompt_logprobs + 1), field)
+    if rows := params.prompt_logprob_token_ids:
+        check_scores(len(prompts) * params.n * sum(map(len, rows)), "prompt_logprob_token_ids")
     if len(prompts) * params.n > MAX_CHOICES:
         raise ParameterError(
             f"prompt: {len(prompts)} prompts with {params.n} choices each are more than {MAX_CHOICES} choices", "prompt"

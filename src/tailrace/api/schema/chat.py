@@ -197,6 +197,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
+    prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
 
 
@@ -236,4 +237,5 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
+    prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET

@@ -70,6 +70,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     explanations: list[ExplanationJson] | UnsetType = UNSET
     sampling_mask: list[SamplingMaskJson] | UnsetType = UNSET
+    prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,18 @@
+"""tailrace as a sampling backend of SGLang: `--sampling-backend tailrace`.
+
+SGLang calls `register` in each of its processes (entry point of the group sglang.srt.plugins).
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Make the backend's name known. Nothing is imported of the sampler until a server asks for it."""
+    from sglang.srt.layers.sampler import register_sampler_backend
+
+    def make() -> object:
+        from tailrace.integrations.sglang.sampler import SglangSampler
+
+        return SglangSampler()
+
+    register_sampler_backend("tailrace", make)

@@ -1,0 +1,241 @@
+"""tailrace as the decoding method of transformers' `generate`, by its `custom_generate`.
+
+`generate` prepares the batch, and its own loop runs the model; only the choice of the tokens, the ends of single rows
+and the streamers are tailrace's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isclose
+from typing import Any
+
+import torch
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitNormalization,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+from transformers.generation import BaseStreamer, GenerationMode
+
+from tailrace.errors import ParameterError
+from tailrace.integrations.transformers.processor import TailraceLogitsProcessor
+from tailrace.integrations.transformers.row_ends import Row, RowEnds
+from tailrace.integrations.transformers.streamer import TEXT_FIELDS, TailraceStreamer
+from tailrace.params import SamplingParams
+
+# transformers' warpers → the field of SamplingParams that does the same, and where the warper has its value
+WARPERS: dict[type, tuple[str, str]] = {
+    TemperatureLogitsWarper: ("temperature", "temperature"),
+    TopHLogitsWarper: ("top_h", "top_h"),
+    TopKLogitsWarper: ("top_k", "top_k"),
+    TopPLogitsWarper: ("top_p", "top_p"),
+    MinPLogitsWarper: ("min_p", "min_p"),
+    TypicalLogitsWarper: ("typical_p", "mass"),
+    EpsilonLogitsWarper: ("epsilon_cutoff", "epsilon"),
+    EtaLogitsWarper: ("eta_cutoff", "epsilon"),
+}
+ENDS = ("max_tokens", "stop_token_ids")  # what ends a row here
+
+
+class TailraceSampling:
+    """`model.generate(**batch, custom_generate=TailraceSampling(…))`.
+
+    Without `params` it draws what `generate` would draw from: processors up to the warpers run as they are, and the
+    warpers (temperature, top-k, top-p and their kin) become tailrace's. With `params` these take the place of the
+    warpers; other processors run before. Either way each row's token depends on its own logits, parameters, seed and
+    position alone.
+
+    Args:
+        params, seed: as of `TailraceLogitsProcessor`. A row ends by its `max_tokens` and `stop_token_ids` too, and by
+            `stop` and `stop_regex` where it has a `TailraceStreamer`, whose text is cut there.
+        streamer: for one row, or one for each. `generate` does not pass on its own argument of this name to a callable.
+
+    Raises:
+        ParameterError: (a ValueError) in the call, for what can't be had: beams, drafts, output_scores, a warper's
+            value beside `params`, and what `TailraceLogitsProcessor` refuses.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        seed: int | Sequence[int] | None = None,
+        streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
+    ) -> None:
+        self.params, self.seed = params, seed
+        self.streamers = [streamer] if isinstance(streamer, BaseStreamer) else list(streamer or ())
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        """As `generate` calls it. Returns what `generate` returns; with `return_dict_in_generate` also `logprobs` and
+        `sampling_masks`: of each row a list with an entry per token (TokenLogprobs; int32 ids, ascending), empty where
+        the row did not ask."""
+        try:
+            return self._generate(
+                model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+            )
+        except BaseException as error:
+            for streamer in self.streamers:
+                if isinstance(streamer, TailraceStreamer):
+                    streamer.fail(error)
+            raise
+
+    def _generate(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> Any:
+        check_mode(generation_config)
+        if self.params is None:
+            before, params = without_warpers(logits_processor, generation_config.do_sample)
+        else:
+            params = self.params
+            before = [one for one in logits_processor if not replaced(one, generation_config, model.generation_config)]
+        generation_config.do_sample = False  # the processor's token is the largest
+        rows = [params] if isinstance(params, SamplingParams) else params
+        check_reports(rows, generation_config)
+        processor = TailraceLogitsProcessor(
+            params,
+            seed=self.seed,
+            attention_mask=mask_of(model, model_kwargs, input_ids),
+            eos_token_id=ids_of(generation_config.eos_token_id),
+            handled_by_caller=(*ENDS, *TEXT_FIELDS) if self._cuts_text() else ENDS,
+        )
+        ends = RowEnds(stopping_criteria, processor, input_ids.shape[1], self._spread(params, len(input_ids)))
+        if ends.alone and generation_config._pad_token_tensor is None:
+            raise ParameterError("pad_token_id must be given where rows end on their own", "pad_token_id")
+        ends.begin(input_ids)
+        result = model._sample(
+            input_ids,
+            logits_processor=LogitsProcessorList([*before, processor]),
+            stopping_criteria=ends,
+            generation_config=generation_config,
+            **model_kwargs,
+        )
+        if generation_config.return_dict_in_generate:
+            result["logprobs"], result["sampling_masks"] = ends.reports()
+        return result
+
+    def _cuts_text(self) -> bool:
+        return bool(self.streamers) and all(isinstance(one, TailraceStreamer) for one in self.streamers)
+
+    def _spread(self, params: SamplingParams | Sequence[SamplingParams], count: int) -> list[Row]:
+        """The rows' parameters and streamers. The streamers get to know their rows' stops.
+
+        Raises:
+            ParameterError: there are not as many as rows.
+        """
+        given = [params] if isinstance(params, SamplingParams) else list(params)
+        if self.streamers and len(self.streamers) != count:
+            raise ParameterError(
+                f"streamer must be one for each of {count} rows, got {len(self.streamers)}", "streamer"
+            )
+        if not given or count % len(given):
+            raise ParameterError(f"params must be one for each of {count} rows, got {len(given)}", "params")
+        rows = []
+        for row in range(count):
+            streamer = self.streamers[row] if self.streamers else None
+            own = given[row * len(given) // count]
+            if isinstance(streamer, TailraceStreamer):
+                streamer.of_row = own
+            rows.append((own, streamer))
+        return rows
+
+
+def without_warpers(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[Any], SamplingParams]:
+    """The processors before the warpers at the list's end, and parameters that do the same as these."""
+    if not do_sample:
+        return list(processors), SamplingParams(temperature=0.0)
+    rest, found = list(processors), {}
+    while rest:
+        last = rest[-1]
+        if type(last) is not LogitNormalization:  # which changes no draw
+            field = translated(last)
+            if field is None or field[0] in found:
+                break
+            found[field[0]] = field[1]
+        rest.pop()
+    order = tuple(reversed(found))
+    return rest, SamplingParams(**found, sampler_order=order if len(order) > 1 else ())
+
+
+def translated(warper: Any) -> tuple[str, Any] | None:
+    """The field and its value; None for what is no warper of transformers', or keeps more than it should."""
+    if type(warper) not in WARPERS or getattr(warper, "min_tokens_to_keep", 1) != 1:
+        return None
+    if getattr(warper, "filter_value", -float("inf")) != -float("inf"):
+        return None
+    name, attribute = WARPERS[type(warper)]
+    value = getattr(warper, attribute)
+    return name, value.item() if isinstance(value, torch.Tensor) else value
+
+
+def replaced(processor: Any, config: GenerationConfig, of_model: GenerationConfig) -> bool:
+    """The processor is a warper that `generate` made of its configuration: parameters take its place.
+
+    Raises:
+        ParameterError: the caller has asked for it, beside these parameters.
+    """
+    field = translated(processor)
+    if (
+        field is None
+        or (value := getattr(config, field[0], None)) is None
+        or not isclose(value, field[1], rel_tol=1e-6)
+    ):
+        return False  # the caller's own, which runs
+    name = field[0]
+    if value not in (getattr(of_model, name, None), of_model._get_default_generation_params().get(name)):
+        raise ParameterError(f"{name} {value} is given beside params: it belongs there", name)
+    return True
+
+
+def check_mode(config: GenerationConfig) -> None:
+    """Raise ParameterError for what can't be drawn here."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ParameterError(f"generation mode {mode.value} can't be had with TailraceSampling", "custom_generate")
+    if config.output_scores:
+        raise ParameterError("output_scores has no scores to show: ask for logprobs in params", "output_scores")
+
+
+def check_reports(rows: Sequence[SamplingParams], config: GenerationConfig) -> None:
+    """Raise ParameterError where reports would be made for nobody."""
+    if any(one.logprobs is not None or one.return_sampling_mask for one in rows) and not config.return_dict_in_generate:
+        name = "return_dict_in_generate"
+        raise ParameterError(f"{name} must be True where logprobs or sampling masks are asked for", name)
+
+
+def mask_of(model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor) -> torch.Tensor | None:
+    """Of the prompt in `input_ids`; None: all of it counts."""
+    name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
+    mask = model_kwargs.get(name)
+    return mask if mask is not None and mask.shape == input_ids.shape else None
+
+
+def ids_of(eos_token_id: int | Sequence[int] | None) -> Sequence[int]:
+    """As a list."""
+    if eos_token_id is None:
+        return ()
+    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)

@@ -1,0 +1,126 @@
+"""transformers' TextIteratorStreamer with tailrace's text: what is decoded from all ids, character by character."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, TextIteratorStreamer
+
+from tailrace.errors import ParameterError
+from tailrace.params import SamplingParams
+from tailrace.text.detokenize import detokenizer
+from tailrace.text.output import TextStream
+from tailrace.text.tokenizer import Tokenizer
+
+# of a row's parameters, those that the text's end depends on
+STOP_FIELDS = ("stop", "stop_regex", "stop_outside", "include_stop_str_in_output", "min_tokens")
+TEXT_FIELDS = (*STOP_FIELDS[:-1], "skip_special_tokens")  # those that nobody else acts on
+
+
+class TailraceStreamer(TextIteratorStreamer):
+    """Yields text as soon as it is certain: whole characters, nothing twice, nothing lost. The pieces joined are the
+    decode of all ids. With `skip_prompt` they are what follows the decoded prompt; `TextIteratorStreamer` decodes the
+    answer alone there, and loses the space that a SentencePiece answer begins with.
+
+    Args:
+        tokenizer: one with a tokenizer.json behind it (`backend_tokenizer`).
+        skip_prompt, timeout: as of TextIteratorStreamer.
+        params: its `stop`, `stop_regex` and their kin cut the text; `finished` then says so. `TailraceSampling` gives
+            the row's own, and ends the row.
+        decode_kwargs: skip_special_tokens.
+
+    Raises:
+        ParameterError: (a ValueError) for other decode_kwargs, a text that is to be cleaned up, a tokenizer without a
+            backend, or a batch of more than one row.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        *,
+        params: SamplingParams | None = None,
+        **decode_kwargs: Any,
+    ) -> None:
+        super().__init__(tokenizer, skip_prompt, timeout, **decode_kwargs)
+        self.params = params
+        self.of_row: SamplingParams | None = None  # those of the row that it is for, where it has none itself
+        check_decoding(tokenizer, decode_kwargs)
+        self._skip_special = bool(decode_kwargs.get("skip_special_tokens", False))
+        self._tokenizer = of_backend(tokenizer.backend_tokenizer)
+        self._stream: TextStream | None = None
+
+    @property
+    def finished(self) -> bool:
+        """A stop was found: no more text comes."""
+        return self._stream is not None and self._stream.finished
+
+    def put(self, value: torch.Tensor) -> None:
+        """The prompt first, then tokens as they come."""
+        if value.dim() > 1 and len(value) > 1:
+            raise ParameterError(f"a streamer is for one row, got {len(value)}", "streamer")
+        ids: list[int] = value.flatten().tolist()
+        if self._stream is None:
+            self._begin(ids)
+        elif not self._stream.finished:
+            self._say(self._stream.feed(ids).text)
+
+    def end(self) -> None:
+        """The rest of the text, and no more. The next `put` is another prompt's."""
+        if self._stream is not None and not self._stream.finished:
+            self._say(self._stream.flush("length").text)
+        self._stream = None
+        self.text_queue.put(self.stop_signal, timeout=self.timeout)
+
+    def fail(self, error: BaseException) -> None:
+        """Who reads the text gets this error: else he would wait for ever."""
+        self._stream = None
+        self.text_queue.put(error, timeout=self.timeout)  # type: ignore[arg-type]
+
+    def __next__(self) -> str:
+        value: Any = self.text_queue.get(timeout=self.timeout)
+        if isinstance(value, BaseException):
+            raise value
+        if value is self.stop_signal:
+            raise StopIteration
+        return value
+
+    def _begin(self, prompt: list[int]) -> None:
+        given = self.params or self.of_row or SamplingParams()
+        params = SamplingParams(
+            **{name: getattr(given, name) for name in STOP_FIELDS}, skip_special_tokens=self._skip_special
+        )
+        self._stream = TextStream(self._tokenizer, params, prompt=prompt)
+        if not self.skip_prompt:
+            reader = detokenizer(self._tokenizer, params.hidden(self._tokenizer.special_ids))
+            self._say("".join(map(reader.feed, prompt)))  # a character that it begins comes with the output
+
+    def _say(self, text: str) -> None:
+        if text:
+            self.text_queue.put(text, timeout=self.timeout)
+
+
+@lru_cache(maxsize=8)
+def of_backend(backend: Any) -> Tokenizer:
+    """tailrace's tables of a tokenizer, which take a moment to make."""
+    return Tokenizer(backend)
+
+
+def check_decoding(tokenizer: PreTrainedTokenizerBase, decode_kwargs: dict[str, Any]) -> None:
+    """Raise ParameterError unless the text can be streamed as `decode` would give it."""
+    if unknown := decode_kwargs.keys() - {"skip_special_tokens", "clean_up_tokenization_spaces"}:
+        name = min(unknown)
+        raise ParameterError(f"decode_kwargs must be out of skip_special_tokens, got {name}", name)
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ParameterError(f"tokenizer {type(tokenizer).__name__} has no backend_tokenizer", "tokenizer")
+    asked = decode_kwargs.get("clean_up_tokenization_spaces")
+    cleaned = tokenizer.clean_up_tokenization_spaces if asked is None else asked
+    bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"  # which transformers does not clean up
+    if cleaned and not (
+        bpe and not getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", True)
+    ):
+        name = "clean_up_tokenization_spaces"
+        raise ParameterError(f"{name} must be False: it changes text that has been streamed already", name)

@@ -1,0 +1,136 @@
+"""tailrace's processor in the real llama-cpp-python, on the model that TAILRACE_GGUF names: what it draws is what the
+library draws from the same logits, and its grammar's choice is an exact draw from what the grammar leaves."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList
+
+from tailrace.integrations.llama_cpp import TailraceLlamaProcessor
+from tailrace.params import SamplingParams
+from tailrace.sampling import Rows, Sampler, Slots
+
+PROMPT, MANY = b"Once upon a time", 8
+ALL = [
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 3},
+    {"temperature": 1.3, "min_p": 0.05, "dry_multiplier": 0.8, "xtc_probability": 0.5, "seed": 4},
+    {"top_n_sigma": 1.5, "no_repeat_ngram_size": 2, "presence_penalty": 1.0, "seed": 5},
+    {"mirostat": 2, "mirostat_tau": 3.0, "seed": 6},
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Llama:
+    return Llama(os.environ["TAILRACE_GGUF"], n_ctx=256, logits_all=True, verbose=False, n_threads=1, seed=1)
+
+
+def said(llm: Llama, processor: Any, prompt: bytes = PROMPT, **more: Any) -> list[int]:
+    """The new ids. With temperature 0.8 llama.cpp draws itself: there is one token left to draw."""
+    tokens = llm.tokenize(prompt)
+    llm.reset()
+    stream = llm.generate(tokens, logits_processor=LogitsProcessorList([processor]), **{"temp": 0.0, **more})
+    found = [token for _, token in zip(range(MANY), stream, strict=False)]
+    stream.close()
+    return found
+
+
+def by_hand(llm: Llama, params: SamplingParams) -> list[int]:
+    """The library's own loop on llama.cpp's logits."""
+    ids = llm.tokenize(PROMPT)
+    first = len(ids)
+    slots = Slots(1, llm.n_vocab())
+    slots.add(0, params, prompt=ids, eos_token_ids=[llm.token_eos()])
+    llm.reset()
+    llm.eval(ids)
+    while len(ids) < first + MANY:
+        logits = torch.from_numpy(np.array(llm.scores[len(ids) - 1 : len(ids)]))
+        [new] = Sampler(slots)(logits, Rows.plain([0], [0])).tokens()
+        slots.commit([0], [new])
+        ids += new
+        llm.eval(new)
+    return ids[first:]
+
+
+@pytest.mark.parametrize("fields", ALL, ids=" ".join)
+def test_it_draws_what_the_library_draws(llm, fields):
+    params = SamplingParams(**fields)
+    processor = TailraceLlamaProcessor(params, eos_token_ids=[llm.token_eos()])
+    expected = by_hand(llm, params)
+    assert said(llm, processor) == expected
+    assert said(llm, processor) == expected  # it begins anew
+    assert said(llm, processor, temp=0.8, top_k=40) == expected
+
+
+def test_seeds_differ_and_none_is_fresh(llm):
+    found = {tuple(said(llm, TailraceLlamaProcessor(SamplingParams(temperature=1.5, seed=seed)))) for seed in range(3)}
+    assert len(found) == 3
+    processor = TailraceLlamaProcessor(SamplingParams(temperature=1.5))
+    assert said(llm, processor) != said(llm, processor)
+
+
+def test_a_strided_field_is_read_and_not_written():
+    records = np.zeros(50, dtype=np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True))
+    records["logit"][7] = 9.0
+    before = records.copy()
+    found = TailraceLlamaProcessor(SamplingParams(temperature=0.0))(np.array([1, 2], np.intc), records["logit"])
+    assert found.argmax() == 7
+    assert np.isneginf(found).sum() == 49
+    assert (records == before).all()
+
+
+def test_a_grammar_after_it_is_kept(llm):
+    grammar = LlamaGrammar.from_string('root ::= "red" | "blue" | "green"', verbose=False)
+    for seed in range(4):
+        processor = TailraceLlamaProcessor(SamplingParams(temperature=2.0, top_k=50, seed=seed), grammar=True)
+        text = llm.detokenize(said(llm, processor, b"My favourite colour is", grammar=grammar)).decode()
+        assert text.strip() in ("red", "blue", "green")
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_largest_that_a_grammar_leaves_is_an_exact_draw(planted):
+    """A G-test at 1e-9 over 4,000 seeds. The planted fault, the same seed each time, is seen."""
+    logits = np.random.default_rng(0).normal(size=40).astype(np.float32) * 2
+    allowed = np.arange(0, 40, 3)
+    kept = [i for i in allowed if i in set(np.argsort(-logits, kind="stable")[:20])]
+    weights = np.exp(logits[kept].astype(np.float64) / 0.8)
+    expected = dict(zip(kept, weights / weights.sum(), strict=True))
+
+    def counts(seeds: Any) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for seed in seeds:
+            params = SamplingParams(temperature=0.8, top_k=20, seed=seed)
+            scores = TailraceLlamaProcessor(params, grammar=True)(np.array([1], np.intc), logits)
+            found[int(allowed[scores[allowed].argmax()])] += 1
+        return found
+
+    def g(found: Counter[int]) -> float:
+        total = sum(found.values())
+        return 2 * sum(n * math.log(n / total / expected[i]) for i, n in found.items())
+
+    limit = len(kept) + 6.1 * math.sqrt(2 * len(kept)) + 2 * 20.7  # above chi-square's quantile of 1 − 1e-9
+    if not planted:
+        found = counts(range(4000))
+        assert set(found) <= set(kept)
+        assert g(found) < limit
+    else:
+        assert g(counts([5] * 4000)) > limit
+
+
+def test_where_a_grammar_leaves_none_of_the_kept_the_likeliest_comes():
+    logits = np.linspace(0, 5, 30).astype(np.float32)
+    scores = TailraceLlamaProcessor(SamplingParams(top_k=3, seed=1), grammar=True)(np.array([1], np.intc), logits)
+    assert scores[:20].argmax() == 19
+    assert scores[27:].min() > scores[:27].max() + 1000
+
+
+def test_what_cannot_be_drawn_from_is_an_error():
+    with pytest.raises(RuntimeError, match="can't be sampled from"):
+        TailraceLlamaProcessor(SamplingParams())(np.array([1], np.intc), np.full(9, np.nan, np.float32))

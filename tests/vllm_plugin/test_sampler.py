@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.sampler import Sampler
 
-from tailrace.integrations.vllm import patches
+from tailrace.integrations.vllm.fallbacks import fallbacks
 
 
 def edits(rng: random.Random) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_greedy_rows_with_all_edits_are_vllms_own(seed: int) -> None:
         assert found.dtype == wanted.dtype
         assert found.tolist() == wanted.tolist()
         crowd.keep(dict(zip(crowd.order(), found[:, 0].tolist(), strict=True)))
-    assert not patches.fallbacks, patches.fallbacks
+    assert not fallbacks, fallbacks
 
 
 def outputs(crowd: Crowd, watched: dict[str, list[torch.Tensor]], steps: int) -> dict[str, list[int]]:
@@ -162,7 +162,7 @@ def test_a_row_without_any_token_gets_one_and_its_neighbours_do_not_notice() -> 
     found = Sampler()(logits, crowd.metadata).sampled_token_ids[:, 0].tolist()
     assert found[::2] == wanted[::2]
     assert 0 <= found[1] < VOCAB
-    assert patches.fallbacks.popitem()[0].startswith("a row of logits without any token")
+    assert fallbacks.popitem()[0].startswith("a row of logits without any token")
 
 
 def test_what_tailrace_lacks_is_served_by_vllm_beside_its_own_rows() -> None:
@@ -173,7 +173,7 @@ def test_what_tailrace_lacks_is_served_by_vllm_beside_its_own_rows() -> None:
     logits = crowd.logits()
     found = Sampler()(logits.clone(), crowd.metadata)
     assert found.sampled_token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
-    assert patches.fallbacks.pop("logprobs of the whole vocabulary") == 1
+    assert fallbacks.pop("logprobs of the whole vocabulary") == 1
 
 
 def test_own_fields_are_checked_where_vllm_checks_its_own() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported (test_gpu_path.py)
 
 import torch
 from vllm import SamplingParams

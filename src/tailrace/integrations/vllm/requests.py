@@ -61,7 +61,7 @@ class BatchFollower(LogitsProcessor):
     newest: ClassVar[BatchFollower | None] = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self.num_slots = 2 * vllm_config.scheduler_config.max_num_seqs
+        self.num_slots = vllm_config.scheduler_config.max_num_seqs
         self.logprobs_mode: str = vllm_config.model_config.logprobs_mode
         self.drafts = getattr(vllm_config, "speculative_config", None) is not None
         self.keys = KeySource(default_seed(vllm_config))

@@ -14,7 +14,22 @@ from started import SEEDED, TOKENS
 
 HERE = Path(__file__).parent
 LIMIT_S = 900  # a start takes half a minute on an idle machine; tests do not depend on speed
-SIZES = ["--vocab", "512", "--layers", "2", "--hidden", "64", "--inner", "128", "--heads", "2", "--kv-heads", "2"]
+SIZES = [
+    "--vocab",
+    "512",
+    "--layers",
+    "2",
+    "--hidden",
+    "64",
+    "--inner",
+    "128",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "2",
+    "--spread",
+    "3",
+]
 # V2 takes twelve seconds per token there: kernels in the interpreter
 STEPS_V2 = 4
 

@@ -208,6 +208,7 @@ class BatchFollower(LogitsProcessor):
 
 def default_seed(vllm_config: Any) -> int:
     """Of the keys of requests without a seed: the same for all ranks of an engine, another for each engine."""
-    parallel = vllm_config.parallel_config
-    parts = (getattr(vllm_config, "instance_id", ""), vllm_config.model_config.seed, parallel.data_parallel_rank)
+    parallel = vllm_config.parallel_config  # each engine of a dense model has rank 0, and another index
+    engine = (parallel.data_parallel_rank, getattr(parallel, "data_parallel_index", 0))
+    parts = (getattr(vllm_config, "instance_id", ""), vllm_config.model_config.seed, engine)
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little", signed=True)

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 from crowd import ROWS, THEIRS, VOCAB, Crowd
+from packaging.version import Version
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.sampler import Sampler
 
 from tailrace.integrations.vllm.fallbacks import fallbacks
+
+# vLLM 0.30's `swap_states` gives two requests that change places the same allowed_token_ids, one's
+MASKS_MOVE = Version(vllm.__version__) >= Version("0.31")
 
 
 def edits(rng: random.Random) -> dict[str, Any]:
@@ -24,7 +29,7 @@ def edits(rng: random.Random) -> dict[str, Any]:
         found["repetition_penalty"] = rng.uniform(0.8, 1.5)
     if rng.random() < 0.4:
         found["logit_bias"] = {rng.randrange(VOCAB): rng.uniform(-5, 5) for _ in range(3)}
-    if rng.random() < 0.3:
+    if MASKS_MOVE and rng.random() < 0.3:
         found["allowed_token_ids"] = sorted(rng.sample(range(VOCAB), 60))
     if rng.random() < 0.3:
         found |= {"min_tokens": 4, "max_tokens": 100, "stop_token_ids": rng.sample(range(VOCAB), 20)}

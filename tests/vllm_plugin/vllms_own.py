@@ -67,7 +67,7 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Models come from the disk: tests of text take the default model."""
-    folder = next((CACHE / "models").glob("SmolLM2*"), None)
+    folder = next((CACHE / "models").glob("SmolLM2-135M-Instruct-bfloat16-[0-9a-f]*"), None)
     for item in items:
         if folder is not None and hasattr(item.module, "MODEL"):
             item.module.MODEL = str(folder)

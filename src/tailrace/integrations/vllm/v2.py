@@ -45,7 +45,7 @@ def install(around: Callable[..., Any]) -> None:
     Theirs.sample = around(Theirs.sample, draw)
 
 
-class Drawn:
+class DrawnRequests:
     """The requests of one of vLLM's samplers, by their index there. editor: a twin of the sampler, which edits alone.
     refusals: why vLLM draws for a request itself."""
 
@@ -94,7 +94,7 @@ class NothingAsked:
 def begin(theirs: Callable[..., None], sampler: Any, *args: Any, **more: Any) -> None:
     theirs(sampler, *args, **more)
     asked = inspect.signature(theirs).bind(sampler, *args, **more).arguments
-    sampler.tailrace = Drawn(sampler, *(asked[name] for name in BEGIN.values()))
+    sampler.tailrace = DrawnRequests(sampler, *(asked[name] for name in BEGIN.values()))
     log.info("tailrace %s samples for vLLM in this process, on %s (V2)", tailrace.__version__, asked["device"])
 
 

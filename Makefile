@@ -101,8 +101,9 @@ test-peers: install $(PEERS)/.stamp
 	$(BIN)/python tests/peers/tool_calls.py
 
 # tailrace as vLLM's sampler, beside the real package (docs/integrations/vllm.md). VLLM_VERSION: another release.
-VLLM := .venv-vllm
-VLLM_VERSION ?= 0.32.0
+VLLM_NEWEST := 0.32.0
+VLLM_VERSION ?= $(VLLM_NEWEST)
+VLLM := .venv-vllm$(if $(filter-out $(VLLM_NEWEST),$(VLLM_VERSION)),-$(VLLM_VERSION))
 $(VLLM)/.stamp: tests/vllm_plugin/environment.py | $(BIN)/pip
 	@rm -rf $(VLLM); $(BIN)/python -m venv $(VLLM)
 	$(BIN)/python tests/vllm_plugin/environment.py $(VLLM) $(VLLM_VERSION)
@@ -113,6 +114,7 @@ test-vllm: install $(VLLM)/.stamp
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/vllm .
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/vllm/*.whl
 	cd tests/vllm_plugin && ../../$(VLLM)/bin/python -m pytest -W ignore $(ARGS)
+	$(VLLM)/bin/python tests/vllm_plugin/vllms_own.py
 
 # tailrace in llama-cpp-python, which is built here (minutes), on the default model's file (docs/integrations/llama-cpp.md).
 LLAMA_CPP := .venv-llama-cpp
@@ -232,4 +234,4 @@ lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(VLLM) $(LLAMA_CPP) $(SGLANG) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) .venv-vllm* $(LLAMA_CPP) $(SGLANG) $(OLDEST) $(DOCS) build dist

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.harness import ROOT, cores, percentile
 
@@ -66,9 +66,7 @@ class Prompts:
 @contextlib.contextmanager
 def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, Any]]:
     """`tailrace serve` on a free port, and the time from its start until it was ready, with a warm cache."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable,
         "-m",
@@ -95,15 +93,25 @@ def serving(args: argparse.Namespace, local: LocalModel) -> Iterator[dict[str, A
         yield {"port": port, "start_up_s": time.perf_counter() - start}
 
 
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
 @contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server's process, once it is ready. It ends with the block.
+def running(
+    command: list[str], port: int, *, env: dict[str, str] | None = None, output: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server's process, once it is ready. It ends with the block. output: where all that it prints goes; None: only
+    its errors are seen.
 
     Raises:
         RuntimeError: it ended, or was not ready in time.
     """
     start, name = time.perf_counter(), " ".join(command[2:4])
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    process = subprocess.Popen(command, stdout=output or subprocess.DEVNULL, stderr=output, cwd=ROOT, env=env)
     try:
         while not is_ready(port):
             if process.poll() is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported (test_gpu_path.py)
 
 import torch
 from vllm import SamplingParams
@@ -39,7 +43,9 @@ class Crowd:
     def __init__(self, seed: int, config: Any = CONFIG) -> None:
         self.random, self.count, self.live = random.Random(seed), 0, {}
         self.noise = torch.Generator().manual_seed(seed)
+        older = {"kernel_block_sizes": [16]} if "kernel_block_sizes" in signature(InputBatch).parameters else {}
         self.batch = InputBatch(
+            **older,
             max_num_reqs=ROWS,
             max_model_len=512,
             max_num_batched_tokens=512,

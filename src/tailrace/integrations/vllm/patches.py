@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,16 +17,17 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.worker_base import WorkerBase
 
 import tailrace
 from tailrace.errors import ParameterError
+from tailrace.integrations.vllm import v2
+from tailrace.integrations.vllm.fallbacks import fall_back, log
 from tailrace.integrations.vllm.requests import BatchFollower, FollowedBatch, NotKnownYetError
 from tailrace.integrations.vllm.translate import own_fields, translated
-from tailrace.kernels.status import OK
-from tailrace.sampling import Rows, Sampled
+from tailrace.sampling import Rows
+from tailrace.sampling.sampler import Pending
 
-log = logging.getLogger("vllm.tailrace")
-fallbacks: Counter[str] = Counter()  # what vLLM's own sampler has served, by reason
 BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
 
 
@@ -41,6 +40,7 @@ def install() -> None:
     SamplingParams._verify_args = around(SamplingParams._verify_args, check_arguments)
     build = around(logits_processor.build_logitsprocs, build_logitsprocs)
     logits_processor.build_logitsprocs = gpu_model_runner.build_logitsprocs = build
+    WorkerBase.__init__ = around(WorkerBase.__init__, begin_worker)
 
 
 def around(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,12 +68,20 @@ def check_arguments(theirs: Callable[..., None], params: SamplingParams) -> None
         raise VLLMValidationError(str(error), parameter=error.param) from error
 
 
+def begin_worker(theirs: Callable[..., None], worker: WorkerBase, vllm_config: Any, *args: Any, **more: Any) -> None:
+    """vLLM's worker, which is about to make its runner: if of V2, that has another sampler."""
+    theirs(worker, vllm_config, *args, **more)
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        v2.install(around)
+
+
 def build_logitsprocs(theirs: Callable[..., LogitsProcessors], vllm_config: Any, *args: Any, **more: Any) -> Any:
     """vLLM's logits processors, and one that follows the batch."""
     processors = theirs(vllm_config, *args, **more)
     if vllm_config.model_config.runner_type != "pooling":
         device, pinned = (*args, *more.values())[:2]
-        processors.argmax_invariant.append(BatchFollower(vllm_config, device, pinned))
+        BatchFollower.newest = BatchFollower(vllm_config, device, pinned)
+        processors.argmax_invariant.append(BatchFollower.newest)
         log.info("tailrace %s samples for vLLM in this process, on %s", tailrace.__version__, device)
     return processors
 
@@ -81,13 +89,6 @@ def build_logitsprocs(theirs: Callable[..., LogitsProcessors], vllm_config: Any,
 def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
     """Who follows this batch; None in vLLM's warm-up, which has no requests."""
     return next((one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
-
-
-def fall_back(reason: str) -> None:
-    """Count a draw of vLLM's own sampler, and log the first of its kind."""
-    fallbacks[reason] += 1
-    if fallbacks[reason] == 1:
-        log.warning("tailrace leaves these draws to vLLM's own sampler: %s", reason)
 
 
 def why_not(metadata: SamplingMetadata, mode: str) -> str:
@@ -107,7 +108,7 @@ def why_not(metadata: SamplingMetadata, mode: str) -> str:
 def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[BatchFollower, FollowedBatch] | None:
     """The follower of the batch, and the batch as it stands; None where vLLM's own sampler serves it all."""
     follower = follower_of(metadata)
-    if follower is None:
+    if follower is None or not follower.rows:
         return None
     if reason := why_not(metadata, mode):
         fall_back(reason)
@@ -136,32 +137,36 @@ def sample(
     """A token of each row."""
     if args or more:  # a bonus token, for its own verification of drafts
         return theirs(sampler, logits, sampling_metadata, *args, **more)
+    if follower_of(sampling_metadata) is None and BatchFollower.newest is not None:
+        BatchFollower.newest.warm_up(logits)  # vLLM is about to measure what memory is left
     found = prepared(sampling_metadata, sampler.logprobs_mode, logits.shape[-1])
     if found is None:
         return theirs(sampler, logits, sampling_metadata)
     follower, batch = found
     assert follower.sampler is not None
     own = theirs(sampler, logits.clone(), sampling_metadata) if batch.refusals else None
-    sampled = follower.sampler(logits, follower.plain_rows(batch))
-    ids = with_a_token_each(sampled, logits, batch.served)[:, 0]
-    reports = logprobs_of(sampled, ids[:, None], batch, sampling_metadata.max_num_logprobs)
+    pending = follower.sampler.begin(logits, Rows.plain(batch.slots, batch.served, follower.positions(batch)))
+    ids = with_a_token_each(pending, logits, batch.served)[:, 0]
+    reports = logprobs_of(pending, ids[:, None], batch, sampling_metadata.max_num_logprobs)
     if own is None:
         return SamplerOutput(ids.to(torch.int32)[:, None], reports)
     return merged(own, batch.served, ids, reports)
 
 
-def with_a_token_each(sampled: Sampled, logits: torch.Tensor, source: list[int]) -> torch.Tensor:
+def with_a_token_each(pending: Pending, logits: torch.Tensor, source: list[int]) -> torch.Tensor:
     """int64 [N, W] where the logits are. vLLM must have a token of each request, also of one whose row has none (NaN,
-    +inf, all of it masked): there the largest number of the row. source: of each request its first row of logits."""
-    ids = sampled.token_ids
-    if bool((sampled.status != OK).any()):
-        for i in (sampled.status != OK).nonzero().squeeze(1).tolist():
-            fall_back("a row of logits without any token (NaN, infinity, or all of it masked)")
-            ids[i, 0] = int(torch.nan_to_num(logits[source[i]].float(), nan=-torch.inf).argmax())
-    return ids.to(logits.device)
+    +inf, all of it masked): there the largest number of the row; on a GPU, where to look at it would be to wait for it,
+    token 0. source: of each request its first row of logits."""
+    ids = pending.token_ids
+    if logits.is_cuda:
+        return torch.cat([ids[:, :1].clamp(min=0), ids[:, 1:]], 1)
+    for i in (ids[:, 0] < 0).nonzero().squeeze(1).tolist():
+        fall_back("a row of logits without any token (NaN, infinity, or all of it masked)")
+        ids[i, 0] = int(torch.nan_to_num(logits[source[i]].float(), nan=-torch.inf).argmax())
+    return ids
 
 
-def logprobs_of(sampled: Sampled, ids: torch.Tensor, batch: FollowedBatch, top: int | None) -> LogprobsTensors | None:
+def logprobs_of(pending: Pending, ids: torch.Tensor, batch: FollowedBatch, top: int | None) -> LogprobsTensors | None:
     """As vLLM has them, of all places of all requests one after the other: the sampled token first, then the likeliest.
     Zeros follow where a request asked for fewer than another: vLLM looks up all ids of a row.
 
@@ -170,22 +175,20 @@ def logprobs_of(sampled: Sampled, ids: torch.Tensor, batch: FollowedBatch, top: 
     """
     if top is None:
         return None
-    count, width = ids.shape
-    shown = torch.zeros(count, width, top + 1, dtype=torch.int32)
-    values = torch.zeros(count, width, top + 1, dtype=torch.float32)
-    ranks = torch.zeros(count, width, dtype=torch.int64)
-    arrays = sampled.logprob_arrays
+    shown = ids.new_zeros(*ids.shape, top + 1, dtype=torch.int32)
+    values, ranks = shown.new_zeros(shown.shape, dtype=torch.float32), torch.zeros_like(ids)
+    arrays = pending.logprob_arrays
     if arrays is not None:
         own = arrays.ranks.shape[2]  # fewer than top + 1 where who asks most fell back
         asked = torch.tensor([-1 if (n := one.params.logprobs) is None else n for one in batch.requests])
-        there = torch.arange(width) < sampled.num_tokens[:, None]
-        wanted = there[:, :, None] & (torch.arange(own) <= asked[:, None])[:, None]
+        places = (torch.arange(own) <= asked[:, None]).to(ids.device, non_blocking=True)
+        wanted = (pending.token_ids >= 0)[:, :, None] & places[:, None]
         shown[:, :, :own] = arrays.ranks.where(wanted, 0)
         values[:, :, 1:own] = arrays.numbers[:, :, 3:].where(wanted[:, :, 1:], 0.0)
         values[:, :, 0] = arrays.numbers[:, :, 0].where(wanted[:, :, 0], 0.0)
         ranks[:] = shown[:, :, 0]
-    for i in sampled.fell_back:
-        for j, entry in enumerate(sampled.logprobs[i] or ()):
+    for i in pending.fell_back:  # drawn by the reference sampler, on the host
+        for j, entry in enumerate(pending.wait().logprobs[i] or ()):
             listed = len(entry.top_ids)
             values[i, j, 0], ranks[i, j] = entry.logprob, entry.rank
             values[i, j, 1 : listed + 1] = torch.tensor(entry.top_logprobs)
@@ -242,7 +245,7 @@ def verify(
         source=source,
         trusted=True,  # vLLM's drafter makes them by softmax
     )
-    sampled = follower.sampler(logits, rows)
-    ids = with_a_token_each(sampled, logits, source)
-    reports = logprobs_of(sampled, ids.clamp(min=0), batch, sampling_metadata.max_num_logprobs)
+    pending = follower.sampler.begin(logits, rows)
+    ids = with_a_token_each(pending, logits, source)
+    reports = logprobs_of(pending, ids.clamp(min=0), batch, sampling_metadata.max_num_logprobs)
     return SamplerOutput(ids.to(torch.int32), reports)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm import SamplingParams
@@ -18,7 +18,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 
 from tailrace.errors import ParameterError
 from tailrace.integrations.vllm.translate import refused, translated
-from tailrace.sampling import KeySource, Rows, Sampler, Slots
+from tailrace.sampling import KeySource, Sampler, Slots
 
 PLACEHOLDER = -1  # of a token that vLLM has not read yet
 
@@ -56,15 +56,19 @@ class FollowedBatch:
 
 
 class BatchFollower(LogitsProcessor):
-    """Changes no logits; knows who is in which row."""
+    """Changes no logits; knows who is in which row. newest: of this process."""
+
+    newest: ClassVar[BatchFollower | None] = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self.num_slots = 2 * vllm_config.scheduler_config.max_num_seqs
+        self.num_slots = vllm_config.scheduler_config.max_num_seqs
         self.logprobs_mode: str = vllm_config.model_config.logprobs_mode
+        self.drafts = getattr(vllm_config, "speculative_config", None) is not None
         self.keys = KeySource(default_seed(vllm_config))
         self.rows: list[FollowedRequest | None] = []
         self.slots: Slots | None = None  # made at the first draw, which says how wide the logits are
         self.sampler: Sampler | None = None
+        self.warm = False
         self.free: list[int] = []  # slots, once there are some
         self.batch: FollowedBatch | None = None
 
@@ -108,14 +112,22 @@ class BatchFollower(LogitsProcessor):
 
     # ---- for the draw
 
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Compile kernels, and take the memory that they work in, once."""
+        sampler = self._sampler_for(logits.shape[-1])
+        if not self.warm:
+            sampler.warm_up({logits.dtype}, logits.device)
+        self.warm = True
+
     def ready(self, vocab_size: int) -> FollowedBatch:
         """The batch, each of its requests with a slot, and told of its tokens.
 
         Raises:
-            NotKnownYetError: vLLM does not know some of these tokens yet.
+            NotKnownYetError: vLLM does not know some of these tokens yet; or, beside drafts, how many they are.
         """
-        if self.slots is None or self.slots.vocab_size != vocab_size:
-            self._begin(vocab_size)
+        self._sampler_for(vocab_size)
+        if self.drafts and any(request.output[-1:] == [PLACEHOLDER] for request in self.rows if request):
+            raise NotKnownYetError
         if self.batch is None:
             self.batch = self._joined()
         for request in self.batch.readers:
@@ -123,13 +135,16 @@ class BatchFollower(LogitsProcessor):
                 self._tell(request)
         return self.batch
 
-    def _begin(self, vocab_size: int) -> None:
-        self.slots = Slots(self.num_slots, vocab_size, default_keys=self.keys)
-        self.sampler = Sampler(self.slots)
-        self.free, self.batch = list(range(self.num_slots)), None
-        for request in self.rows:
-            if request is not None:
-                request.slot, request.refusal = -1, ""
+    def _sampler_for(self, vocab_size: int) -> Sampler:
+        """Of logits so wide; the first draw says it."""
+        if self.sampler is None or self.sampler.slots.vocab_size != vocab_size:
+            self.slots = Slots(self.num_slots, vocab_size, default_keys=self.keys)
+            self.sampler = Sampler(self.slots)
+            self.free, self.batch = list(range(self.num_slots)), None
+            for request in self.rows:
+                if request is not None:
+                    request.slot, request.refusal = -1, ""
+        return self.sampler
 
     def _joined(self) -> FollowedBatch:
         batch = FollowedBatch()
@@ -190,13 +205,10 @@ class BatchFollower(LogitsProcessor):
         """Of the next token of each request that is served."""
         return [len(request.prompt or ()) + len(request.output) for request in batch.requests]
 
-    def plain_rows(self, batch: FollowedBatch) -> Rows:
-        """One row for each request that is served."""
-        return Rows.plain(batch.slots, batch.served, self.positions(batch))
-
 
 def default_seed(vllm_config: Any) -> int:
     """Of the keys of requests without a seed: the same for all ranks of an engine, another for each engine."""
-    parallel = vllm_config.parallel_config
-    parts = (getattr(vllm_config, "instance_id", ""), vllm_config.model_config.seed, parallel.data_parallel_rank)
+    parallel = vllm_config.parallel_config  # each engine of a dense model has rank 0, and another index
+    engine = (parallel.data_parallel_rank, getattr(parallel, "data_parallel_index", 0))
+    parts = (getattr(vllm_config, "instance_id", ""), vllm_config.model_config.seed, engine)
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little", signed=True)

@@ -23,6 +23,9 @@ THEIRS = {
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("min_tokens", "logprobs", "logprobs_mode", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids"),
 }
+# without what vLLM's V2 runner does to the logits itself
+EDITS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words")
+NO_EDITS = {name: getattr(SamplingParams(), name) for name in (*EDITS, "allowed_token_ids", "logprobs")}
 # what extra_args may hold: what the sampler acts on, and what is written the same over HTTP
 OURS = {
     name: field for name, field in FIELDS.items() if name not in THEIRS and not field.instead and field.http == "same"

@@ -20,6 +20,7 @@ from tailrace.kernels.gpu.scan import BLOCK, CHUNK, PLANES, scan_rows
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.survivors import survivors_of_rows
 from tailrace.kernels.gpu.verify import verify_rows
+from tailrace.kernels.output import LogprobArrays
 
 WARPS = CHUNK.value // 32  # of the kernels with a program per row
 SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads at once, warps
@@ -96,6 +97,12 @@ class Out(NamedTuple):
         lying = all.split_with_sizes([even(size) for size in due])
         parts = [part if size % 2 == 0 else part[:size] for part, size in zip(lying, due, strict=True)]
         return Out(all, *parts[:4], parts[4].view(torch.float64), parts[5].view(torch.int32))
+
+    def logprob_arrays(self, shape: tuple[int, int], reports: StepReports) -> LogprobArrays | None:
+        """Views; None where nobody asked."""
+        if reports.top is None:
+            return None
+        return LogprobArrays(self.numbers.view(*shape, 3 + reports.top), self.ranks.view(*shape, 1 + reports.top))
 
 
 def sizes(shape: tuple[int, int], reports: StepReports) -> list[int]:

@@ -60,11 +60,18 @@ class Sampled:
 class Pending:
     """Draws on their way to the host.
 
-    token_ids: int64 [N, K + 1] where the logits are, for whatever is launched there next: what `wait` says of them.
+    token_ids, logprob_arrays, fell_back: as `Sampled` has them, where the logits are, for whatever is launched there
+    next.
     """
 
-    def __init__(self, token_ids: torch.Tensor, finish: Callable[[], Sampled]) -> None:
-        self.token_ids = token_ids
+    def __init__(
+        self,
+        token_ids: torch.Tensor,
+        finish: Callable[[], Sampled],
+        logprob_arrays: LogprobArrays | None = None,
+        fell_back: Sequence[int] = (),
+    ) -> None:
+        self.token_ids, self.logprob_arrays, self.fell_back = token_ids, logprob_arrays, fell_back
         self._finish = finish
         self._sampled: Sampled | None = None
 

@@ -69,7 +69,7 @@ class CPUBackend:
             requests = (output.status == FALLS_BACK).nonzero().squeeze(1).tolist()
             sampled.fell_back = requests
             fall_back(self.slots, logits, rows, requests, sampled)
-        return Pending(sampled.token_ids, lambda: sampled)
+        return Pending(sampled.token_ids, lambda: sampled, sampled.logprob_arrays, sampled.fell_back)
 
     def serves_drafts(self, slot: int) -> bool:
         return not self.slots[slot].unsupported

@@ -14,7 +14,7 @@ from tailrace.kernels.gpu.propose import PARTS
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, run
 from tailrace.kernels.needs import REPORTED, SURVIVORS, SlotNeeds, check_rows
-from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
+from tailrace.kernels.output import KernelOutput, SamplingMask
 from tailrace.kernels.proposals import ProposalTensor, Proposed, addresses
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.transfer import there
@@ -94,7 +94,7 @@ class GPUBackend:
                 replace_requests(sampled, again, falling)
             return sampled
 
-        return Pending(ids, finish)
+        return Pending(ids, finish, launch.out.logprob_arrays(launch.shape, launch.reports), falling)
 
     def serves_drafts(self, slot: int) -> bool:
         return not self.there.falling_back(Rows.plain([slot], [0], [0]))
@@ -256,8 +256,8 @@ def fetch(launch: Launch) -> Callable[[], KernelOutput]:
     def finish() -> KernelOutput:
         if done is not None:
             done.synchronize()
-        here, shape = Out.over(arrived, launch.shape, reports), (requests, width, -1)
-        made = None if reports.top is None else LogprobArrays(here.numbers.view(shape), here.ranks.view(shape))
+        here = Out.over(arrived, launch.shape, reports)
+        made = here.logprob_arrays(launch.shape, reports)
         output = KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
         return output._replace(sampling_mask=read_bits(here.survivors, requests * width, reports.words))
 

@@ -1,0 +1,131 @@
+"""vLLM really started, on a tiny model of random weights: `python started.py MODEL MODE` prints a line of JSON.
+
+Modes: alone; tensor, two ranks of tensor parallelism; data, two engines of data parallelism; v2, its V2 runner, all of
+whose kernels and tailrace's run in Triton's interpreter. The line has tokens, of each request; ranks, of each process
+what its sampler gave at each step; fallbacks, of each process what vLLM's own sampler served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+SEEDED: list[dict[str, Any]] = [
+    {"seed": 1, "temperature": 0.8},
+    {"seed": 2, "top_p": 0.8, "presence_penalty": 1.0},
+    {"seed": 3, "top_k": 20, "repetition_penalty": 1.3},
+    {"seed": 4, "min_p": 0.02, "logit_bias": {7: 3.0}},
+    {"temperature": 0.0, "frequency_penalty": 0.7},
+]
+UNSEEDED: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}]
+ENGINE: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "dtype": "float32",
+    "max_model_len": 64,
+    "max_num_seqs": 8,
+    "gpu_memory_utilization": 0.1,
+    "disable_log_stats": True,
+}
+PROMPT, TOKENS = [5, 6, 7], 12
+# where the alone run's environment differs from the shell's
+COMMON = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_CI_ENV": "1"}
+COMMON |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+
+
+def asked(count: int = TOKENS) -> list[Any]:
+    from vllm import SamplingParams
+
+    common = {"max_tokens": count, "ignore_eos": True, "detokenize": False}
+    return [SamplingParams(**common, **fields) for fields in SEEDED + UNSEEDED]
+
+
+def record(worker: Any) -> None:
+    """In the process of a worker: keep what its sampler gives."""
+    from vllm.v1.sample.sampler import Sampler
+
+    forward, kept = Sampler.forward, []
+
+    @functools.wraps(forward)
+    def keeping(*args: Any, **more: Any) -> Any:
+        output = forward(*args, **more)
+        kept.append(output.sampled_token_ids[:, 0].tolist())
+        return output
+
+    Sampler.forward, Sampler.kept = keeping, kept
+
+
+def recorded(worker: Any) -> tuple[list[list[int]], dict[str, int]]:
+    from vllm.v1.sample.sampler import Sampler
+
+    from tailrace.integrations.vllm.fallbacks import fallbacks
+
+    return Sampler.kept, dict(fallbacks)
+
+
+def together(model: str, ranks: int, count: int = TOKENS) -> dict[str, Any]:
+    """One engine of so many ranks."""
+    from vllm import LLM
+
+    engine = LLM(model, tensor_parallel_size=ranks, **ENGINE)
+    engine.collective_rpc(record)
+    params = asked(count)
+    found = engine.generate([{"prompt_token_ids": PROMPT} for _ in params], params, use_tqdm=False)
+    ranks_found = engine.collective_rpc(recorded)
+    return {
+        "tokens": [list(one.outputs[0].token_ids) for one in found],
+        "ranks": [kept for kept, _ in ranks_found],
+        "fallbacks": [counted for _, counted in ranks_found],
+    }
+
+
+async def apart(model: str) -> dict[str, Any]:
+    """Two engines: each request by both."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model, data_parallel_size=2, **ENGINE))
+
+    async def one(params: Any, rank: int, name: str) -> list[int]:
+        stream = engine.generate({"prompt_token_ids": PROMPT}, params, name, data_parallel_rank=rank)
+        return [list(output.outputs[0].token_ids) async for output in stream][-1]
+
+    try:
+        both = [[one(params, rank, f"{rank}-{i}") for i, params in enumerate(asked())] for rank in (0, 1)]
+        return {"ranks": [await asyncio.gather(*each) for each in both]}
+    finally:
+        engine.shutdown()
+
+
+def interpreted(model: str) -> dict[str, Any]:
+    """The V2 runner asks for Triton with a device of its own; its interpreter needs none."""
+    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    from triton.backends import backends
+
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+    from tailrace.integrations.vllm import v2
+    from tailrace.sampling.sampler import Pending
+
+    def wait(pending: Pending) -> None:
+        raise AssertionError("a step has waited for the device")
+
+    Pending.wait = wait
+    v2.Sampler = functools.partial(v2.Sampler, backend="gpu")
+    return together(model, 1, 4)
+
+
+if __name__ == "__main__":
+    os.environ |= COMMON
+    folder, mode = sys.argv[1:]
+    result = {
+        "alone": lambda: together(folder, 1),
+        "tensor": lambda: together(folder, 2),
+        "data": lambda: asyncio.run(apart(folder)),
+        "v2": lambda: interpreted(folder),
+    }[mode]()
+    print("\nRESULT " + json.dumps(result), flush=True)

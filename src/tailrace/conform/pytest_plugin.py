@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,7 +41,9 @@ class LawSession:
         from tailrace.conform.runner import Runner, chosen
         from tailrace.conform.target import TargetServer
 
-        option = config.getoption
+        def option(name: str) -> Any:
+            return config.getoption(name)
+
         self.laws = chosen(all_laws(), split(option("--conform-only")), split(option("--conform-skip")))
         self.loop = asyncio.new_event_loop()
         server = TargetServer(option("--conform-url"), option("--conform-model"), option("--conform-api-key"))

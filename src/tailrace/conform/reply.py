@@ -67,7 +67,7 @@ def reply(exchange: Exchange) -> FoldedReply:
             continue
         for one in body.get("choices") or ():
             if isinstance(one, dict):
-                index = one.get("index") if isinstance(one.get("index"), int) else 0
+                index: Any = one.get("index") if isinstance(one.get("index"), int) else 0
                 add(made.choices.setdefault(index, ReplyChoice(index)), one)
         if isinstance(body.get("usage"), dict):
             made.usage = body["usage"]

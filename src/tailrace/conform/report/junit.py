@@ -21,7 +21,8 @@ def as_junit(run: ConformRun) -> str:
     failures = str(len(run.findings))
     skipped = str(len(run.unjudged) + sum(one.verdict.kind in ("not_offered", "inconclusive") for one in run.judged))
     counts = {"tests": str(len(run.judged) + len(run.unjudged)), "failures": failures, "skipped": skipped}
-    suite = Element("testsuite", name="tailrace conform", time=f"{run.seconds:.3f}", timestamp=run.begun, **counts)
+    about = {"name": "tailrace conform", "time": f"{run.seconds:.3f}", "timestamp": run.begun}
+    suite = Element("testsuite", about | counts)
     for one in run.judged:
         case = SubElement(suite, "testcase", classname=one.law.family, name=one.law.id, time=f"{one.seconds:.3f}")
         message = clean(f"{KINDS[one.verdict.kind]}: {one.verdict.said}")

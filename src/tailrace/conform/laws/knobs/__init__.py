@@ -6,7 +6,7 @@ NAMES: tuple[str, ...] = (
     "top_k",
     "top_p",
     "min_p",
-    "combined",
+    "top_k_and_top_p",
     "truncation_order",
     "presence_penalty",
     "frequency_penalty",

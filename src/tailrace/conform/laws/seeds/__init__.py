@@ -7,7 +7,7 @@ NAMES: tuple[str, ...] = (
     "choices_differ",
     "among_others",
     "long_prompt",
-    "unseeded",
+    "unseeded_differ",
     "high_bits",
     "independent",
 )

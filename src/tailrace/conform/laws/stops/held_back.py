@@ -12,6 +12,7 @@ TIMES = 3  # in a row; a busy server merges events
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
+    found = None
     for _ in range(TIMES):
         without = (await sent(ctx, case, stop=None))[1].choice()
         made, said = await sent(ctx, case)
@@ -21,8 +22,9 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
             raise SaysNothing
         if last < usual + len(NEVER) // 2:
             return None
-    tokens = last * len(without.pieces) / len(without.text) - 1
-    return Finding(f"the last {last} characters came at once, about {tokens:.0f} tokens late", (made,))
+        tokens = last * len(without.pieces) / len(without.text) - 1
+        found = Finding(f"the last {last} characters came at once, about {tokens:.0f} tokens late", (made,))
+    return found
 
 
 async def check(ctx: LawContext) -> Verdict:

@@ -100,18 +100,32 @@ def plain(tmp_path_factory):
 
 # ---- masks
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("size", [1, 2, 8, 4096, 100_000])
 def test_a_mask_function_says_its_window_or_chunk(size):
     padding = torch.zeros(1, dtype=torch.int64)
-    assert describe(causal_mask_function, 0) == AttentionMask()
-    assert describe(sliding_window_causal_mask_function(size), size) == AttentionMask(window=size)
+    assert describe(causal_mask_function, 0, CPU) == AttentionMask()
+    assert describe(sliding_window_causal_mask_function(size), size, CPU) == AttentionMask(window=size)
     if size > 1:  # a chunk of one is a window of one
-        assert describe(chunked_causal_mask_function(size, padding), size) == AttentionMask(chunk=size)
-    assert describe(sliding_window_causal_mask_function(size), size + 1) is None
-    assert describe(bidirectional_mask_function, 0) is None
+        assert describe(chunked_causal_mask_function(size, padding), size, CPU) == AttentionMask(chunk=size)
+    assert describe(sliding_window_causal_mask_function(size), size + 1, CPU) is None
+    assert describe(bidirectional_mask_function, 0, CPU) is None
     other = and_masks(causal_mask_function, lambda batch, head, query, key: key != 3)
-    assert describe(other, 0) is None
+    assert describe(other, 0, CPU) is None
+
+
+def test_a_mask_function_is_asked_on_the_models_device():
+    """It may hold tensors of that device: llama 4's does."""
+    held, sums = torch.zeros(1, device="meta"), []
+
+    def function(batch, head, query, key):
+        sums.append(query + held)
+        raise TypeError
+
+    assert describe(function, 0, held.device) is None
+    assert sums[0].device.type == "meta"
 
 
 def test_a_mask_tensor_must_be_what_it_says():

@@ -40,13 +40,14 @@ class AttentionMask:
         return self.visible(at[:, None], at[None])
 
 
-def describe(function: Callable[..., torch.Tensor], size: int) -> AttentionMask | None:
+def describe(function: Callable[..., torch.Tensor], size: int, device: torch.device) -> AttentionMask | None:
     """The AttentionMask that a mask function (batch, head, query, key) → bool computes, compared at the first
-    positions and around the multiples of its window's or chunk's `size` (0: it has none); None if it is another."""
+    positions and around the multiples of its window's or chunk's `size` (0: it has none); None if it is another. device:
+    the model's, where the function may hold tensors (chunks: the padding on the left)."""
     around = {max(0, size * i + j) for i in range(5) for j in (-1, 0, 1, 2)}
-    edges = torch.tensor(sorted({*range(64), *around, size // 2}))
+    edges = torch.tensor(sorted({*range(64), *around, size // 2}), device=device)
     query, key = edges[:, None], edges[None]
-    zero = torch.zeros(1, 1, dtype=torch.long)
+    zero = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:
         got = function(zero, zero, query, key).expand(len(edges), len(edges))
     except (IndexError, RuntimeError, TypeError):  # a table of this pass's tokens
@@ -65,7 +66,7 @@ def made_mask(
     function: Any = causal_mask_function if mask_function is None else mask_function
     options["allow_is_bidirectional_skip"] = False
     mask = eager_mask(*args, mask_function=function, local_size=local_size, **options)
-    setattr(mask, ATTRIBUTE, describe(function, int(local_size or 0)))
+    setattr(mask, ATTRIBUTE, describe(function, int(local_size or 0), mask.device))
     return mask
 
 

@@ -42,8 +42,11 @@ class AttentionMask:
 
 def describe(function: Callable[..., torch.Tensor], size: int, device: torch.device) -> AttentionMask | None:
     """The AttentionMask that a mask function (batch, head, query, key) → bool computes, compared at the first
-    positions and around the multiples of its window's or chunk's `size` (0: it has none); None if it is another. device:
-    the model's, where the function may hold tensors (chunks: the padding on the left)."""
+    positions and around the multiples of its window's or chunk's `size` (0: it has none); None if it is another.
+
+    Args:
+        device: the model's, where the function may hold tensors (chunks: the padding on the left).
+    """
     around = {max(0, size * i + j) for i in range(5) for j in (-1, 0, 1, 2)}
     edges = torch.tensor(sorted({*range(64), *around, size // 2}), device=device)
     query, key = edges[:, None], edges[None]

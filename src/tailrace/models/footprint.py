@@ -13,6 +13,8 @@ from tailrace.models.describe import language_config, read_json
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+# by quant_method: how many floats become of an entry, where transformers widens it at load
+WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -25,31 +27,38 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     Raises:
         ModelLoadError: a file of weights can't be read.
     """
-    # files of other names count only without these: they may be in another format
-    files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
-    total = sum(tensors_bytes(path, itemsize) for path in files)
-    total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
     whole = read_json(folder, "config.json", required=True)
     config = language_config(whole)
-    tied = bool(config.get("tie_word_embeddings", True)) and packed
     blocks = whole.get("quantization_config") or {}
+    widened = WIDENED.get(str(blocks.get("quant_method")), {})
+    sizes = SIZES | dict.fromkeys(FLOATS, itemsize) | {kind: count * itemsize for kind, count in widened.items()}
+    total = sum(tensors_bytes(path, sizes) for path in weight_files(folder))
+    total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
+    tied = bool(config.get("tie_word_embeddings", True)) and packed
     if blocks.get("quant_method") == "tailrace":  # convert_quantized.py: blocks that are shared are packed once
         total += blocks["packed_bytes"] - blocks["raw_bytes"]
         tied = tied and not any(rows == config.get("vocab_size") for rows, _ in blocks["shapes"].values())
     return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
 
 
-def tensors_bytes(path: Path, itemsize: int) -> int:
-    """Bytes of the tensors in one safetensors file, from its header: eight bytes of length, then JSON."""
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that are loaded: those of the index, or the one of the usual name. Files of other names
+    count only without these: they may be in another format."""
+    if names := read_json(folder, "model.safetensors.index.json").get("weight_map"):
+        return [folder / name for name in sorted(set(names.values()))]
+    whole = folder / "model.safetensors"
+    return [whole] if whole.exists() else list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
+
+
+def tensors_bytes(path: Path, sizes: dict[str, int]) -> int:
+    """Bytes of the tensors in one safetensors file, from its header: eight bytes of length, then JSON. sizes: of an
+    entry, by dtype."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        return sum(
-            prod(tensor["shape"]) * (itemsize if tensor["dtype"] in FLOATS else SIZES.get(tensor["dtype"], 1))
-            for tensor in tensors
-        )
+        return sum(prod(tensor["shape"]) * sizes.get(tensor["dtype"], 1) for tensor in tensors)
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
 

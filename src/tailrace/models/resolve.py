@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tailrace.config import ModelConfig
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.default import DEFAULT_NAME, fetch_default
 from tailrace.models.gguf import convert
 from tailrace.models.hub import HUB_ID, fetch_snapshot
@@ -21,8 +21,11 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
 
     Raises:
         ModelLoadError: the message says what was looked for, what is missing and what to do.
+        ConfigError: the device has no kernels for these weights.
     """
     cache_dir, precision = Path(config.cache_dir).expanduser(), (config.dtype, config.weights)
+    if config.weights == "quantized" and config.device.startswith("cuda"):
+        raise ConfigError("model.weights quantized has kernels on the CPU only; use dequantized on a GPU")
     with Progress(progress) as bar:
         if config.model is None:
             file = fetch_default(cache_dir, bar)

@@ -79,7 +79,8 @@ def over(
     dtype = options.get("dtype") or x.dtype
     single = dim if isinstance(dim, int) else dim[0] if dim is not None and len(dim) == 1 else None
     if single is None or x.dtype not in FLOATS or dtype not in FLOATS or options.keys() - {"dtype"}:
-        return original(x, **({} if dim is None else {"dim": dim, "keepdim": keepdim}), **options)
+        given = ({} if dim is None else {"dim": dim}) | ({"keepdim": True} if keepdim else {})
+        return original(x, **given, **options)
     divisor = x.shape[single] if original is torch.mean else 1
     out = kernels.sum_rows(x.to(dtype).movedim(single, -1), divisor)
     return out.unsqueeze(single if single >= 0 else x.dim() + single) if keepdim else out

@@ -93,10 +93,10 @@ class Adapters:
             ModelLoadError: a layer is not (such as an expert's, which sees only some rows).
         """
         packed: defaultdict[str, dict[int, WeightDelta]] = defaultdict(dict)
+        # a packed layer has no parameters of its own; the model always has some
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         for number, weights in self._weights.items():
             for module, (down, up) in weights.items():
-                like = next(model.get_submodule(module).parameters(), None)
-                device = torch.device("cpu") if like is None else like.device
                 packed[module][number] = WeightDelta(*(kernels.pack_linear(part.to(device)) for part in (down, up)))
         self._weights = {}
         for module, deltas in packed.items():

@@ -147,7 +147,10 @@ def sample(
     count, vocab = logits.shape
     top = None if logprobs is None else checked_size("logprobs", logprobs, 0, vocab)
     run = BACKENDS[backend_of(backend, logits.device)]
-    order = tuple(fields.pop("sampler_order", ()))
+    order = fields.pop("sampler_order", ())
+    if not isinstance(order, (list, tuple)):
+        raise ParameterError(f"sampler_order must be a list of names, got {order!r:.100}", "sampler_order")
+    order = tuple(order)
     if logits.is_cuda:
         moved = on_host({"seed": seed, "position": position, **fields})
         seed, position = moved.pop("seed"), moved.pop("position")

@@ -75,6 +75,8 @@ async def prepare_completion(request: Request, ask: ChatRequest) -> tuple[Prepar
     prepared, channels = await prepare_chat(request, ChatInput(ask, choice, ask.tools, token_limit(ask)), top)
     if ask.prompt_logprobs is not None:
         check_scores(len(prepared.prompts[0]) * (ask.prompt_logprobs + 1), "prompt_logprobs")
+    if rows := prepared.params.prompt_logprob_token_ids:
+        check_scores(sum(map(len, rows)), "prompt_logprob_token_ids")
     if not ask.use_beam_search and ask.best_of not in (None, 1):
         raise ParameterError("best_of is for use_beam_search here; leave it out (or 1)", "best_of")
     return prepared, channels, choice

@@ -79,10 +79,8 @@ class SglangSampler(theirs.Sampler):
             seeds = info.sampling_seed
             fields["seed"] = self._fresh(len(logits)) if seeds is None else seeds
             fields["position"] = positions + 1  # they are of the tokens that were computed; the drawn ones follow
-        ids = sample(logits, sampler_order=ORDER, **fields)
-        if bool((ids < 0).any()):  # a row of -inf: SGLang must have a token
-            ids = torch.where(ids < 0, torch.nan_to_num(logits.float(), nan=-torch.inf).argmax(-1), ids)
-        return ids
+        # SGLang must have a token of a row that nothing can be drawn from; to ask whether there is one would wait
+        return sample(logits, sampler_order=ORDER, **fields).clamp(min=0)
 
     def _fresh(self, count: int) -> list[int]:
         return [self._keys.key_of(None) for _ in range(count)]

@@ -24,6 +24,7 @@ from tailrace.sampling import KeySource, Rows, Sampler, Slots
 # what is read of these calls, at its place
 DRAW = {1: "logits", 4: "idx_mapping_np", 8: "seq_lens_upper_bound_np", 9: "return_logprobs"}
 ADD = {1: "req_idx", 2: "sampling_params"}
+READ = ("sampling_states", "needs_logits_processing", "num_speculative_tokens", "return_sampling_mask", "logprobs_mode")
 BEGIN = {1: "vllm_config", 2: "max_num_reqs", 3: "vocab_size"}
 
 
@@ -65,7 +66,12 @@ class DrawnRequests:
         if reason := refused(params):
             self.refusals[index] = reason
         try:
-            self.slots.add(index, msgspec.structs.replace(translated(params), **NO_EDITS), prompt=())
+            self.slots.add(
+                index,
+                msgspec.structs.replace(translated(params), **NO_EDITS),
+                eos_token_ids=sorted(params.all_stop_token_ids),
+                prompt=(),
+            )
             if self.slots.reads_output(index):
                 raise ParameterError("a field that reads the output, which stays on the device in vLLM's V2 runner")
         except ParameterError as error:
@@ -94,12 +100,19 @@ class NothingAsked:
 def begin(theirs: Callable[..., None], sampler: Any, *args: Any, **more: Any) -> None:
     theirs(sampler, *args, **more)
     asked = inspect.signature(theirs).bind(sampler, *args, **more).arguments
+    sampler.tailrace = None
+    if missing := [name for name in READ if not hasattr(sampler, name)] + ["device"] * ("device" not in asked):
+        log.error("tailrace is off, vLLM samples by itself: its V2 sampler has no %s", ", ".join(missing))
+        return
     sampler.tailrace = DrawnRequests(sampler, *(asked[name] for name in BEGIN.values()))
     log.info("tailrace %s samples for vLLM in this process, on %s (V2)", tailrace.__version__, asked["device"])
 
 
 def add(theirs: Callable[..., None], sampler: Any, req_idx: int, sampling_params: Any) -> None:
     """vLLM's processors hear of the request; whether one of them edits is kept apart from what it is sampled by."""
+    if sampler.tailrace is None:
+        theirs(sampler, req_idx, sampling_params)
+        return
     states, drawn = sampler.sampling_states, sampler.tailrace
     sampler.sampling_states = drawn.editor.sampling_states
     try:
@@ -115,6 +128,8 @@ def draw(
     theirs: Callable[..., Any], sampler: Any, logits: torch.Tensor, *where: Any, return_logprobs: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 [N] tokens, and the edited logits. Nothing waits for the device."""
+    if sampler.tailrace is None:
+        return theirs(sampler, logits, *where, return_logprobs=return_logprobs)
     drawn, indices, lengths = sampler.tailrace, where[2].tolist(), where[6].tolist()
     reason = drawn.why_not(sampler, return_logprobs)
     if any(drawn.slots.slots[index] is None and index not in drawn.refusals for index in indices):

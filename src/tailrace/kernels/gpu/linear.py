@@ -71,6 +71,7 @@ HALF = (
     Tile(64, 16, 64, 4, 8),
 )
 SINGLE = (Tile(64, 64, 32, 4, 3), Tile(64, 16, 32, 4, 3))  # float32
+SMALLEST = Tile(64, 16, 64, 4, 2)  # in place of HALF where little memory is shared: 64 KiB on a T4
 
 
 class Weight(NamedTuple):
@@ -109,10 +110,11 @@ def splits_of(features: int, depth: int) -> tuple[int, int]:
 def tile_of(tokens: int, features: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """For so many rows and features: the largest tile of which there are enough, or the smallest that reads the weights
     few times."""
-    tiles, width = SINGLE if dtype == torch.float32 else HALF, max(16, triton.next_power_of_2(tokens))
+    single = dtype == torch.float32
+    tiles, width = SINGLE if single else HALF, max(16, triton.next_power_of_2(tokens))
     fitting = [
         tile for tile in tiles if min(32, width) <= tile.tokens <= width and tile.fits(device, dtype.itemsize)
-    ] or [tiles[0]]
+    ] or [tiles[0] if single else SMALLEST]
     enough = (tile for tile in fitting if programs(tokens, features, tile) >= ENOUGH)
     return next(enough, fitting[-1])
 
@@ -122,7 +124,8 @@ def programs(tokens: int, features: int, tile: Tile) -> int:
     return triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
 
 
-MULTIPLY = {tile: Launcher(multiply, num_warps=tile.warps, num_stages=tile.stages) for tile in (*HALF, *SINGLE)}
+TILES = (*HALF, *SINGLE, SMALLEST)
+MULTIPLY = {tile: Launcher(multiply, num_warps=tile.warps, num_stages=tile.stages) for tile in TILES}
 ADD = Launcher(add_splits)
 
 

@@ -79,7 +79,7 @@ def normed(
     rows = x.flatten(0, -3) if x.dim() > 3 else x.view((1,) * (3 - x.dim()) + x.shape)
     count, block = sharing(dim, LONGEST)
     strides, number = rows.stride()[:2], rows.shape[0] * rows.shape[1]
-    addresses = (x.data_ptr(), weight.data_ptr())
+    addresses = (x.data_ptr(), weight.data_ptr(), 0 if delta is None else delta.data_ptr())
     key = (x.device, x.dtype, dim, *map(special, (*strides, *addresses)), plus_one, delta is None)
     sizes = (number, rows.shape[1], dim, *strides, eps)
     given = rows if delta is None else delta  # not read

@@ -32,9 +32,9 @@ def multiply_pairs(
     BK: tl.constexpr,
 ):
     """A tile of out [B, M, N] = a [B, M, K] · b [B, K, N]."""
-    pair, tiles_n = tl.program_id(1).to(tl.int64), tl.cdiv(n, BN)
-    column = tl.program_id(0) % tiles_n * BN + tl.arange(0, BN)
-    row = tl.program_id(0) // tiles_n * BT + tl.arange(0, BT)
+    pair, tiles_n = tl.program_id(0).to(tl.int64), tl.cdiv(n, BN)  # of program_id(1) there may be 65,535 at most
+    column = tl.program_id(1) % tiles_n * BN + tl.arange(0, BN)
+    row = tl.program_id(1) // tiles_n * BT + tl.arange(0, BT)
     of_b = b + pair * b_batch + column.to(tl.int64) * b_n
     of_a = a + pair * a_batch + row.to(tl.int64) * a_m
     sums = over_depth(of_a, of_b, b_k, row < m, column < n, 0, depth, BN, BT, BK, EVEN)
@@ -116,7 +116,7 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     tiles = triton.cdiv(n, tile.features) * triton.cdiv(m, tile.tokens)
     if out.numel():
         with torch.cuda.device_of(a):
-            PAIRS[tile].launch((tiles, pairs), key, a, b, out, m, n, depth, *strides, even, *tile[:3])
+            PAIRS[tile].launch((pairs, tiles), key, a, b, out, m, n, depth, *strides, even, *tile[:3])
     return out
 
 

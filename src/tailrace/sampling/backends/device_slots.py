@@ -68,6 +68,13 @@ class DeviceSlots:
             found |= {i for i, owner in enumerate(owners) if drafted[i] and owner in self.unsupported_drafts}
         return sorted(found)
 
+    def serves(self, slot: int) -> bool:
+        """Whether the kernels have all that the slot asks for."""
+        if slot in self.unsorted:
+            self._sort(slot)
+            self.unsorted.discard(slot)
+        return slot not in self.unsupported
+
     def _sort(self, slot: int) -> None:
         """Look whether the kernels serve the slot."""
         entry, program = self.slots.slots[slot], self.slots.programs[slot]

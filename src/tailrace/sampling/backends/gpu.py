@@ -97,7 +97,7 @@ class GPUBackend:
         return Pending(ids, finish, launch.out.logprob_arrays(launch.shape, launch.reports), falling)
 
     def serves_drafts(self, slot: int) -> bool:
-        return not self.there.falling_back(Rows.plain([slot], [0], [0]))
+        return self.there.serves(slot)
 
     def proposal_memory(self, count: int) -> ProposalTensor:
         return ProposalTensor(count, self.slots.vocab_size, self.device)

@@ -111,17 +111,19 @@ def banned_words(step: Step, params: Mapping[str, Any]) -> list[int]:
 
 def penalised(found: Floats, step: Step, params: Mapping[str, Any]) -> Floats:
     """Repetition penalty on all that was there, presence and frequency on the output."""
+    penalty = params.get("repetition_penalty") or 1.0
+    presence, frequency = params.get("presence_penalty") or 0.0, params.get("frequency_penalty") or 0.0
+    if penalty == 1 and not presence and not frequency:
+        return found
     prompt, output = list(step.ids[: step.num_prompt]), list(step.ids[step.num_prompt :])
     if step.fault == "penalties-late":
         output = output[:-1]
-    penalty = params.get("repetition_penalty") or 1.0
     for id, count in Counter(prompt + output).items():
         power = penalty**count if step.fault == "repetition-per-count" else penalty
         positive = found[id] > 0
         if step.fault == "repetition-inverted":
             positive = not positive
         found[id] = found[id] / power if positive else found[id] * power
-    presence, frequency = params.get("presence_penalty") or 0.0, params.get("frequency_penalty") or 0.0
     counted = prompt + output if step.fault == "penalties-prompt" else output
     for id, count in Counter(counted).items():
         found[id] -= presence * (count if step.fault == "presence-per-count" else 1)

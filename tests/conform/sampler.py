@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -212,7 +213,7 @@ def draw(step: Step) -> Drawn:
     raw = logits(step)
     final = refined(edited(raw, step, params), params, step.fault)
     if step.fault == "ignores-seed":
-        step = Step(**(vars(step) | {"seed": int.from_bytes(os.urandom(8), "little")}))
+        step = replace(step, seed=int.from_bytes(os.urandom(8), "little"))
     chosen = int((final + noise(step, params)).argmax())
     return Drawn(chosen, reported(raw, final, step).tolist())
 

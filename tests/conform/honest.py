@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from conform.fields import CONTEXT, BadRequest, check
@@ -188,7 +188,7 @@ class HonestServer:
             count += 1
         return {"prompt_tokens": len(plan.prompt), "completion_tokens": count, "total_tokens": len(plan.prompt) + count}
 
-    async def _events(self, plan: Plan, shape: Shape, asked: Asked) -> AsyncIterator[bytes]:
+    async def _events(self, plan: Plan, shape: Shape, asked: Asked) -> AsyncGenerator[bytes]:
         """The event stream: one event per part, usage where it is asked for, [DONE]."""
         seen: set[int] = set()
         called: set[int] = set()
@@ -199,7 +199,8 @@ class HonestServer:
             count += part.drawn is not None
             call = plan.call if part.channel == "arguments" and index not in called else None
             called |= {index} if call else set()
-            chunk = shape.head(True) | {"choices": [shape.delta(index, part, index not in seen, call)]}
+            choice = shape.delta(index, part, index not in seen, call)
+            chunk: dict[str, Any] = {**shape.head(True), "choices": [choice]}
             if usage:
                 chunk["usage"] = None
             if self.fault == "ids-change":
@@ -253,7 +254,7 @@ class HonestServer:
         return made
 
 
-async def refused_late(error: BadRequest) -> AsyncIterator[bytes]:
+async def refused_late(error: BadRequest) -> AsyncGenerator[bytes]:
     """A refusal as an event, after a 200."""
     yield event({"error": {"message": str(error), "param": error.param}})
 

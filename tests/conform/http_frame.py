@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class Plain:
 class Events:
     """An event stream: its lines as bytes. Where they raise a ConnectionError the connection is cut."""
 
-    lines: AsyncIterator[bytes]
+    lines: AsyncGenerator[bytes]
 
 
 Handle = Callable[[Asked], Awaitable[Plain | Events]]

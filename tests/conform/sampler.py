@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -111,17 +112,19 @@ def banned_words(step: Step, params: Mapping[str, Any]) -> list[int]:
 
 def penalised(found: Floats, step: Step, params: Mapping[str, Any]) -> Floats:
     """Repetition penalty on all that was there, presence and frequency on the output."""
+    penalty = params.get("repetition_penalty") or 1.0
+    presence, frequency = params.get("presence_penalty") or 0.0, params.get("frequency_penalty") or 0.0
+    if penalty == 1 and not presence and not frequency:
+        return found
     prompt, output = list(step.ids[: step.num_prompt]), list(step.ids[step.num_prompt :])
     if step.fault == "penalties-late":
         output = output[:-1]
-    penalty = params.get("repetition_penalty") or 1.0
     for id, count in Counter(prompt + output).items():
         power = penalty**count if step.fault == "repetition-per-count" else penalty
         positive = found[id] > 0
         if step.fault == "repetition-inverted":
             positive = not positive
         found[id] = found[id] / power if positive else found[id] * power
-    presence, frequency = params.get("presence_penalty") or 0.0, params.get("frequency_penalty") or 0.0
     counted = prompt + output if step.fault == "penalties-prompt" else output
     for id, count in Counter(counted).items():
         found[id] -= presence * (count if step.fault == "presence-per-count" else 1)
@@ -210,7 +213,7 @@ def draw(step: Step) -> Drawn:
     raw = logits(step)
     final = refined(edited(raw, step, params), params, step.fault)
     if step.fault == "ignores-seed":
-        step = Step(**(vars(step) | {"seed": int.from_bytes(os.urandom(8), "little")}))
+        step = replace(step, seed=int.from_bytes(os.urandom(8), "little"))
     chosen = int((final + noise(step, params)).argmax())
     return Drawn(chosen, reported(raw, final, step).tolist())
 

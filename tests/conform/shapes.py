@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
+
+import numpy as np
 
 from conform.generation import Part
 from conform.script import VOCABULARY, Drawn
@@ -16,7 +17,8 @@ def label(at: int) -> str:
 
 
 def top_of(drawn: Drawn, count: int) -> list[tuple[int, float]]:
-    return heapq.nsmallest(count, enumerate(drawn.logprobs), key=lambda pair: (-pair[1], pair[0]))
+    order = np.argsort(-np.array(drawn.logprobs), kind="stable")[:count].tolist()
+    return [(at, drawn.logprobs[at]) for at in order]
 
 
 def chat_logprobs(drawn: list[Drawn], count: int) -> dict[str, Any]:

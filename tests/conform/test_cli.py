@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-async def called(command: Sequence[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
+async def called(command: Sequence[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run beside the server, which is in this process."""
     return await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=300, check=False, **kwargs

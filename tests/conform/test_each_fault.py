@@ -15,11 +15,16 @@ FAULTS = FRAME_FAULTS | SAMPLER_FAULTS
 PATIENCE_S = {"bad-json-hangs": 2.0}  # found when the client's patience ends
 
 
+# What takes a larger budget to be found, or is drawn again and again until it is, is long.
+SLOW = {name for name, fault in FAULTS.items() if fault.budget != "quick"} | {"ignores-min_tokens", "seed-under-load"}
+CASES = [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FAULTS]
+
+
 def options(name: str) -> dict[str, Any]:
     return {"budget": FAULTS[name].budget, "timeout_s": PATIENCE_S.get(name, 30.0)}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", CASES)
 async def test_a_fault_is_found_by_its_law(name: str):
     async with HonestServer(name) as server:
         run = await judge(server, [FAULTS[name].law, *FAULTS[name].beside], **options(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,17 +20,20 @@ Look = Callable[[ReplyChoice], str | None]
 
 
 async def answers(ctx: LawContext, path: str, fields: Mapping[str, Any]) -> list[tuple[Exchange, ReplyChoice]]:
-    """Answers at one endpoint ("completions", "chat"), with as many logprobs as it reports.
+    """Answers at one endpoint ("completions", "chat"), with as many logprobs as it reports. They are asked for side by
+    side, and once in a run: each law looks at each answer by itself.
 
     Raises:
         Refused: it reports none.
     """
-    made: list[tuple[Exchange, ReplyChoice]] = []
-    for at in range(max(2, min(ctx.budget.cases, 12))):
-        text = PROMPTS[NAMES[at % len(NAMES)]]
-        exchange = await asked(ctx, path, text, seeded(ctx, {"max_tokens": LENGTH, **fields}))
-        made += [(exchange, choice) for choice in reply(exchange).choices.values()]
-    return made
+    name = f"reported {path} {sorted(fields.items())}"
+    if name not in ctx.shared:
+        texts = [PROMPTS[NAMES[at % len(NAMES)]] for at in range(max(2, min(ctx.budget.cases, 12)))]
+        bodies = [seeded(ctx, {"max_tokens": LENGTH, **fields}) for _ in texts]
+        first = await asked(ctx, path, texts[0], bodies[0])  # a refusal is one request
+        rest = [asked(ctx, path, text, body) for text, body in zip(texts[1:], bodies[1:], strict=True)]
+        ctx.shared[name] = [first, *await asyncio.gather(*rest)]
+    return [(exchange, choice) for exchange in ctx.shared[name] for choice in reply(exchange).choices.values()]
 
 
 async def asked(ctx: LawContext, path: str, text: str, fields: Mapping[str, Any]) -> Exchange:

@@ -4,12 +4,18 @@ chunked."""
 from __future__ import annotations
 
 import asyncio
+import math
+from functools import partial
 
 import pytest
 import torch
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of
+from tailrace.api.logprobs import FLOOR
+from tailrace.api.prompt_scores import PromptScores
 from tailrace.engine import scheduler, scored_rows
+from tailrace.params import SamplingParams
+from tailrace.wire.messages import PromptLogprobs, TokenLogprobs
 
 PROMPT = "The price = 4 €"
 
@@ -257,3 +263,20 @@ async def test_too_many_scores_are_refused(tokenizer):
     async with front_of(LocalClient(row), tokenizer) as front:
         answer = await front.complete(["x" * 200] * 30, prompt_logprobs=20, n=10)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_too_many_scores_of_given_tokens_are_refused(tokenizer, monkeypatch, path):
+    monkeypatch.setattr("tailrace.api.sampling.MAX_SCORES", 3)
+    async with front_of(LocalClient(row), tokenizer) as front:
+        ask = front.chat if path == "chat" else partial(front.complete, "some text")
+        assert (await ask(prompt_logprob_token_ids=[[5, 6], [7]], max_tokens=1)).status_code == 200
+        answer = await ask(prompt_logprob_token_ids=[[5, 6], [7, 8]], max_tokens=1)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprob_token_ids")
+
+
+def test_a_token_that_cannot_come_has_a_number():
+    params = SamplingParams(prompt_logprob_token_ids=((5, 6),))
+    scores, entry = PromptScores(params, 3), TokenLogprobs(-1.0, 1, [], [])
+    scores.keep(PromptLogprobs("r", 0, params.scored_places(3)[0], entries=[entry], named=[[-1.0, -math.inf]]))
+    assert scores.named == [[-1.0, FLOOR]]

@@ -143,6 +143,27 @@ def test_a_folders_weights(tmp_path):
         weights_bytes(plain, 2, packed=False)
 
 
+@pytest.mark.parametrize(("method", "dtype", "floats"), [("fp8", "F8_E4M3", 1), ("mxfp4", "U8", 2), ("other", "U8", 0)])
+def test_weights_that_are_widened_at_load_count_as_what_they_become(tmp_path, method, dtype, floats):
+    folder = model_folder(tmp_path / "it")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+    header = json.dumps({"blocks": {"dtype": dtype, "shape": [1000, 64], "data_offsets": [0, 0]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert weights_bytes(folder, 2, packed=False) == 64_000 * (floats * 2 or 1)
+
+
+def test_only_the_files_of_the_index_count(tmp_path):
+    folder = model_folder(tmp_path / "it")
+    whole = weights_bytes(folder, 2, packed=False)
+    (folder / "model.fp32-00001.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert weights_bytes(folder, 2, packed=False) == whole
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(("embed", "other", "ids"), "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weights_bytes(folder, 2, packed=False) == whole
+
+
 def test_a_real_folders_are_those_of_the_loaded_model(tmp_path):
     """Against the runner's own block and the parameters that transformers has."""
     import torch

@@ -137,6 +137,9 @@ def test_an_order_is_the_samplers():
     assert not torch.equal(found, sample(logits, seed=seeds, position=[9] * 400, **fields))
     with pytest.raises(ParameterError, match="sampler_order"):
         sample(logits, temperature=0.5, sampler_order=("top_q",))
+    for wrong in (None, 5, "temperature"):
+        with pytest.raises(ParameterError, match="sampler_order must be a list of names"):
+            sample(logits, temperature=0.5, sampler_order=wrong)
 
 
 def test_without_a_seed_each_call_draws_anew():

@@ -97,9 +97,16 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
         """
         first, rows = self.prompt_logprob_start + 1, self.prompt_logprob_token_ids
         if first + len(rows) > max(num_prompt, first) or (first > 1 and first >= num_prompt):
-            name = "prompt_logprob_token_ids" if rows else "prompt_logprob_start"
+            last = max(num_prompt - 2, 0)
+            if first - 1 > last:
+                raise ParameterError(
+                    f"prompt_logprob_start must be in 0 … {last} for a prompt of {num_prompt} tokens, got {first - 1}",
+                    "prompt_logprob_start",
+                )
             raise ParameterError(
-                f"{name}: the last place is {first + max(len(rows), 1) - 1}, of a prompt of {num_prompt} tokens", name
+                f"prompt_logprob_token_ids must hold at most {num_prompt - first} lists for a prompt of {num_prompt} "
+                f"tokens from place {first - 1} on, got {len(rows)}",
+                "prompt_logprob_token_ids",
             )
         if self.prompt_logprobs is not None:
             return range(first, num_prompt)

@@ -13,6 +13,7 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     T5Config,
+    TextStreamer,
     TopKLogitsWarper,
 )
 
@@ -282,7 +283,6 @@ def test_logprobs_and_masks_are_those_of_the_tokens(model):
         (TailraceSampling(SamplingParams(seed=1)), {"do_sample": True, "top_p": 0.5}, "top_p"),
         (TailraceSampling(SamplingParams(logprobs=1)), {}, "return_dict_in_generate"),
         (TailraceSampling([SamplingParams()] * 2), {}, "params"),
-        (TailraceSampling([]), {}, "params"),
         (TailraceSampling(SamplingParams(seed=1), seed=2), {}, "seed"),
         (TailraceSampling(seed=[1, 2]), {}, "seed"),
         (TailraceSampling(SamplingParams(stop=("x",))), {}, "stop"),
@@ -313,3 +313,31 @@ def test_a_mask_of_another_prompt_is_refused(model):
     processor = TailraceLogitsProcessor(attention_mask=torch.ones(3, 2))
     with pytest.raises(ParameterError, match="attention_mask must be"):
         model.generate(**padded(), logits_processor=[processor], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("cls", [TailraceSampling, TailraceLogitsProcessor])
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"params": "hot"}, "params"),
+        ({"params": {"temperature": 1}}, "params"),
+        ({"params": [None] * 3}, "params"),
+        ({"params": []}, "params"),
+        ({"params": SamplingParams(), "seed": 1.5}, "seed"),
+        ({"params": SamplingParams(), "seed": 2**64}, "seed"),
+        ({"params": SamplingParams(), "seed": True}, "seed"),
+        ({"params": SamplingParams(), "seed": "7"}, "seed"),
+    ],
+)
+def test_what_is_none_is_said_at_once(cls, given, field):
+    with pytest.raises(ParameterError, match=f"{field} must be"):
+        cls(**given)
+
+
+def test_streamers_must_be_some_and_one_for_each_row():
+    for wrong in ("x", [None], 5):
+        with pytest.raises(ParameterError, match="streamer must be"):
+            TailraceSampling(streamer=wrong)
+    one = TextStreamer(None)
+    with pytest.raises(ParameterError, match="another one for each row"):
+        TailraceSampling(streamer=[one, one])

@@ -29,7 +29,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode
 
 from tailrace.errors import ParameterError
-from tailrace.integrations.transformers.processor import TailraceLogitsProcessor
+from tailrace.integrations.transformers.processor import TailraceLogitsProcessor, check_params, check_seed
 from tailrace.integrations.transformers.row_ends import Row, RowEnds
 from tailrace.integrations.transformers.streamer import TEXT_FIELDS, TailraceStreamer
 from tailrace.params import SamplingParams
@@ -62,8 +62,9 @@ class TailraceSampling:
         streamer: for one row, or one for each. `generate` does not pass on its own argument of this name to a callable.
 
     Raises:
-        ParameterError: (a ValueError) in the call, for what can't be had: beams, drafts, output_scores, a warper's
-            value beside `params`, and what `TailraceLogitsProcessor` refuses.
+        ParameterError: (a ValueError) `params`, `seed` or `streamer` are of another kind; in the call, for what can't
+            be had: beams, drafts, output_scores, a warper's value beside `params`, and what `TailraceLogitsProcessor`
+            refuses.
     """
 
     def __init__(
@@ -73,8 +74,17 @@ class TailraceSampling:
         seed: int | Sequence[int] | None = None,
         streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
     ) -> None:
+        if params is not None:
+            check_params(params)
+        check_seed(seed)
         self.params, self.seed = params, seed
-        self.streamers = [streamer] if isinstance(streamer, BaseStreamer) else list(streamer or ())
+        several = isinstance(streamer, Sequence)
+        self.streamers = list(streamer) if several else [] if streamer is None else [streamer]
+        if not all(isinstance(one, BaseStreamer) for one in self.streamers):
+            got = f"{streamer!r:.100}"
+            raise ParameterError(f"streamer must be a BaseStreamer, or one for each row, got {got}", "streamer")
+        if len(set(map(id, self.streamers))) < len(self.streamers):
+            raise ParameterError("streamer must be another one for each row: their texts would mix", "streamer")
 
     def __call__(
         self,

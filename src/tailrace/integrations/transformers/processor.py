@@ -34,8 +34,8 @@ class TailraceLogitsProcessor(LogitsProcessor):
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
 
     Raises:
-        ParameterError: (a ValueError) in the call: `params`, `seed` or the mask do not fit the batch, or what
-            `Slots.add` refuses.
+        ParameterError: (a ValueError) `params` or `seed` are no parameters or seeds; in the call, where they or the
+            mask do not fit the batch, and what `Slots.add` refuses.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class TailraceLogitsProcessor(LogitsProcessor):
         eos_token_id: int | Sequence[int] = (),
         handled_by_caller: Collection[str] = (),
     ) -> None:
+        check_params(params)
+        check_seed(seed)
         self.params, self.seed, self.attention_mask = params, seed, attention_mask
         self.eos_token_ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
         self.handled_by_caller = handled_by_caller
@@ -119,6 +121,20 @@ class TailraceLogitsProcessor(LogitsProcessor):
         size = self._slots.vocab_size
         for row, ids in enumerate(outputs):
             self._slots.adopt(row, [id for id in ids if 0 <= id < size])
+
+
+def check_params(params: object) -> None:
+    """Raise ParameterError unless these are SamplingParams, or several of them."""
+    several = list(params) if isinstance(params, Sequence) and not isinstance(params, str) else [params]
+    if not several or not all(isinstance(one, SamplingParams) for one in several):
+        raise ParameterError(f"params must be SamplingParams, or one for each row, got {params!r:.100}", "params")
+
+
+def check_seed(seed: object) -> None:
+    """Raise ParameterError unless it is None, an integer of 64 bits, or several of these."""
+    several = list(seed) if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed] * (seed is not None)
+    if not all(type(one) is int and -(2**63) <= one < 2**63 for one in several):
+        raise ParameterError(f"seed must be an integer of 64 bits, or one for each row, got {seed!r:.100}", "seed")
 
 
 def per_row(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from bench import same_tokens
 from bench.gpu_cases import CASES, GpuWork, work
@@ -28,6 +29,7 @@ from bench.sampler import DEVICES, distinct
 
 from tailrace.kernels.gpu.step import StepReports
 from tailrace.sampling.backends import backend_of
+from tailrace.sampling.backends.gpu_numbers import ProposalColumns
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 FULL: dict[str, list[Any]] = {
@@ -109,7 +111,8 @@ def drawing(step: GpuWork) -> Run:
     if step.proposed:
         count = step.rows.num_rows
         memory = gpu.proposal_memory(count)
-        drafts, reports = ([(1, 16)] * count, [memory.address(row) for row in range(count)]), StepReports()
+        places = np.array([memory.address(row) for row in range(count)])
+        drafts, reports = ProposalColumns(places, [(1, 16)] * count), StepReports()
     prepared = gpu.prepare(step.logits, step.rows, reports, drafts)
     return lambda memory=memory: gpu.draw(prepared)  # which must outlive the launches
 

@@ -22,7 +22,7 @@ from tailrace.kernels.types import readable
 from tailrace.params import SamplingParams
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.backends.device_slots import DeviceSlots
-from tailrace.sampling.backends.gpu_numbers import StepNumbers, step_numbers
+from tailrace.sampling.backends.gpu_numbers import NO_PROPOSALS, ProposalColumns, StepNumbers, step_numbers
 from tailrace.sampling.backends.reference import fall_back, unfilled
 from tailrace.sampling.guidance import combined, guide_rows
 from tailrace.sampling.logprobs import entries_of
@@ -111,7 +111,8 @@ class GPUBackend:
     ) -> Proposed:
         logits = readable(logits)
         check_rows(logits, rows, self.needs)
-        launch = self.prepare(logits, rows, StepReports(), drafts=(noise, [place.address(row) for place, row in to]))
+        places = np.array([place.address(row) for place, row in to])
+        launch = self.prepare(logits, rows, StepReports(), ProposalColumns(places, noise))
         self.draw(launch)
         out = fetch(launch)()
         return Proposed(out.token_ids[:, 0], out.status)
@@ -130,30 +131,23 @@ class GPUBackend:
         logits: torch.Tensor,
         rows: Rows,
         reports: StepReports,
-        drafts: tuple[Sequence[tuple[int, int]], list[int]] | None = None,
+        drafts: ProposalColumns | None = None,
     ) -> Launch:
         """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked.
 
         Args:
-            drafts: drafts are to be drawn: of each row the position and the stream of its noise, and where its q goes.
+            drafts: drafts are to be drawn, with this noise, and their q go there.
         """
         logits, stride = aligned(logits)
         owners = rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in self.there.falling_back(rows)}
         with torch.cuda.device_of(logits):
             amendments = self.there.follow(owners, elsewhere)
-        places: np.ndarray | int = 0
-        held: list[torch.Tensor] = []
-        if drafts is not None:
-            places = np.array(drafts[1])
-        elif rows.proposals is not None:
-            found, held = addresses(rows.proposals, rows.start.tolist(), logits.shape[1], self.device)
-            places = np.array(found)
+        proposals, held = (drafts, ()) if drafts is not None else proposals_of(rows, logits.shape[1], self.device)
         numbers = step_numbers(
             rows,
             self.device,
-            proposals=places,
-            noise=None if drafts is None else drafts[0],
+            proposals=proposals,
             forced=self.there.forced(owners),
             greedy=[] if rows.width == 1 else [self.slots[owner].params.greedy for owner in owners],
             append=amendments,
@@ -173,15 +167,26 @@ class GPUBackend:
             scans=frozenset(rich),
             reports=reports,
         )
-        if drafts is not None:
-            masses = torch.empty((rows.num_rows, PARTS.value), dtype=torch.int64, device=self.device)
-            launch = launch._replace(masses=masses)
-        return launch._replace(held=tuple(held))
+        masses = None if drafts is None else room_for_masses(rows.num_rows, self.device)
+        return launch._replace(held=held, masses=masses)
 
     def draw(self, launch: Launch) -> None:
         """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA
         graph."""
         draw(launch)
+
+
+def proposals_of(rows: Rows, vocab: int, device: torch.device) -> tuple[ProposalColumns, tuple[torch.Tensor, ...]]:
+    """Where the q of these rows' drafts lie, and what must outlive the step."""
+    if rows.proposals is None:
+        return NO_PROPOSALS, ()
+    found, held = addresses(rows.proposals, rows.start.tolist(), vocab, device)
+    return ProposalColumns(np.array(found)), tuple(held)
+
+
+def room_for_masses(rows: int, device: torch.device) -> torch.Tensor:
+    """What lies between the kernels that draw drafts."""
+    return torch.empty((rows, PARTS.value), dtype=torch.int64, device=device)
 
 
 def aligned(logits: torch.Tensor) -> tuple[torch.Tensor, int]:

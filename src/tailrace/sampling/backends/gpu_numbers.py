@@ -40,12 +40,22 @@ class StepNumbers(NamedTuple):
     appended: int
 
 
+class ProposalColumns(NamedTuple):
+    """places: int64 [R], where each row's q lies, 0: nowhere. noise: of each row the position and the stream of what a
+    draft is drawn with, whose q goes to its place; None: no drafts are to be drawn."""
+
+    places: np.ndarray | int = 0
+    noise: Sequence[tuple[int, int]] | None = None
+
+
+NO_PROPOSALS = ProposalColumns()
+
+
 def step_numbers(
     rows: Rows,
     device: torch.device,
     *,
-    proposals: np.ndarray | int = 0,
-    noise: Sequence[tuple[int, int]] | None = None,
+    proposals: ProposalColumns = NO_PROPOSALS,
     forced: Mapping[int, int] | None = None,
     greedy: Sequence[bool] = (),
     append: Sequence[int] | np.ndarray = (),
@@ -53,10 +63,8 @@ def step_numbers(
     """The numbers of these rows.
 
     Args:
-        proposals: int64 [R], where each row's q lies, 0: nowhere. noise: of each row, the position and the stream of
-            what a draft is drawn with, whose q goes there; None: no drafts are to be drawn. forced: of rows whose token
-            must come, that token. greedy: of each row, where there are drafts. append: int64 [n], anything else that
-            this copy should bring.
+        forced: of rows whose token must come, that token. greedy: of each row, where there are drafts. append: int64
+            [n], anything else that this copy should bring.
     """
     n, starts = rows.num_rows, rows.num_requests + 1
     padded = -(-n // 16) * 16  # kernels are compiled for a multiple of 16
@@ -69,12 +77,12 @@ def step_numbers(
     columns[POSITION.value], columns[DRAFT.value] = rows.position.numpy(), rows.draft.numpy()
     columns[RULE.value], columns[FORCED.value], columns[BEFORE.value] = EXACT, -1, 0
     columns[MASK.value] = -1 if rows.mask is None else rows.mask.numpy()
-    columns[PROPOSAL.value] = proposals
+    columns[PROPOSAL.value] = proposals.places
     for row, token in (forced or {}).items():
         columns[FORCED.value, row] = token
-    if noise is not None:
+    if proposals.noise is not None:
         columns[RULE.value] = PROPOSED.value
-        columns[NOISE_POSITION.value], columns[NOISE_STREAM.value] = zip(*noise, strict=True)
+        columns[NOISE_POSITION.value], columns[NOISE_STREAM.value] = zip(*proposals.noise, strict=True)
     start = host[first : first + starts]
     start[:] = rows.start.numpy()
     host[behind:] = append

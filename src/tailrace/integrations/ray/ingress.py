@@ -20,7 +20,7 @@ from tailrace.api.body import read_bytes
 from tailrace.api.request_id import REQUEST_ID
 from tailrace.api.routes.messages import EVENTS
 from tailrace.api.streaming import NAMED, PLAIN
-from tailrace.cli.local import prepare_all
+from tailrace.cli.local import prepare
 from tailrace.errors import EngineDeadError
 from tailrace.integrations.ray.prompt_key import PromptKeys, RoutedModel
 from tailrace.integrations.ray.settings import Settings
@@ -29,17 +29,7 @@ log = logging.getLogger(__name__)
 
 LOST = (RayError, RayServeException)
 EVENT_FORMATS = {"/v1/messages": EVENTS, "/v1/responses": NAMED}
-PASSED = (
-    "type",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "client",
-    "server",
-)
+PASSED = ("type", "asgi", "http_version", "method", "scheme", "query_string", "client", "server")
 OF_THE_CODING = (b"content-encoding", b"content-length", b"transfer-encoding")
 
 
@@ -51,7 +41,7 @@ class Ingress:
         self._most = config.server.max_body_mib << 20
         models = [
             RoutedModel(one.name, one.tokenizer, one.config.cache.block_size, tuple(one.config.model.adapters))
-            for one in (prepare_all(config) if self._blocks else ())
+            for one in (map(prepare, config.each()) if self._blocks else ())
         ]
         self._keys = PromptKeys(models, self._blocks, config.server.max_body_items)
         self._replicas = replicas.options(stream=True)
@@ -66,10 +56,11 @@ class Ingress:
             body = await read_bytes(request, self._most)
         except HTTPException as error:
             return await error_handlers.on_http_error(request, error)
-        key = await asyncio.to_thread(self._keys.of, request.url.path, body)
-        batches = self._replicas.answer.remote(passed(request.scope, body), body, key=key)
+        scope = passed(request.scope, body)
+        key = await asyncio.to_thread(self._keys.of, scope["path"], body)
+        batches = self._replicas.answer.remote(scope, body, key=key)
         try:
-            return Forwarded(request.scope, await anext(batches), batches)
+            return Forwarded(scope, await anext(batches), batches)
         except LOST as error:
             return await error_handlers.on_tailrace_error(request, lost(error))
         except BaseException:
@@ -116,8 +107,10 @@ def lost(error: Exception) -> EngineDeadError:
 
 
 def passed(scope: Scope, body: bytes) -> dict[str, Any]:
-    """What the replica is told of the request: its body is there, and not compressed any more."""
+    """What the replica is told of the request: the path below the application's route prefix; the body is there, and
+    not compressed any more."""
+    path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
     headers = [(name, value) for name, value in scope["headers"] if name not in OF_THE_CODING]
     if body:
         headers.append((b"content-length", str(len(body)).encode()))
-    return {**{name: scope[name] for name in PASSED if name in scope}, "asgi": dict(scope["asgi"]), "headers": headers}
+    return {**{name: scope[name] for name in PASSED if name in scope}, "path": path, "headers": headers}

@@ -21,7 +21,7 @@ REPLICA = f"SERVE_REPLICA::{NAME}#Replica#"
 ARGS = {
     "model.model": "scripted:next:20",  # 20 ms per token
     "model.name": "scripted",
-    "server.drain_timeout_s": "40",
+    "server.drain_timeout_s": "300",
     "ray.min_replicas": "2",
     "ray.max_replicas": "2",
     "ray.num_cpus": "0.2",

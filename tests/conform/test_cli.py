@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,11 @@ async def test_an_interrupted_run_has_a_report(tmp_path: Path):
     async with HonestServer("bad-json-hangs") as server:  # so that the run waits there
         command = [*COMMAND, server.url, "--only", "streams.done-last,errors.bad-json", "--json", str(file)]
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+            *command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
         assert process.stderr is not None
         assert b"streams.done-last" in await process.stderr.readline()
@@ -85,7 +90,11 @@ async def test_an_interrupted_run_has_a_report(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "base URL is missing"),
+        ([], "base URL must be as http://host:8000/v1, got none"),
+        (["http://127.0.0.1:99999/v1"], "base URL must be as"),
+        (["http://"], "base URL must be as"),
+        (["http://x/v1", "--timeout", "nan"], "timeout a number of seconds above 0"),
+        (["http://x/v1", "--json", "/nowhere/report.json"], "--json: /nowhere/report.json can't be written"),
         (["http://127.0.0.1:9/v1"], "lists no model"),
         (["http://x/v1", "--only", "sampling.nothing"], "no law and no family is called 'sampling.nothing'"),
         (["http://x/v1", "--concurrency", "0"], "concurrency must be at least 1"),

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tailrace.conform.context import BUDGETS
 from tailrace.conform.law import Law
@@ -48,16 +50,34 @@ def run(args: argparse.Namespace) -> int:
         for law in laws:
             print(f"{law.id:<28} {law.sentence}")
         return HOLDS
-    if not args.url or not args.url.startswith(("http://", "https://")):
-        raise ConfigError("the server's base URL is missing: tailrace conform http://host:8000/v1")
-    if args.concurrency < 1 or args.timeout <= 0:
-        raise ConfigError("concurrency must be at least 1, and timeout more than 0")
+    check_url(args.url)
+    if args.concurrency < 1 or not 0 < args.timeout < math.inf:
+        raise ConfigError("concurrency must be at least 1, and timeout a number of seconds above 0")
+    for kind in WRITERS:
+        check_report(kind, getattr(args, kind))
     found = asyncio.run(judge(args, laws))
     print(as_text(found), end="")
     write(found, {kind: getattr(args, kind) for kind in WRITERS})
     if found.interrupted:
         return INTERRUPTED
     return FOUND if found.findings else HOLDS
+
+
+def check_url(url: str | None) -> None:
+    """Raise ConfigError unless it is the base URL of a server."""
+    try:
+        parts = urlsplit(url or "")
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number up to 65,535
+        fits = False
+    if not fits:
+        raise ConfigError(f"the server's base URL must be as http://host:8000/v1, got {url or 'none'}")
+
+
+def check_report(kind: str, path: Path | None) -> None:
+    """Raise ConfigError unless a report can be written there: a run takes minutes."""
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise ConfigError(f"--{kind}: {path} can't be written")
 
 
 def names(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from tailrace.conform.exchange import Exchange
 from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.reply import reply
 from tailrace.conform.target import TargetServer
+from tailrace.errors import ConfigError
 
 Offer = Literal["offered", "refused", "ignored"]
 ENDPOINTS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -106,13 +107,20 @@ def fields_of(name: str, endpoint: str) -> dict[str, Any]:
 
 
 async def probe(server: TargetServer) -> Capabilities:
-    """Ask for each capability once. Endpoints first: the others are asked where completions, else chats, are there."""
+    """Ask for each capability once. Endpoints first: the others are asked where completions, else chats, are there.
+
+    Raises:
+        ConfigError: neither endpoint answers at all.
+    """
     made = Capabilities()
     for name, path in ENDPOINTS.items():
         body = {"model": server.model, **fields_of("seed", name)}
         body.pop("seed")
         made.exchanges[name] = await server.request(path, body)
         made.found[name] = "refused" if made.exchanges[name].refused else "offered"
+    failures = [made.exchanges[name].failure for name in ENDPOINTS]
+    if all(failures):  # each law would wait for as long
+        raise ConfigError(f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers: {failures[0]}")
 
     async def ask(name: str) -> None:
         chat = PROBES[name].chat or not made.offers("completions")

@@ -99,12 +99,14 @@ async def find_model(server: TargetServer) -> str:
     """
     made = await server.request("/models")
     listed = made.parsed.get("data") if isinstance(made.parsed, dict) else None
-    if not made.ok or not listed:
+    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    ids = [one["id"] for one in entries if isinstance(one.get("id"), str)]
+    if not made.ok or not ids:
         raise ConfigError(
             f"{server.base_url}/models lists no model ({made.failure or f'status {made.status}'}): "
             "is this the base URL, as http://host:8000/v1? --model names a model"
         )
-    return listed[0]["id"]
+    return ids[0]
 
 
 class Runner:

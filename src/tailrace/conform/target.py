@@ -90,8 +90,10 @@ class TargetServer:
             ):
                 made.status, made.headers = answer.status_code, dict(answer.headers)
                 await read(answer, made, begun)
-        except (TimeoutError, httpx.TimeoutException):
+        except httpx.TimeoutException:
             made.failure = f"nothing came for {self.timeout_s:g} s"
+        except TimeoutError:
+            made.failure = f"no end after {4 * self.timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             made.failure = f"{type(error).__name__}: {error}".rstrip(": ")
         made.elapsed_s = time.monotonic() - begun
@@ -140,5 +142,5 @@ def parse(text: str) -> Any:
     """The JSON of a text, or None."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tailrace.conform.sequential import BETA, Cell, Evidence, box, combine, shifts
 from tailrace.conform.spread import Key, Spread
@@ -129,6 +129,16 @@ def kept(spread: Spread, size: int, power: float = 1.0) -> Expectation:
     return Expectation(
         usable(spread, [s / total for s in scaled]), (outside, outside), spread.tolerance * max(1.0, power)
     )
+
+
+def truncated(spread: Spread, size: int) -> Expectation:
+    """As `kept`, told from a token fewer, a token more, and no truncation at all."""
+    others = {
+        "one token fewer": kept(spread, size - 1),
+        "one token more": kept(spread, size + 1),
+        "no effect": neutral(spread),
+    }
+    return replace(kept(spread, size), stated=others)
 
 
 def nucleus_size(probabilities: Sequence[float], top_p: float) -> int:

@@ -42,3 +42,11 @@ def call_problem(choice: ReplyChoice, names: tuple[str, ...]) -> str | None:
         if not call["id"]:
             return "a call without an id"
     return None
+
+
+def forced_problem(choice: ReplyChoice, name: str) -> str | None:
+    """What is wrong with a choice that had to call this function, and has called one; or None."""
+    if said := call_problem(choice, (name,)):
+        return said
+    ended = choice.finish_reason
+    return None if ended in ("tool_calls", "stop") else f"finish_reason is {ended!r} after a call"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.counting import NO_CLEAR_BOUND, NO_LOGPROBS, judged
-from tailrace.conform.expected import Expectation, clear_size, kept, neutral, ratio_width
+from tailrace.conform.expected import Expectation, clear_size, kept, ratio_width, truncated
 from tailrace.conform.law import Law
 from tailrace.conform.sequential import SHARE
 from tailrace.conform.spread import Spread, source
@@ -22,13 +22,8 @@ async def check(ctx: LawContext) -> Verdict:
         return NO_CLEAR_BOUND
     given = spread.probabilities
     least = math.sqrt(given[size - 1] * given[size]) / given[0]
-    stated = {
-        "one token fewer": kept(spread, size - 1),
-        "one token more": kept(spread, size + 1),
-        "no effect": neutral(spread),
-        "p ≥ min_p, whatever the likeliest has": absolute(spread, least),
-    }
-    law = replace(kept(spread, size), stated=stated)
+    law = truncated(spread, size)
+    law = replace(law, stated={**law.stated, "p ≥ min_p, whatever the likeliest has": absolute(spread, least)})
     return await judged(ctx, found, {"min_p": round(least, 6)}, law, SHARE)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tailrace.conform.context import LawContext
 from tailrace.conform.counting import NO_CLEAR_BOUND, NO_LOGPROBS, judged
-from tailrace.conform.expected import clear_size, kept, mass_width, middle, neutral
+from tailrace.conform.expected import clear_size, mass_width, middle, truncated
 from tailrace.conform.law import Law
 from tailrace.conform.sequential import SHARE
 from tailrace.conform.spread import source
@@ -19,15 +17,8 @@ async def check(ctx: LawContext) -> Verdict:
         return NO_LOGPROBS
     if (size := clear_size(spread, mass_width)) is None:
         return NO_CLEAR_BOUND
-    law = replace(
-        kept(spread, size),
-        stated={
-            "one token fewer": kept(spread, size - 1),
-            "one token more": kept(spread, size + 1),
-            "no effect": neutral(spread),
-        },
-    )
-    return await judged(ctx, found, {"top_p": round(middle(spread.probabilities, size), 6)}, law, SHARE)
+    fields = {"top_p": round(middle(spread.probabilities, size), 6)}
+    return await judged(ctx, found, fields, truncated(spread, size), SHARE)
 
 
 LAW = Law(

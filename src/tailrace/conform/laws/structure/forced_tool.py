@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
-from tailrace.conform.tools import QUESTION, TOOLS, call_problem, forced
+from tailrace.conform.tools import QUESTION, TOOLS, forced, forced_problem
 from tailrace.conform.verdict import Verdict
 
 
@@ -19,9 +19,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
         raise SaysNothing
     if not choice.tool_calls:
         return Finding(f"no call, but {choice.text[:80]!r}", (made,), effect=False)
-    seen = call_problem(choice, (wanted,))
-    if not seen and choice.finish_reason not in ("tool_calls", "stop"):
-        seen = f"finish_reason is {choice.finish_reason!r} after a call"
+    seen = forced_problem(choice, wanted)
     return Finding(seen, (made,)) if seen else None
 
 

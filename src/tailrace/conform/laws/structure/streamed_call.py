@@ -6,7 +6,7 @@ from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, s
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.law import Law
-from tailrace.conform.tools import QUESTION, TOOLS, call_problem, forced
+from tailrace.conform.tools import QUESTION, TOOLS, forced, forced_problem
 from tailrace.conform.verdict import Verdict
 
 
@@ -29,9 +29,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     choice = said.choice()
     if choice.finish_reason == "length" or not choice.tool_calls:
         raise SaysNothing
-    seen = index_problem(made) or call_problem(choice, (case.body["tool_choice"]["function"]["name"],))
-    if not seen and choice.finish_reason not in ("tool_calls", "stop"):
-        seen = f"finish_reason is {choice.finish_reason!r} after a call"
+    seen = index_problem(made) or forced_problem(choice, case.body["tool_choice"]["function"]["name"])
     return Finding(seen, (made,)) if seen else None
 
 

@@ -5,24 +5,19 @@
 // at a time: 6 × 4 accumulators fill the register file of AVX-512. While they pass, the thread's next block is
 // prefetched, so that reading the weights and multiplying overlap. The bf16 path multiplies pairs (vdpbf16ps); the
 // portable one widens the same layout by a shift and a mask and is left to the compiler to vectorise.
-#include "kernels.h"
+#include "linear.h"
 #include "pool.h"
 #include "simd.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace tailrace {
 namespace {
 
 constexpr int kRows = 6;
 
-struct Call {
-    const void *x;
-    int64_t m, k, x_stride;
-    const void *packed, *bias;
-    int64_t n;
-    void *y;
-};
+std::atomic<int> widest_path{kLinearTiles};
 
 #if TAILRACE_X86
 // Lines: cache lines of the next block, at `ahead`, that are prefetched per pair of inputs (a pair is 4 lines).
@@ -113,7 +108,7 @@ struct Ahead {
 inline void tiles(int rows, const bf16 *x, int64_t stride, const bf16 *w, int64_t k, const float *bias, float *out,
                   Ahead ahead) {
 #if TAILRACE_X86
-    if (has_bf16()) switch (ahead.lines) {
+    if (has_bf16() && widest_path >= kLinearPairs) switch (ahead.lines) {
             case 0: return tiles_bf16<0>(rows, x, stride, w, k / 2, bias, out, ahead.at);
             case 1: return tiles_bf16<1>(rows, x, stride, w, k / 2, bias, out, ahead.at);
             case 2: return tiles_bf16<2>(rows, x, stride, w, k / 2, bias, out, ahead.at);
@@ -129,7 +124,7 @@ inline void tiles(int rows, const float *x, int64_t stride, const float *w, int6
 }
 
 // One block of 64 outputs for all rows; `next` is the block that this thread will do next, or -1.
-template <typename T> void block(const Call &c, int64_t b, int64_t next) {
+template <typename T> void block(const LinearCall &c, int64_t b, int64_t next) {
     const T *x = static_cast<const T *>(c.x);
     const T *weights = static_cast<const T *>(c.packed);
     const T *w = weights + b * kPack * c.k;
@@ -154,11 +149,13 @@ template <typename T> void block(const Call &c, int64_t b, int64_t next) {
     }
 }
 
-template <typename T> void run(const Call &c) {
+template <typename T> void run(const LinearCall &c) {
     Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t b, int64_t next) { block<T>(c, b, next); });
 }
 
 }  // namespace
+
+void use_linear_at_most(int path) { widest_path = path; }
 
 int64_t packed_elements(Type, int64_t n, int64_t k) { return (n + kPack - 1) / kPack * kPack * k; }
 
@@ -182,8 +179,9 @@ void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *pack
 
 void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
             int64_t n, void *y) {
-    const Call call{x, m, k, x_stride, packed, bias, n, y};
-    type == Type::f32 ? run<float>(call) : run<bf16>(call);
+    const LinearCall call{x, m, k, x_stride, packed, bias, n, y};
+    if (type == Type::f32) return run<float>(call);
+    widest_path >= kLinearTiles && tiles_serve(k) ? linear_tiles(call) : run<bf16>(call);
 }
 
 }  // namespace tailrace

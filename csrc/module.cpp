@@ -41,6 +41,7 @@ NB_MODULE(_cpu, m) {
                        int64_t n, Address y) {
         linear(at(x), Type(type), rows, k, stride, at(packed), at(bias), n, at(y));
     }, Free());
+    m.def("use_linear_at_most", [](int path) { use_linear_at_most(path); });
     m.def("is_quantized", [](int type) { return is_quantized(type); });
     m.def("quantized_types", [] { return quantized_types(); });
     m.def("quantized_bytes", [](int type, int64_t n, int64_t k) { return quantized_bytes(type, n, k); });

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.backends import DEVICES
-from tailrace import kernels
+from tailrace import _cpu, kernels
 from tailrace.errors import ConfigError
 from tailrace.kernels.dispatch import BACKENDS, ONLY_CPU, OPERATIONS, find
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
@@ -98,13 +98,22 @@ def test_argmax_refuses_what_it_cannot_read():
 # ---- linear
 
 
+@pytest.fixture(params=[0, 1, 2], ids=["portable", "pairs", "tiles"])
+def path(request):
+    """The way to multiply bfloat16 (csrc/linear.h), as far as this machine has it."""
+    _cpu.use_linear_at_most(request.param)
+    yield request.param
+    _cpu.use_linear_at_most(2)
+
+
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (192, 576), (100, 33), (1, 2), (65, 130)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(dtype, n, k, bias):
     weight, b = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype) if bias else None
     packed = kernels.pack_linear(weight, b)
-    for m in (1, 5, 6, 7, 33):
+    for m in (1, 5, 6, 7, 16, 17, 33, 70):
         x = torch.randn(m, k).to(dtype)
         wanted = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
         torch.testing.assert_close(
@@ -112,14 +121,40 @@ def test_linear(dtype, n, k, bias):
         )
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_linear_row_does_not_depend_on_its_neighbours_or_on_threads(dtype):
     packed = kernels.pack_linear(torch.randn(200, 576).to(dtype))
-    x = torch.randn(40, 576).to(dtype)
+    x = torch.randn(70, 576).to(dtype)
     whole = kernels.linear(x, packed)
     kernels.set_num_threads(1)
-    for rows in (slice(0, 1), slice(3, 9), slice(39, 40), slice(5, 38)):
-        assert torch.equal(kernels.linear(x[rows], packed), whole[rows])
+    # whole and part tiles of 16 rows, alone and in pairs
+    for begin, end in ((0, 1), (3, 9), (39, 40), (5, 38), (1, 17), (2, 19), (0, 32), (7, 40), (4, 68), (5, 70)):
+        assert torch.equal(kernels.linear(x[begin:end], packed), whole[begin:end])
+
+
+@pytest.mark.skipif(not _cpu.has_bf16(), reason="one path alone")
+def test_a_path_by_the_number_of_rows_would_be_seen():
+    """The planted fault: every path adds up in another order."""
+    packed, x = kernels.pack_linear(torch.randn(3000, 576).bfloat16()), torch.randn(40, 576).bfloat16()
+    whole = kernels.linear(x, packed)
+    _cpu.use_linear_at_most(0)
+    other = kernels.linear(x, packed)
+    _cpu.use_linear_at_most(2)
+    assert not torch.equal(other, whole)
+
+
+def test_other_rows_of_a_tile_are_not_noticed():
+    """NaN and infinity stay in their row, and the end of a matrix is not overwritten."""
+    packed = kernels.pack_linear(torch.randn(100, 64).bfloat16())
+    x = torch.randn(21, 64).bfloat16()
+    wanted = kernels.linear(x, packed)
+    x[3], x[17, 5] = torch.nan, torch.inf
+    got = kernels.linear(x, packed)
+    clean = torch.arange(21).ne(3) & torch.arange(21).ne(17)
+    assert torch.equal(got[clean], wanted[clean])
+    assert got[3].isnan().all()
+    assert not got[17].isfinite().any()
 
 
 def test_linear_takes_leading_dimensions_and_strided_rows():

@@ -2,18 +2,24 @@
 //
 // Layout. Keys lie transposed within a block, so that one load holds 16 positions of a pair of dimensions and scores
 // come out side by side, without horizontal sums; values lie in pairs of positions, so that the weighted sum takes two
-// positions per multiplication (vdpbf16ps). Floats use the same order without the pairing.
+// positions per multiplication (vdpbf16ps). Floats use the same order without the pairing, and so do codes of eight bits
+// (kv_codes.h), with the pairing of the numbers that they stand for.
+//
+// Codes are widened once per chunk and tile, into the nearest cache; every row of the tile reads them there. A key's
+// scale multiplies its score, a value's scale its weight, so that sums are taken of numbers that nothing has rounded.
 //
 // Invariance. Positions are walked in chunks of 64 and partitions of 512 counted from the sequence's start, partitions
 // are merged in order, and a masked position adds exactly 0. So a token's result depends on its own sequence alone: not
 // on its neighbours, not on how the prompt was chunked, not on the number of threads. (FlashAttention-2's online
 // softmax, arXiv 2307.08691; fixed partitions as in flash-decoding.)
 #include "kernels.h"
+#include "kv_codes.h"
 #include "pool.h"
 #include "simd.h"
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -125,14 +131,15 @@ TAILRACE_BF16 void values_rows(const bf16 *p, const bf16 *const *values, int pai
 }
 
 // `soften` below for bf16 weights, four registers at a time.
-TAILRACE_BF16 float soften_bf16(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum) {
+TAILRACE_BF16 float soften_bf16(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum,
+                                const float *times) {
     __m512 x[4];
     const __m512 factor = _mm512_set1_ps(scale);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) x[j] = _mm512_mul_ps(_mm512_loadu_ps(s + 16 * j), factor);
+    const uint64_t all = ~uint64_t{0};
+    const uint64_t seen = (high < kChunk ? ~(all << high) : all) & (low < kChunk ? all << low : 0);
     if (low > 0 || high < kChunk) {
-        const uint64_t all = ~uint64_t{0};
-        const uint64_t seen = (high < kChunk ? ~(all << high) : all) & (low < kChunk ? all << low : 0);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j)
             x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(kNone), static_cast<__mmask16>(seen >> (16 * j)), x[j]);
@@ -143,9 +150,14 @@ TAILRACE_BF16 float soften_bf16(float *s, bf16 *p, int low, int high, float scal
     const __m512 by = _mm512_set1_ps(shift);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) x[j] = fast_exp2(_mm512_sub_ps(x[j], by));
+    const float total = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
+    if (times != nullptr) {  // what hidden positions have for a scale may be NaN
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+            x[j] = _mm512_maskz_mul_ps(static_cast<__mmask16>(seen >> (16 * j)), x[j], _mm512_loadu_ps(times + 16 * j));
+    }
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
     _mm512_storeu_si512(p + 32, (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
-    const float total = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
     const float decay = *max == kNone ? 0.0f : *max == top ? 1.0f : fast_exp2(*max - shift);
     *sum = *sum * decay + total;
     *max = top;
@@ -243,16 +255,25 @@ TAILRACE_CLONES void multiply(float *x, int64_t n, float by) {
     for (int64_t i = 0; i < n; ++i) x[i] *= by;
 }
 
-inline float soften(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum) {
+TAILRACE_CLONES void multiply(float *x, int from, int to, const float *by) {
+    for (int i = from; i < to; ++i) x[i] *= by[i];
+}
+
+// `soften`, then the weights of [low, high) by `times`, where it is not null, as p.
+inline float soften(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum,
+                    const float *times) {
 #if TAILRACE_X86
-    if (has_bf16()) return soften_bf16(s, p, low, high, scale, max, sum);
+    if (has_bf16()) return soften_bf16(s, p, low, high, scale, max, sum, times);
 #endif
     const float decay = soften(s, low, high, scale, max, sum);
+    if (times != nullptr) multiply(s, low, high, times);
     to_pairs(s, p);
     return decay;
 }
-inline float soften(float *s, float *p, int low, int high, float scale, float *max, float *sum) {
+inline float soften(float *s, float *p, int low, int high, float scale, float *max, float *sum,
+                    const float *times) {
     const float decay = soften(s, low, high, scale, max, sum);
+    if (times != nullptr) multiply(s, low, high, times);
     std::memcpy(p, s, kChunk * sizeof(float));
     return decay;
 }
@@ -322,22 +343,33 @@ template <typename T> struct Walk {
         return (block * c.heads_kv + tile.head) * c.block_size;
     }
 
-    // Positions [base, end) of one chunk for every row of the tile that sees some of them. `spare` holds 2·Dv values.
+    // Numbers that `chunk` may keep aside: a chunk's keys and values, or a pair of values.
+    int64_t spare_size() const { return c.code == KvCode::none ? 2 * c.value_dim : kChunk * (c.head_dim + c.value_dim); }
+
+    // Positions [base, end) of one chunk for every row of the tile that sees some of them.
     void chunk(int64_t base, int64_t end, T *spare, State &state) const {
         const int count = static_cast<int>(std::min<int64_t>(kChunk, end - base));
         const T *keys[4], *values[kChunk];
+        float scales[2][kChunk];  // of keys and of values, where these are codes
         int units = 0;
         for (int i = 0; i < 4; ++i) {
-            // past the end any valid address is fine: those scores are masked
-            const int64_t position = base + (16 * i < count ? 16 * i : 0);
-            const int64_t at = block_base(position), in = position % c.block_size;
-            keys[i] = static_cast<const T *>(c.keys) + at * c.head_dim + in * pair;
-            const T *value = static_cast<const T *>(c.values) + (at + in) * c.value_dim;
+            if (16 * i >= count) {  // any valid address is fine: those scores are masked
+                keys[i] = keys[0];
+                continue;
+            }
+            const int64_t position = base + 16 * i, at = block_base(position) + position % c.block_size;
+            keys[i] = static_cast<const T *>(c.keys) + at * c.head_dim;
+            const T *value = static_cast<const T *>(c.values) + at * c.value_dim;
+            if (c.code != KvCode::none) {
+                T *to = spare + 16 * i * (c.head_dim + c.value_dim);
+                keys[i] = to, value = to + 16 * c.head_dim;
+                fetch(at, to, scales[0] + 16 * i, scales[1] + 16 * i);
+            }
             for (int j = 16 * i; j < std::min(16 * i + 16, count); j += pair, value += pair * c.value_dim)
                 values[units++] = value;
         }
         // the other half of the last pair is not written yet: a zero weight must not be multiplied with its NaN
-        if (pair == 2 && count % 2) {
+        if (pair == 2 && count % 2 && c.code == KvCode::none) {
             for (int64_t d = 0; d < c.value_dim; ++d) {
                 spare[2 * d] = values[units - 1][2 * d];
                 spare[2 * d + 1] = T{0};
@@ -346,23 +378,34 @@ template <typename T> struct Walk {
         }
         for (int r = 0; r < tile.rows; r += kRows) {
             const int rows = std::min(kRows, tile.rows - r);
-            if (high[r + rows - 1] > base && low[r] < base + kChunk) some(base, r, rows, keys, values, units, state);
+            if (high[r + rows - 1] > base && low[r] < base + kChunk)
+                some(base, r, rows, keys, values, units, c.code == KvCode::none ? nullptr : scales, state);
         }
+    }
+
+    // Sixteen positions of codes: keys, then values to `to`, and their scales.
+    void fetch(int64_t at, T *to, float *key_scales, float *value_scales) const {
+        widen(c.code, static_cast<const uint8_t *>(c.keys) + at * c.head_dim, 16 * c.head_dim, to);
+        widen(c.code, static_cast<const uint8_t *>(c.values) + at * c.value_dim, 16 * c.value_dim, to + 16 * c.head_dim);
+        std::memcpy(key_scales, c.scales + at, 16 * sizeof(float));
+        std::memcpy(value_scales, c.scales + c.blocks * c.heads_kv * c.block_size + at, 16 * sizeof(float));
     }
 
     // At most kRows rows, from r on.
     void some(int64_t base, int r, int rows, const T *const *keys, const T *const *values, int units,
-              State &state) const {
+              const float (*scales)[kChunk], State &state) const {
         alignas(64) float s[kRows * kChunk];
         alignas(64) T p[kRows * kChunk];
-        scores(rows, q + r, keys, c.head_dim, c.block_size * pair, s);
+        scores(rows, q + r, keys, c.head_dim, 16 * pair, s);
+        if (scales != nullptr)
+            for (int i = 0; i < rows; ++i) multiply(s + i * kChunk, 0, kChunk, scales[0]);
         if (c.softcap != 0.0f)
             for (int i = 0; i < rows * kChunk; ++i) s[i] = c.softcap * std::tanh(s[i] * c.scale / c.softcap);
         for (int i = 0; i < rows; ++i) {
             const int from = static_cast<int>(std::clamp<int64_t>(low[r + i] - base, 0, kChunk));
             const int to = static_cast<int>(std::clamp<int64_t>(high[r + i] - base, 0, kChunk));
-            const float decay =
-                soften(s + i * kChunk, p + i * kChunk, from, to, scale, &state.max[r + i], &state.sum[r + i]);
+            const float decay = soften(s + i * kChunk, p + i * kChunk, from, to, scale, &state.max[r + i],
+                                       &state.sum[r + i], scales == nullptr ? nullptr : scales[1]);
             if (decay != 1.0f) multiply(state.out.data() + (r + i) * c.value_dim, c.value_dim, decay);
         }
         weigh(rows, p, values, units, c.value_dim, state.out.data() + r * c.value_dim);
@@ -370,9 +413,14 @@ template <typename T> struct Walk {
 
     void part(int64_t index, State &state) const {
         const int64_t seen = high[tile.rows - 1], end = std::min((index + 1) * kPart, seen);
-        std::vector<T> spare(static_cast<size_t>(2 * c.value_dim));
+        constexpr size_t line = 64;
+        const auto held = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(spare_size()) + line / sizeof(T));
+        void *begin = held.get();
+        const size_t size = static_cast<size_t>(spare_size()) * sizeof(T);
+        size_t space = size + line;
+        T *spare = static_cast<T *>(std::align(line, size, begin, space));
         for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
-            chunk(base, seen, spare.data(), state);
+            chunk(base, seen, spare, state);
     }
 
     void finish(const State &total) const {
@@ -451,19 +499,40 @@ template <typename T> void run(const Attention &c) {
     list.size() < enough && parts > 1 ? split<T>(c, list) : whole<T>(c, list);
 }
 
-template <typename T>
-void store(const T *key, const T *value, T *keys, T *values, const int64_t *slots, int64_t tokens, int64_t heads,
-           int64_t dim, int64_t value_dim, int64_t size, int64_t key_stride, int64_t value_stride) {
+// Writes the codes or numbers of one head of one token into its places: keys and values lie by 16 positions.
+template <typename T> void place_key(const T *from, int64_t dim, int64_t at, int64_t pair, T *keys) {
+    T *to = keys + at / 16 * 16 * dim + at % 16 * pair;
+    for (int64_t d = 0; d < dim; ++d) to[d / pair * pair * 16 + d % pair] = from[d];
+}
+template <typename T> void place_value(const T *from, int64_t dim, int64_t at, int64_t pair, T *values) {
+    T *to = values + at / pair * pair * dim + at % pair;
+    for (int64_t d = 0; d < dim; ++d) to[d * pair] = from[d];
+}
+
+template <typename T> void store(const Store &c) {
     constexpr int64_t pair = sizeof(T) == 2 ? 2 : 1;
-    for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t block = slots[t] / size, at = slots[t] % size;
-        for (int64_t h = 0; h < heads; ++h) {
-            const int64_t base = (block * heads + h) * size;
-            const T *k = key + t * key_stride + h * dim, *v = value + t * value_stride + h * value_dim;
-            T *to = keys + base * dim + at * pair;
-            for (int64_t d = 0; d < dim; ++d) to[d / pair * pair * size + d % pair] = k[d];
-            T *row = values + base * value_dim + at / pair * pair * value_dim + at % pair;
-            for (int64_t d = 0; d < value_dim; ++d) row[d * pair] = v[d];
+    const int64_t widest = std::max(c.head_dim, c.value_dim);
+    std::vector<float> numbers(static_cast<size_t>(widest));
+    std::vector<uint8_t> codes(static_cast<size_t>(widest));
+    const auto coded = [&](const T *from, int64_t dim) {
+        for (int64_t d = 0; d < dim; ++d) numbers[d] = to_float(from[d]);
+        return encode(c.code, numbers.data(), dim, codes.data());
+    };
+    for (int64_t t = 0; t < c.tokens; ++t) {
+        const int64_t block = c.slots[t] / c.block_size, in = c.slots[t] % c.block_size;
+        for (int64_t h = 0; h < c.heads; ++h) {
+            const int64_t at = (block * c.heads + h) * c.block_size + in;
+            const T *k = static_cast<const T *>(c.key) + t * c.key_stride + h * c.head_dim;
+            const T *v = static_cast<const T *>(c.value) + t * c.value_stride + h * c.value_dim;
+            if (c.code == KvCode::none) {
+                place_key(k, c.head_dim, at, pair, static_cast<T *>(c.keys));
+                place_value(v, c.value_dim, at, pair, static_cast<T *>(c.values));
+                continue;
+            }
+            c.scales[at] = coded(k, c.head_dim);
+            place_key(codes.data(), c.head_dim, at, pair, static_cast<uint8_t *>(c.keys));
+            c.scales[c.blocks * c.heads * c.block_size + at] = coded(v, c.value_dim);
+            place_value(codes.data(), c.value_dim, at, pair, static_cast<uint8_t *>(c.values));
         }
     }
 }
@@ -474,17 +543,11 @@ void require(bool holds, const char *what, int64_t got) {
 
 }  // namespace
 
-void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
-              int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t size, int64_t blocks,
-              int64_t key_stride, int64_t value_stride) {
-    for (int64_t t = 0; t < tokens; ++t)
-        require(slots[t] >= 0 && slots[t] < blocks * size, "slots must lie within the cache", slots[t]);
-    if (type == Type::f32)
-        store(static_cast<const float *>(key), static_cast<const float *>(value), static_cast<float *>(keys),
-              static_cast<float *>(values), slots, tokens, heads, dim, value_dim, size, key_stride, value_stride);
-    else
-        store(static_cast<const bf16 *>(key), static_cast<const bf16 *>(value), static_cast<bf16 *>(keys),
-              static_cast<bf16 *>(values), slots, tokens, heads, dim, value_dim, size, key_stride, value_stride);
+void store_kv(const Store &call, Type type) {
+    for (int64_t t = 0; t < call.tokens; ++t)
+        require(call.slots[t] >= 0 && call.slots[t] < call.blocks * call.block_size, "slots must lie within the cache",
+                call.slots[t]);
+    type == Type::f32 ? store<float>(call) : store<bf16>(call);
 }
 
 void attention(const Attention &call, Type type) {

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kv_codes.h"
+
 namespace tailrace {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
@@ -37,10 +39,12 @@ void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_
 void use_at_most(int set);
 int best_quantized_set();
 
+// A KV cache: positions lie by 16, bf16 (and codes of bf16) also by pairs. With codes, entries of keys and values are
+// one byte, and scales are [2][blocks, Hkv, block_size], of keys and of values.
 struct Attention {
     const void *query;  // [T, Hq, D]
     void *out;          // [T, Hq, Dv]
-    const void *keys;   // [blocks, Hkv, D/2, block_size, 2] bf16, [blocks, Hkv, D, block_size] f32
+    const void *keys;   // [blocks, Hkv, block_size/16, D/2, 16, 2] bf16, [blocks, Hkv, block_size/16, D, 16] f32
     const void *values; // [blocks, Hkv, block_size/2, Dv, 2] bf16, [blocks, Hkv, block_size, Dv] f32
     const int32_t *tables;
     const int32_t *query_start;
@@ -49,11 +53,19 @@ struct Attention {
     float scale, softcap;
     int64_t window, chunk;  // 0: none
     const float *sinks;     // [Hq], or null
+    KvCode code;
+    const float *scales;    // null without codes
+};
+struct Store {
+    const void *key, *value;  // [T, Hkv, D], [T, Hkv, Dv]
+    void *keys, *values;
+    const int64_t *slots;
+    int64_t tokens, heads, head_dim, value_dim, block_size, blocks, key_stride, value_stride;
+    KvCode code;
+    float *scales;
 };
 // Both throw std::invalid_argument where a table or a slot points outside the cache.
-void store_kv(const void *key, const void *value, Type type, void *keys, void *values, const int64_t *slots,
-              int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t block_size, int64_t blocks, int64_t key_stride,
-              int64_t value_stride);
+void store_kv(const Store &call, Type type);
 void attention(const Attention &call, Type type);
 
 void rms_norm(const void *x, const void *weight, Type type, int64_t rows, int64_t dim, int64_t stride, float eps,

@@ -59,17 +59,17 @@ NB_MODULE(_cpu, m) {
     m.def("best_quantized_set", [] { return best_quantized_set(); });
     m.def("store_kv", [](Address key, Address value, int type, Address keys, Address values, Address slots,
                          int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t block_size, int64_t blocks,
-                         int64_t key_stride, int64_t value_stride) {
-        store_kv(at(key), at(value), Type(type), at(keys), at(values), at<int64_t>(slots), tokens, heads, dim,
-                 value_dim, block_size, blocks, key_stride, value_stride);
+                         int64_t key_stride, int64_t value_stride, int code, Address scales) {
+        store_kv({at(key), at(value), at(keys), at(values), at<int64_t>(slots), tokens, heads, dim, value_dim, block_size,
+                  blocks, key_stride, value_stride, KvCode(code), at<float>(scales)}, Type(type));
     }, Free());
     m.def("attention", [](Address query, Address out, int type, Address keys, Address values, Address tables,
                           Address query_start, Address kv_len, int64_t tokens, int64_t blocks, int64_t sequences, int64_t table_width, int64_t heads_q,
                           int64_t heads_kv, int64_t dim, int64_t value_dim, int64_t block_size, int64_t query_stride, float scale,
-                          float softcap, int64_t window, int64_t chunk, Address sinks) {
+                          float softcap, int64_t window, int64_t chunk, Address sinks, int code, Address scales) {
         attention({at(query), at(out), at(keys), at(values), at<int32_t>(tables), at<int32_t>(query_start),
                    at<int32_t>(kv_len), tokens, blocks, sequences, table_width, heads_q, heads_kv, dim, value_dim, block_size, query_stride, scale,
-                   softcap, window, chunk, at<float>(sinks)}, Type(type));
+                   softcap, window, chunk, at<float>(sinks), KvCode(code), at<float>(scales)}, Type(type));
     }, Free());
     m.def("rms_norm", [](Address x, Address weight, int type, int64_t rows, int64_t dim, int64_t stride, float eps,
                          bool plus_one, Address y) {

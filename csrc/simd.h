@@ -117,7 +117,7 @@ inline bool has_avx512() { return avx512_wanted && supports_avx512(); }
 // vdpbf16ps, which multiplies bfloat16 pairs
 inline bool has_bf16() {
     static const bool yes = supports_avx512() && __builtin_cpu_supports("avx512bf16");
-    return yes;
+    return yes && avx512_wanted;
 }
 #define TAILRACE_BEST(name) (has_avx512() ? name##_avx512 : name##_plain)
 #else

@@ -22,12 +22,12 @@ def use_at_most(set: int) -> None: ...
 def best_quantized_set() -> int: ...
 def store_kv(
     key: int, value: int, type: int, keys: int, values: int, slots: int, tokens: int, heads: int, dim: int,
-    value_dim: int, block_size: int, blocks: int, key_stride: int, value_stride: int,
+    value_dim: int, block_size: int, blocks: int, key_stride: int, value_stride: int, code: int, scales: int,
 ) -> None: ...  # fmt: skip
 def attention(
     query: int, out: int, type: int, keys: int, values: int, tables: int, query_start: int, kv_len: int,
     tokens: int, blocks: int, sequences: int, table_width: int, heads_q: int, heads_kv: int, dim: int, value_dim: int, block_size: int, query_stride: int,  # noqa: E501
-    scale: float, softcap: float, window: int, chunk: int, sinks: int,
+    scale: float, softcap: float, window: int, chunk: int, sinks: int, code: int, scales: int,
 ) -> None: ...  # fmt: skip
 def rms_norm(
     x: int, weight: int, type: int, rows: int, dim: int, stride: int, eps: float, plus_one: bool, y: int

@@ -182,6 +182,7 @@ class Scene:
         dim=64,
         size=16,
         value_dim=0,
+        code: torch.dtype | None = None,
     ):
         self.backend, self.dtype, self.dim, self.contexts = backend, dtype, dim, contexts
         dims = (dim, value_dim or dim)
@@ -189,9 +190,15 @@ class Scene:
         width = max(-(-length // size) for length, _ in contexts)
         order = torch.randperm(width * len(contexts) + 3, generator=generator)
         self.tables = order[: width * len(contexts)].view(len(contexts), width).to(torch.int32)
-        self.cache = find("make_cache", backend)(len(order), heads[1], size, dims, dtype, torch.device("cpu"))
-        self.cache.keys.fill_(float("nan"))  # what an old owner left must not matter
-        self.cache.values.fill_(float("nan"))
+        shape, old = (len(order), heads[1], size, dims, dtype), float("nan")  # what an old owner left must not matter
+        if code is None:
+            self.cache = find("make_cache", backend)(*shape, torch.device("cpu"))
+            self.cache.keys.fill_(old)
+            self.cache.values.fill_(old)
+        else:
+            self.cache = find("make_quantized_cache", backend)(*shape, code)
+            assert self.cache.scales is not None
+            self.cache.scales.fill_(old)
         self.query = torch.randn(sum(q for _, q in contexts), heads[0], dim, generator=generator).to(dtype)
         for i, (length, _) in enumerate(contexts):
             key = torch.randn(length, heads[1], dim, generator=generator).to(dtype)

@@ -18,7 +18,7 @@ from tailrace.config import WITH_WEIGHTS, EngineConfig
 from tailrace.engine import cache_size
 from tailrace.errors import ConfigError
 from tailrace.models import describe
-from tailrace.models.footprint import block_bytes, weights_bytes
+from tailrace.models.footprint import SCALE_BYTES, block_bytes, weights_bytes
 
 GIB = 1 << 30
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -117,7 +117,8 @@ def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryN
         weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)
     if not config.num_blocks and not config.memory_gib:
         return MemoryNeed(name, device, weights, None)
-    each = block_bytes(folder, config.block_size, itemsize)
+    kept = (itemsize, 0) if engine.model.kv_cache_dtype == "auto" else (1, SCALE_BYTES)
+    each = block_bytes(folder, config.block_size, *kept)
     if config.num_blocks:
         return MemoryNeed(name, device, weights, config.num_blocks * each)
     longest = describe(folder, name, engine.scheduler.max_model_len).max_model_len

@@ -29,6 +29,7 @@ __all__ = [
     "joined",
     "linear",
     "make_cache",
+    "make_quantized_cache",
     "pack_linear",
     "pack_quantized",
     "paged_attention",
@@ -149,6 +150,31 @@ def make_cache(
     device = torch.device(device)
     dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
     return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, dims, dtype, device)
+
+
+def make_quantized_cache(
+    num_blocks: int,
+    heads: int,
+    block_size: int,
+    head_dim: int | tuple[int, int],
+    dtype: torch.dtype,
+    code: torch.dtype,
+) -> KVCache:
+    """The same, on the CPU, of keys and values in eight bits: `store_kv` makes codes of a token's head by itself and
+    keeps their scale, the largest magnitude over the largest code; `paged_attention` reads codes times scale.
+
+    dtype: of the keys and values that are given, and of queries: bf16 or f32. code: torch.int8, of −127 … 127: an error
+    of at most half a scale and the rounding of 2⁻²²; or torch.float8_e4m3fn, up to 448: at most 1/16 of the number, or
+    2⁻¹⁰ of the scale (arXiv 2209.05433). Numbers all below 2⁻¹⁰⁰ become zeros. NaN or infinity make the token's scale
+    NaN, and so the attention of whoever sees the token.
+
+    Raises:
+        ValueError: code is another one; or as in `make_cache`.
+    """
+    if code not in (torch.int8, torch.float8_e4m3fn):
+        raise ValueError(f"codes of a KV cache must be torch.int8 or torch.float8_e4m3fn, got {code}")
+    dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
+    return choose("make_quantized_cache", "cpu", dtype)(num_blocks, heads, block_size, dims, dtype, code)
 
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:

@@ -1,5 +1,5 @@
-"""One layer's block-paged KV memory: two tensors whose first dimension is the block. The rest of the layout belongs to
-the backend that made them."""
+"""One layer's block-paged KV memory: tensors with a dimension that is the block. The rest of the layout belongs to the
+backend that made them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """keys, values: [blocks, …]; heads, block_size, head_dim (of keys), value_dim: what a block holds."""
+    """keys, values: [blocks, …]; heads, block_size, head_dim (of keys), value_dim: what a block holds.
+
+    scales: float32 [2, blocks, heads, block_size] where keys and values are codes of int8 or float8_e4m3fn, each times
+    the scale of its position and head (kernels.make_quantized_cache); else None. number: the dtype of the numbers that
+    the codes stand for.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -18,16 +23,21 @@ class KVCache:
     block_size: int
     head_dim: int
     value_dim: int
+    scales: torch.Tensor | None = None
+    number: torch.dtype | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
-        return self.keys.dtype
+        """Of keys and values as they are given, and of queries."""
+        return self.number or self.keys.dtype
 
     def copy_blocks(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy whole blocks: target[i] becomes source[i]. Both int64 [n]; no block is in both."""
-        self.keys[target] = self.keys[source]
-        self.values[target] = self.values[source]
+        for part in (self.keys, self.values):
+            part = part.view(torch.uint8) if part.dtype.itemsize == 1 else part  # torch can't index float8
+            part[target] = part[source]
+        if self.scales is not None:
+            self.scales[:, target] = self.scales[:, source]
 
 
 def check_attention(

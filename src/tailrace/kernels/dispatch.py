@@ -30,6 +30,7 @@ OPERATIONS: dict[str, tuple[str, frozenset[str]]] = {
     "joined": ("quantized", ONLY_CPU),
     "quantized_rows": ("quantized", ONLY_CPU),
     "make_cache": ("attention", ALL),
+    "make_quantized_cache": ("attention", ON_CPU),
     "store_kv": ("attention", ALL),
     "paged_attention": ("attention", ALL),
     "rms_norm": ("norm", ALL),

@@ -15,6 +15,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 # by quant_method: how many floats become of an entry, where transformers widens it at load
 WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
+SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -63,8 +64,9 @@ def tensors_bytes(path: Path, sizes: dict[str, int]) -> int:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
 
 
-def block_bytes(folder: Path, block_size: int, itemsize: int) -> int:
-    """Bytes of one KV-cache block over all layers, for a model whose layers are alike.
+def block_bytes(folder: Path, block_size: int, itemsize: int, scale_bytes: int = 0) -> int:
+    """Bytes of one KV-cache block over all layers, for a model whose layers are alike. scale_bytes: beside the keys of
+    each token's head, and beside its values.
 
     Raises:
         ModelLoadError: config.json can't be read.
@@ -73,7 +75,7 @@ def block_bytes(folder: Path, block_size: int, itemsize: int) -> int:
     heads = first(config, HEADS)
     head_dim = config.get("head_dim") or (first(config, WIDTH) // heads if heads else 0)
     kv_heads = config.get("num_key_value_heads") or heads
-    return 2 * first(config, LAYERS) * kv_heads * head_dim * block_size * itemsize
+    return 2 * first(config, LAYERS) * kv_heads * (head_dim * itemsize + scale_bytes) * block_size
 
 
 def first(config: dict[str, object], names: tuple[str, ...]) -> int:

@@ -65,10 +65,11 @@ class AttentionLayer:
     window: int = 0
     softcap: float = 0.0
 
-    @property
-    def width(self) -> int:
-        """Numbers that a position's keys and values take in the cache; 0 where the cache is another layer's."""
-        return self.heads * (self.head_dim + self.value_dim) if self.source == self.index else 0
+    def position_bytes(self, itemsize: int, scale_bytes: int = 0) -> int:
+        """Bytes that a position's keys and values take in the cache, with so many of a number and of a head's scale; 0
+        where the cache is another layer's."""
+        each = (self.head_dim + self.value_dim) * itemsize + 2 * scale_bytes
+        return self.heads * each if self.source == self.index else 0
 
     def note(self, key: torch.Tensor, value: torch.Tensor) -> None:
         """Shapes of its keys and values [1, Hkv, T, D], and whether an earlier layer of the pass has the same."""

@@ -121,6 +121,27 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+KV_CODES = {  # by model.kv_cache_dtype
+    "auto": None,
+    "int8": torch.int8,
+    "int8_per_token_head": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_per_token_head": torch.float8_e4m3fn,
+}
+
+
+def pick_kv_code(name: str, device: torch.device) -> torch.dtype | None:
+    """The codes in which keys and values are kept; None: they are kept as they are.
+
+    Raises:
+        ConfigError: there are no kernels for them on the device.
+    """
+    if name != "auto" and device.type != "cpu":
+        raise ConfigError(f"model.kv_cache_dtype {name} (--kv-cache-dtype) has kernels on the CPU only; use auto here")
+    return KV_CODES[name]
+
+
 DEQUANTISED = frozenset({"mxfp4", "fp8"})  # transformers reads them with a GPU's kernels, which come from a hub
 
 

@@ -40,6 +40,7 @@ from tailrace.runners.load_checks import (
     dequantise_at_load,
     explained,
     pick_device,
+    pick_kv_code,
     refuse_encoder_decoder,
     settle_dtypes,
     trial_batch,
@@ -87,6 +88,7 @@ class TransformersRunner:
         self.graphs: Graphs | None = None
         self.invariant: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
         self.lora: Adapters | None = None
+        self.kv_code: torch.dtype | None = None  # of the engine's cache; while the model is checked there is none
         taken = inspect.signature(model.forward).parameters
         self.picks_logits, self.takes_positions = "logits_to_keep" in taken, takes_positions(model)
 
@@ -103,6 +105,7 @@ class TransformersRunner:
             ConfigError: the device or dtype is not available.
         """
         device = pick_device(config.device)
+        code = pick_kv_code(config.kv_cache_dtype, device)
         dtype = getattr(torch, config.dtype)
         if device.type == "cpu":
             if dtype == torch.float16:
@@ -130,7 +133,12 @@ class TransformersRunner:
                 lambda rows: runner.forward(trial_batch(runner.vocab_size, block_size, rows)),
                 TRIAL_TOKENS,
             )
-        runner.layers.caches, runner.states.memory = [], {}
+        runner.layers.caches, runner.states.memory, runner.kv_code = [], {}, code
+        if code is not None and not runner.attention:
+            raise ConfigError(
+                f"model.kv_cache_dtype {config.kv_cache_dtype} (--kv-cache-dtype): {type(model).__name__} has no KV "
+                "cache; use auto"
+            )
         return runner
 
     @property
@@ -140,17 +148,21 @@ class TransformersRunner:
 
     @property
     def block_bytes(self) -> int:
-        return sum(a.width for a in self.attention) * self.block_size * self.dtype.itemsize
+        kept = (self.dtype.itemsize, 0) if self.kv_code is None else (self.kv_code.itemsize, torch.float32.itemsize)
+        return sum(a.position_bytes(*kept) for a in self.attention) * self.block_size
 
-    def make_caches(self, num_blocks: int) -> list[kernels.KVCache]:
-        """One cache per attention layer, in their order; layers that share their keys have one cache."""
+    def make_caches(self, num_blocks: int, code: torch.dtype | None = None) -> list[kernels.KVCache]:
+        """One cache per attention layer, in their order; layers that share their keys have one cache. code: of what is
+        kept; None: dtype's numbers."""
         caches: list[kernels.KVCache] = []
         for a in self.attention:
+            shape = (num_blocks, a.heads, self.block_size, (a.head_dim, a.value_dim), self.dtype)
             if a.source != a.index:
                 caches.append(caches[a.source])
-                continue
-            dims = (a.head_dim, a.value_dim)
-            caches.append(kernels.make_cache(num_blocks, a.heads, self.block_size, dims, self.dtype, self.device))
+            elif code is None:
+                caches.append(kernels.make_cache(*shape, self.device))
+            else:
+                caches.append(kernels.make_quantized_cache(*shape, code))
         return caches
 
     def allocate(self, num_blocks: int) -> None:
@@ -158,7 +170,15 @@ class TransformersRunner:
             raise ConfigError(f"cache.num_blocks must hold at least {TRIAL_TOKENS} positions, got {num_blocks} blocks")
         if self.states.shapes and not self.states.memory:
             raise ConfigError(f"{type(self.model).__name__} keeps a state per sequence, so it can't be a draft model")
-        self.layers.caches = self.make_caches(num_blocks)
+        self.layers.caches = self.make_caches(num_blocks, self.kv_code)
+        if self.kv_code is not None:
+            plain = sum(a.position_bytes(self.dtype.itemsize) for a in self.attention)
+            each, gib = self.block_bytes // self.block_size, num_blocks * self.block_bytes / 2**30
+            log.info(
+                "KV cache in %s: %d tokens in %.2f GiB, %d bytes each; %s would take %d",
+                *(str(self.kv_code).removeprefix("torch."), num_blocks * self.block_size, gib, each),
+                *(str(self.dtype).removeprefix("torch."), plain),
+            )
         self.trial()  # the first pass is slow, so it runs before any request
         if self.device.type == "cuda":  # on a GPU decode steps use other kernels, and the rows' number chooses some
             for rows in TILED_ROWS if self.layers.batch_invariant else (1,):

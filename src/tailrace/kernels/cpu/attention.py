@@ -9,23 +9,44 @@ from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache, check_attention
 from tailrace.kernels.types import CODES
 
+KV_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # csrc/kv_codes.h
+
 
 def make_cache(
     num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> KVCache:
+    return KVCache(*memory((num_blocks, heads, block_size), dims, dtype, dtype), heads, block_size, *dims)
+
+
+def make_quantized_cache(
+    num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, code: torch.dtype
+) -> KVCache:
+    shape = (num_blocks, heads, block_size)
+    keys, values = memory(shape, dims, dtype, code)
+    return KVCache(keys, values, heads, block_size, *dims, torch.empty((2, *shape)), dtype)
+
+
+def memory(
+    shape: tuple[int, int, int], dims: tuple[int, int], dtype: torch.dtype, kept: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of keys and values, in the kernel's order for numbers of `dtype`, kept as `kept`. shape: [blocks, heads,
+    block_size]."""
+    num_blocks, heads, block_size = shape
     if block_size % 16:
         raise ValueError(f"block_size must be a multiple of 16, got {block_size}")
     head_dim, value_dim = dims
     if head_dim % 2 or value_dim % 2:
         raise ValueError(f"head_dim must be even, got {head_dim} of keys and {value_dim} of values")
     pair = 2 if dtype == torch.bfloat16 else 1
-    return KVCache(
-        torch.empty((num_blocks, heads, head_dim // pair, block_size, pair), dtype=dtype),  # touched when used
-        torch.empty((num_blocks, heads, block_size // pair, value_dim, pair), dtype=dtype),
-        heads,
-        block_size,
-        *dims,
+    return (
+        torch.empty((num_blocks, heads, block_size // 16, head_dim // pair, 16, pair), dtype=kept),  # touched when used
+        torch.empty((num_blocks, heads, block_size // pair, value_dim, pair), dtype=kept),
     )
+
+
+def code_and_scales(cache: KVCache) -> tuple[int, int]:
+    """The kernel's number of the codes, and the scales' address; zeros without codes."""
+    return (0, 0) if cache.scales is None else (KV_CODES[cache.keys.dtype], cache.scales.data_ptr())
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -64,6 +85,7 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
         cache.keys.shape[0],
         key.stride(0),
         value.stride(0),
+        *code_and_scales(cache),
     )
 
 
@@ -107,5 +129,6 @@ def paged_attention(
         options.window,
         options.chunk,
         0 if sinks is None else sinks.data_ptr(),
+        *code_and_scales(cache),
     )
     return out

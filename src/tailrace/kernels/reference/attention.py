@@ -7,6 +7,8 @@ import torch
 from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache
 
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # codes
+
 
 def make_cache(
     num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, device: torch.device
@@ -15,11 +17,46 @@ def make_cache(
     return KVCache(keys, values, heads, block_size, *dims)
 
 
+def make_quantized_cache(
+    num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, code: torch.dtype
+) -> KVCache:
+    keys, values = (torch.zeros((num_blocks, heads, block_size, dim), dtype=code) for dim in dims)
+    return KVCache(keys, values, heads, block_size, *dims, torch.zeros((2, num_blocks, heads, block_size)), dtype)
+
+
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     slots = slots.to(key.device)
     block, offset = slots // cache.block_size, slots % cache.block_size
-    cache.keys[block, :, offset] = key.to(cache.dtype)
-    cache.values[block, :, offset] = value.to(cache.dtype)
+    for i, (kept, numbers) in enumerate(((cache.keys, key), (cache.values, value))):
+        if cache.scales is None:
+            kept[block, :, offset] = numbers.to(cache.dtype)
+        else:
+            codes, cache.scales[i, block, :, offset] = encode(numbers.float(), kept.dtype)
+            kept.view(torch.uint8)[block, :, offset] = codes.view(torch.uint8)  # torch can't index float8
+
+
+def encode(numbers: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers float32 [T, H, D] → codes [T, H, D] and their scales float32 [T, H]: the largest magnitude over the
+    largest code. Numbers all below 2⁻¹⁰⁰ become zeros; the scale of NaN or infinity is NaN."""
+    top = numbers.abs().amax(-1)
+    most = torch.full_like(top, LARGEST[code])  # a float over a tensor is rounded twice
+    whole, tiny = numbers.isfinite().all(-1), top < 2.0**-100
+    scaled = numbers * torch.where(whole & ~tiny, most / top, 0.0)[..., None]
+    scaled = scaled.where((whole & ~tiny)[..., None], 0.0)
+    codes = scaled.round().to(code) if code == torch.int8 else scaled.to(code)
+    return codes, torch.where(whole, torch.where(tiny, 0.0, top / most), float("nan"))
+
+
+def numbers_of(cache: KVCache, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of these blocks, [positions, Hkv, D] of each, codes times their scales."""
+    out = []
+    for i, kept in enumerate((cache.keys, cache.values)):
+        if cache.scales is None:
+            part = kept[blocks]
+        else:
+            part = kept.view(torch.uint8)[blocks].view(kept.dtype).float() * cache.scales[i, blocks][..., None]
+        out.append(part.transpose(1, 2).flatten(0, 1))
+    return out[0], out[1]
 
 
 def paged_attention(
@@ -36,8 +73,7 @@ def paged_attention(
     for i, length in enumerate(lengths):
         first, last = starts[i], starts[i + 1]
         blocks = block_tables[i, : -(-length // cache.block_size)].to(query.device, torch.int64)
-        keys = cache.keys[blocks].transpose(1, 2).flatten(0, 1)[:length]  # [positions, Hkv, D]
-        values = cache.values[blocks].transpose(1, 2).flatten(0, 1)[:length]
+        keys, values = (part[:length] for part in numbers_of(cache, blocks))
         group = query.shape[1] // cache.heads
         keys = keys.repeat_interleave(group, 1).float()
         values = values.repeat_interleave(group, 1).float()

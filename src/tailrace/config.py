@@ -41,7 +41,8 @@ class ModelConfig(Section, frozen=True):
     processors: logits processors that requests may name: "name=package.module:function", separated by commas.
     lora: LoRA adapters by the names that requests use: "name=folder", separated by commas.
     dtype: of weights and KV cache. weights: what becomes of a GGUF file's matrices: dtype's numbers, or, on a CPU, they
-    stay in their blocks ("quantized"). device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
+    stay in their blocks ("quantized"). quantize: blocks of GGUF's that the matrices of a folder of floats become.
+    device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
     cuda_graphs: on a GPU, launch decode steps as CUDA graphs.
     batch_invariant: on a GPU, compute a token's logits to the same bits whatever else is in its batch; on a CPU they
     are, always. Without it a GPU reads long prompts faster, and decodes more slowly.
@@ -51,6 +52,7 @@ class ModelConfig(Section, frozen=True):
     name: str | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     weights: Literal["dequantized", "quantized"] = "dequantized"
+    quantize: Literal["none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"] = "none"
     device: str = "auto"
     threads: Natural = 0
     cuda_graphs: bool = True

@@ -1,4 +1,4 @@
-// Weights in blocks of few bits, as GGUF files hold them, in an order of their own: docs/quantized.md.
+// Weights in blocks of few bits, as GGUF files (and others) hold them, in an order of their own: docs/quantized.md.
 //
 // A panel is 64 outputs, a block 32 inputs of them. Of a panel all blocks follow each other, so that a call reads one
 // stream. A block is its scales, then its codes in planes of bits; formats whose scales are products of two numbers
@@ -17,28 +17,35 @@ constexpr int64_t kTile = 16;               // rows of activations that lie toge
 enum class Codes : int { four, five, six, eight, iq4, mxfp4 };
 // half: float16. half_min: scale and minimum as float16. nested_min: 8 bits each, times float16 of the head.
 // nested: 8 bits with a sign for 16 inputs, times float16 of the head. power: the upper half of a float32.
-enum class Scales : int { half, half_min, nested_min, nested, power };
+// half_zero: float16 and a zero point, a byte that is taken from every code. single, single_zero: the same in float32.
+enum class Scales : int { half, half_min, nested_min, nested, power, half_zero, single, single_zero };
 
-// What a GGUF type becomes.
+// What a type of blocks becomes.
 struct Format {
-    int type;  // GGUF's number
+    int type;  // GGUF's number; from 1000 on types of our own
     Codes codes;
     Scales scales;
     int offset;  // what a code stands above its value
     int64_t block, bytes;  // of the file: weights and bytes of one of its blocks
 };
 
-// The format of a GGUF type, or null where there is none.
+// The format of a type, or null where there is none.
 const Format *format_of(int type);
 
 constexpr int kSixteen = 16;
 inline int halves(const Format &f) { return f.scales == Scales::nested ? 2 : 1; }
-inline bool has_min(const Format &f) { return f.scales == Scales::half_min || f.scales == Scales::nested_min; }
+inline bool has_zero(const Format &f) { return f.scales == Scales::half_zero || f.scales == Scales::single_zero; }
+inline bool has_single(const Format &f) { return f.scales == Scales::single || f.scales == Scales::single_zero; }
+// A zero point is a minimum of −scale · zero point.
+inline bool has_min(const Format &f) {
+    return f.scales == Scales::half_min || f.scales == Scales::nested_min || has_zero(f);
+}
 inline int64_t head_bytes(const Format &f) {
     return f.scales == Scales::nested_min ? 4 * kPack : f.scales == Scales::nested ? 2 * kPack : 0;
 }
+// Of an output's block: its scale, then its minimum or zero point.
 inline int64_t scale_bytes(const Format &f) {
-    return f.scales == Scales::half_min ? 4 * kPack : 2 * kPack;
+    return ((f.scales == Scales::half_min || has_single(f) ? 4 : 2) + has_zero(f)) * kPack;
 }
 inline int64_t code_bytes(const Format &f) {
     const int bits = f.codes == Codes::five ? 5 : f.codes == Codes::six ? 6 : f.codes == Codes::eight ? 8 : 4;
@@ -63,6 +70,8 @@ struct Widened {
 };
 // Widens `count` blocks, which share a head. less: taken from every code (0, or the offset).
 void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out);
+// All weights of output j of a panel, in float32: `blocks` · 32 of them, the same bits.
+void widen_output(const Format &f, const uint8_t *panel, int64_t j, int64_t blocks, float *out);
 
 // Rows of activations as int8, in tiles of 16 rows. Of a row and a block: x ≈ scale · q with |q| ≤ 127.
 struct Activations {

@@ -1,12 +1,15 @@
-// Blocks of a GGUF file → packed panels, and rows of these widened again.
+// Blocks of a file → packed panels, and rows of these widened again.
 //
-// The layouts of the blocks are those of ggml (github.com/ggml-org/ggml, ggml-common.h and gguf-py's quants.py).
+// The layouts of the blocks are those of ggml (github.com/ggml-org/ggml, ggml-common.h and gguf-py's quants.py). Those
+// of our own (models/blocks.py writes them) are a scale, in float16 or float32, a zero point if there is one, and codes
+// as Q4_0 and Q8_0 have them.
 #include "pool.h"
 #include "quantized.h"
 #include "simd.h"
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 namespace tailrace {
 namespace {
@@ -24,6 +27,10 @@ const Format kFormats[] = {
     {20, Codes::iq4, Scales::half, 128, 32, 18},        // IQ4_NL
     {23, Codes::iq4, Scales::nested, 128, 256, 136},    // IQ4_XS
     {39, Codes::mxfp4, Scales::power, 128, 32, 17},     // MXFP4
+    {1000, Codes::four, Scales::half_zero, 0, 32, 19},
+    {1001, Codes::four, Scales::single, 8, 32, 20},
+    {1002, Codes::four, Scales::single_zero, 0, 32, 21},
+    {1003, Codes::eight, Scales::single, 128, 32, 36},
 };
 
 // One block of the file: its codes in the order of its inputs, its head and, per 32 inputs, its scales as the panel
@@ -31,7 +38,7 @@ const Format kFormats[] = {
 struct Decoded {
     uint8_t codes[kSuper * kBlock];
     uint16_t head[2];
-    uint8_t scales[kSuper][4];
+    uint8_t scales[kSuper][5];
 };
 
 uint16_t word(const uint8_t *at) {
@@ -46,13 +53,15 @@ void nibbles(const uint8_t *from, int n, uint8_t *codes) {
 }
 
 void decode_small(const Format &f, const uint8_t *raw, Decoded &out) {
-    const bool power = f.scales == Scales::power, min = f.scales == Scales::half_min;
-    // a power e of MXFP4 is 2^(e − 128), whose lower half as a float32 is zero
-    const uint32_t bits = raw[0] < 2 ? 0x00200000u << raw[0] : static_cast<uint32_t>(raw[0] - 1) << 23;
-    const uint16_t scale = power ? static_cast<uint16_t>(bits >> 16) : word(raw);
-    std::memcpy(out.scales[0], &scale, 2);
-    std::memcpy(out.scales[0] + 2, raw + 2, 2);
-    const uint8_t *at = raw + (power ? 1 : min ? 4 : 2);
+    const int64_t bytes = f.scales == Scales::power ? 1 : scale_bytes(f) / kPack;
+    std::memcpy(out.scales[0], raw, static_cast<size_t>(bytes));
+    if (f.scales == Scales::power) {
+        // a power e of MXFP4 is 2^(e − 128), whose lower half as a float32 is zero
+        const uint32_t bits = raw[0] < 2 ? 0x00200000u << raw[0] : static_cast<uint32_t>(raw[0] - 1) << 23;
+        const uint16_t scale = static_cast<uint16_t>(bits >> 16);
+        std::memcpy(out.scales[0], &scale, 2);
+    }
+    const uint8_t *at = raw + bytes;
     if (f.codes == Codes::eight) {
         for (int i = 0; i < kBlock; ++i) out.codes[i] = static_cast<uint8_t>(at[i] + 128);
         return;
@@ -125,11 +134,13 @@ void decode(const Format &f, const uint8_t *raw, Decoded &out) {
 // i mod 1024, its fifth in bit i / 256 of byte i mod 256 of the next plane, or its fifth and sixth in bits
 // 2 · (i / 512) of byte i mod 512.
 void put(const Format &f, const uint8_t *codes, const uint8_t *scales, int64_t j, uint8_t *at) {
-    if (f.scales == Scales::half || f.scales == Scales::half_min || f.scales == Scales::power) {
-        std::memcpy(at + 2 * j, scales, 2);
-        if (f.scales == Scales::half_min) std::memcpy(at + 2 * kPack + 2 * j, scales + 2, 2);
-    } else {
+    if (head_bytes(f)) {
         at[j] = scales[0], at[kPack + j] = scales[1];
+    } else {
+        const int64_t size = has_single(f) ? 4 : 2;
+        std::memcpy(at + size * j, scales, static_cast<size_t>(size));
+        if (f.scales == Scales::half_min) std::memcpy(at + 2 * kPack + 2 * j, scales + 2, 2);
+        if (has_zero(f)) at[size * kPack + j] = scales[size];
     }
     uint8_t *low = at + scale_bytes(f), *high = low + kCell / 2;
     for (int64_t i = 0; i < kBlock; ++i) {
@@ -146,6 +157,12 @@ void put(const Format &f, const uint8_t *codes, const uint8_t *scales, int64_t j
 }
 
 bool finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+// The numbers before the codes of a block without a head.
+bool finite(const Format &f, const uint8_t *scales) {
+    if (f.scales == Scales::power) return true;
+    if (has_single(f)) return (word(scales + 2) & 0x7f80) != 0x7f80;
+    return finite(word(scales)) && (f.scales != Scales::half_min || finite(word(scales + 2)));
+}
 
 // False where a scale is not finite.
 bool pack_row(const Format &f, const uint8_t *raw, int64_t k, int64_t j, uint8_t *panel) {
@@ -161,8 +178,8 @@ bool pack_row(const Format &f, const uint8_t *raw, int64_t k, int64_t j, uint8_t
                 std::memcpy(head + 2 * kPack + 2 * j, &block.head[1], 2);
                 fine &= finite(block.head[1]);
             }
-        } else if (f.scales != Scales::power) {
-            fine &= finite(word(block.scales[0])) && (f.scales == Scales::half || finite(word(block.scales[0] + 2)));
+        } else {
+            fine &= finite(f, block.scales[0]);
         }
         for (int64_t b = 0; b < f.block / kBlock; ++b)
             put(f, block.codes + b * kBlock, block.scales[b], j, panel + block_at(f, i / kBlock + b));
@@ -208,21 +225,12 @@ void quantized_rows(const void *packed, int type, int64_t k, const int64_t *ids,
     const Format &f = *format_of(type);
     Pool::instance().run(count, [&](int64_t r) {
         const uint8_t *panel = static_cast<const uint8_t *>(packed) + ids[r] / kPack * panel_bytes(f, k);
-        const int64_t j = ids[r] % kPack;
-        Widened w;
-        for (int64_t first = 0; first < k / kBlock; first += kSuper) {
-            const int64_t n = std::min(kSuper, k / kBlock - first);
-            widen(f, panel, first, n, 0, w);
-            for (int64_t i = 0; i < n * kBlock; ++i) {
-                const int64_t b = i / kBlock, half = halves(f) == 2 ? i % kBlock / kSixteen : 0;
-                const int code = w.codes[b * kCell + (i % kBlock / 4 * kPack + j) * 4 + i % 4] - f.offset;
-                float value = static_cast<float>(code) * w.scales[(b * halves(f) + half) * kPack + j];
-                if (has_min(f)) value += w.mins[b * kPack + j];
-                const int64_t at = r * k + first * kBlock + i;
-                if (to == Type::f32) static_cast<float *>(out)[at] = value;
-                else static_cast<bf16 *>(out)[at] = to_bf16(value);
-            }
-        }
+        thread_local std::vector<float> row;
+        row.resize(static_cast<size_t>(k));
+        float *values = to == Type::f32 ? static_cast<float *>(out) + r * k : row.data();
+        widen_output(f, panel, ids[r] % kPack, k / kBlock, values);
+        if (to != Type::f32)
+            for (int64_t i = 0; i < k; ++i) static_cast<bf16 *>(out)[r * k + i] = to_bf16(values[i]);
     });
 }
 

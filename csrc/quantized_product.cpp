@@ -1,18 +1,9 @@
 // The products of widened blocks with rows of int8, one function per instruction set. All give the same bits: sums of
 // integers are exact, and the float part is the same fused multiply-adds in the same order (quantized.h).
 #include "quantized.h"
-#include "simd.h"
+#include "tiles.h"
 
 #include <cmath>
-
-#if TAILRACE_X86 && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#define TAILRACE_AMX 1
-#else
-#define TAILRACE_AMX 0
-#endif
 
 namespace tailrace {
 namespace {
@@ -166,59 +157,33 @@ template <bool Twice, bool Min> void some_vnni(const Product &p, int rows, float
 #endif
 
 #if TAILRACE_AMX
-constexpr int kPermission = 0x1023, kTileData = 18;  // arch_prctl's ARCH_REQ_XCOMP_PERM, for the tiles' data
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
 #define TAILRACE_TILES __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq")))
 
-// The sums of one tile of rows with 16 outputs, of a block or of its halves. Tiles: 0 and 1 sums, 2 and 3 the rows' and
-// the codes' 32 inputs, 4 and 5 their 16.
-template <bool Twice> TAILRACE_TILES inline void sums_amx(const int8_t *q, const uint8_t *codes, int32_t *sums) {
-    if constexpr (Twice) {
-        _tile_loadd(4, q, kBlock);
-        _tile_loadd(5, codes, 4 * kPack);
-        _tile_zero(0);
-        _tile_dpbssd(0, 4, 5);
-        _tile_loadd(4, q + kSixteen, kBlock);
-        _tile_loadd(5, codes + 4 * 4 * kPack, 4 * kPack);
-        _tile_zero(1);
-        _tile_dpbssd(1, 4, 5);
-        _tile_stored(0, sums, 64);
-        _tile_stored(1, sums + kTile * 16, 64);
-    } else {
-        _tile_loadd(2, q, kBlock);
-        _tile_loadd(3, codes, 4 * kPack);
-        _tile_zero(0);
-        _tile_dpbssd(0, 2, 3);
-        _tile_stored(0, sums, 64);
-    }
+// The sums of one tile of rows with 16 outputs, of a block. Tiles: 0 sums, 1 and 2 the rows' and the codes' 32 inputs.
+TAILRACE_TILES inline void sums_amx(const int8_t *q, const uint8_t *codes, int32_t *sums) {
+    _tile_loadd(1, q, kBlock);
+    _tile_loadd(2, codes, 4 * kPack);
+    _tile_zero(0);
+    _tile_dpbssd(0, 1, 2);
+    _tile_stored(0, sums, 64);
 }
 
 // The sums of the next block are on their way while those of this one are added.
-template <bool Twice, bool Min> TAILRACE_TILES void tile_amx(const Product &p, int j, float *acc) {
-    constexpr int parts = Twice ? 2 : 1;
+template <bool Min> TAILRACE_TILES void tile_amx(const Product &p, int j, float *acc) {
     const At at(*p.x, p.row);
-    alignas(64) int32_t sums[2][parts * kTile * 16];
+    alignas(64) int32_t sums[2][kTile * 16];
     __m512 all[kTile];
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
-    sums_amx<Twice>(at.q(p.first), p.w->codes + 64 * j, sums[0]);
+    sums_amx(at.q(p.first), p.w->codes + 64 * j, sums[0]);
     for (int64_t b = 0; b < p.count; ++b) {
-        if (b + 1 < p.count) sums_amx<Twice>(at.q(p.first + b + 1), p.w->codes + (b + 1) * kCell + 64 * j, sums[(b + 1) % 2]);
+        if (b + 1 < p.count) sums_amx(at.q(p.first + b + 1), p.w->codes + (b + 1) * kCell + 64 * j, sums[(b + 1) % 2]);
         const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
-        for (int half = 0; half < parts; ++half) {
-            const __m512 w = _mm512_load_ps(p.w->scales + (b * parts + half) * kPack + 16 * j);
-            const int32_t *from = sums[b % 2] + half * kTile * 16;
+        const __m512 w = _mm512_load_ps(p.w->scales + b * kPack + 16 * j);
 #pragma GCC unroll 16
-            for (int r = 0; r < kTile; ++r) {
-                const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(from + 16 * r)), w);
-                all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
-            }
+        for (int r = 0; r < kTile; ++r) {
+            const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[b % 2] + 16 * r)), w);
+            all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
         }
         if constexpr (Min) {
             const __m512 min = _mm512_load_ps(p.w->mins + b * kPack + 16 * j);
@@ -228,13 +193,6 @@ template <bool Twice, bool Min> TAILRACE_TILES void tile_amx(const Product &p, i
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r]);
-}
-
-bool find_amx() {
-    unsigned a, b, c, d;
-    if (!supports_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool there = (d >> 24 & 1) && (d >> 25 & 1);  // AMX-TILE, AMX-INT8
-    return there && syscall(SYS_arch_prctl, kPermission, kTileData) == 0;
 }
 #endif
 
@@ -256,31 +214,20 @@ void product_vnni(const Product &p, int rows, float *acc) {
 #endif
 
 #if TAILRACE_AMX
-bool has_amx() {
-    static const bool yes = find_amx();
-    return yes;
-}
+bool has_amx() { return tiles_of_this_machine().int8; }
 
 TAILRACE_TILES void begin_amx() {
-    // in memory before the instruction, of whose reads the compiler is told only the first ones
-    static const TileConfig config = [] {
-        TileConfig made;
-        made.rows[0] = made.rows[1] = kTile;
-        made.bytes[0] = made.bytes[1] = 64;
-        made.rows[2] = made.rows[4] = kTile;
-        made.bytes[2] = kBlock, made.bytes[4] = kSixteen;
-        made.rows[3] = kBlock / 4, made.rows[5] = kSixteen / 4;
-        made.bytes[3] = made.bytes[5] = 64;
-        return made;
-    }();
+    TileConfig config;
+    config.rows[0] = config.rows[1] = kTile, config.rows[2] = kBlock / 4;
+    config.bytes[0] = config.bytes[2] = 64, config.bytes[1] = kBlock;
+    tiles_read_memory();
     _tile_loadconfig(&config);
 }
 
 TAILRACE_TILES void end_amx() { _tile_release(); }
 
 void product_amx(const Product &p, int, float *acc) {
-    for (int j = 0; j < 4; ++j)
-        p.twice ? tile_amx<true, false>(p, j, acc) : p.min ? tile_amx<false, true>(p, j, acc) : tile_amx<false, false>(p, j, acc);
+    for (int j = 0; j < 4; ++j) p.min ? tile_amx<true>(p, j, acc) : tile_amx<false>(p, j, acc);
 }
 #else
 bool has_amx() { return false; }

@@ -125,7 +125,72 @@ TAILRACE_CLONES void widen_nested(const uint8_t *from, const float *factors, flo
     }
 }
 
+TAILRACE_CLONES void widen_zeros(const uint8_t *from, const float *scales, float *mins) {
+    for (int j = 0; j < kPack; ++j) mins[j] = -(scales[j] * static_cast<float>(from[j]));
+}
+
+float half_at(const uint8_t *from) {
+    uint16_t half;
+    std::memcpy(&half, from, 2);
+    return from_half(half);
+}
+
+// The code at one place of [k/4][64][4], where quantized_pack.cpp put it.
+uint8_t code_at(const Format &f, const uint8_t *from, int64_t place) {
+    if (f.codes == Codes::eight) return from[place];
+    const uint8_t *high = from + kCell / 2;
+    const int four = from[place % 1024] >> (place / 1024 * 4) & 15;
+    switch (f.codes) {
+        case Codes::five: return static_cast<uint8_t>(four | (high[place % 256] >> (place / 256) & 1) << 4);
+        case Codes::six: return static_cast<uint8_t>(four | (high[place % 512] >> (place / 512 * 2) & 3) << 4);
+        case Codes::iq4: return kIq4[four];
+        case Codes::mxfp4: return kMxfp4[four];
+        default: return static_cast<uint8_t>(four);
+    }
+}
+
+// An output's scales of a block (of its halves; both are the same where there is one) and its minimum.
+struct Scale {
+    float of[2], min;
+};
+Scale scale_at(const Format &f, const uint8_t *at, const uint8_t *head, int64_t j) {
+    float scale = 0.0f;
+    bf16 power;
+    switch (f.scales) {
+        case Scales::nested: {
+            const float factor = half_at(head + 2 * j);
+            const int8_t first = static_cast<int8_t>(at[j]), second = static_cast<int8_t>(at[kPack + j]);
+            return {{factor * static_cast<float>(first), factor * static_cast<float>(second)}, 0.0f};
+        }
+        case Scales::nested_min:
+            scale = half_at(head + 2 * j) * static_cast<float>(at[j]);
+            return {{scale, scale}, -(half_at(head + 2 * (kPack + j)) * static_cast<float>(at[kPack + j]))};
+        case Scales::power:
+            std::memcpy(&power, at + 2 * j, 2);
+            scale = to_float(power);
+            break;
+        default:
+            if (has_single(f)) std::memcpy(&scale, at + 4 * j, 4);
+            else scale = half_at(at + 2 * j);
+    }
+    const float min = f.scales == Scales::half_min ? half_at(at + 2 * (kPack + j))
+                      : has_zero(f) ? -(scale * static_cast<float>(at[(has_single(f) ? 4 : 2) * kPack + j])) : 0.0f;
+    return {{scale, scale}, min};
+}
+
 }  // namespace
+
+void widen_output(const Format &f, const uint8_t *panel, int64_t j, int64_t blocks, float *out) {
+    for (int64_t b = 0; b < blocks; ++b, out += kBlock) {
+        const uint8_t *at = panel + block_at(f, b);
+        const Scale scale = scale_at(f, at, panel + head_at(f, b), j);
+        for (int64_t i = 0; i < kBlock; ++i) {
+            const int code = code_at(f, at + scale_bytes(f), (i / 4 * kPack + j) * 4 + i % 4) - f.offset;
+            out[i] = static_cast<float>(code) * scale.of[i / kSixteen];
+            if (has_min(f)) out[i] += scale.min;
+        }
+    }
+}
 
 void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out) {
     alignas(64) float factors[2 * kPack];
@@ -143,7 +208,11 @@ void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, 
             case Scales::power: widen_powers(at, scales); break;
             case Scales::nested_min: widen_nested_min(at, factors, scales, mins); break;
             case Scales::nested: widen_nested(at, factors, scales); break;
+            case Scales::half_zero: widen_halves(at, scales); break;
+            case Scales::single:
+            case Scales::single_zero: std::memcpy(scales, at, 4 * kPack); break;
         }
+        if (has_zero(f)) widen_zeros(at + scale_bytes(f) - kPack, scales, mins);
         widen_codes(f, at + scale_bytes(f), less, out.codes + b * kCell);
     }
 }

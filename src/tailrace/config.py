@@ -43,7 +43,8 @@ class ModelConfig(Section, frozen=True):
     dtype: of weights and KV cache. kv_cache_dtype: of the KV cache, on a CPU: "auto" is dtype; int8 and fp8, which is
     float8 e4m3, have a float32 scale per token and head, as the _per_token_head of other engines.
     weights: what becomes of a GGUF file's matrices: dtype's numbers, or, on a CPU, they stay in their blocks
-    ("quantized"). device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
+    ("quantized"). quantize: blocks of GGUF's that the matrices of a folder of floats become.
+    device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
     cuda_graphs: on a GPU, launch decode steps as CUDA graphs.
     batch_invariant: on a GPU, compute a token's logits to the same bits whatever else is in its batch; on a CPU they
     are, always. Without it a GPU reads long prompts faster, and decodes more slowly.
@@ -54,6 +55,7 @@ class ModelConfig(Section, frozen=True):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     weights: Literal["dequantized", "quantized"] = "dequantized"
     kv_cache_dtype: Literal["auto", "int8", "fp8", "fp8_e4m3", "int8_per_token_head", "fp8_per_token_head"] = "auto"
+    quantize: Literal["none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"] = "none"
     device: str = "auto"
     threads: Natural = 0
     cuda_graphs: bool = True

@@ -1,25 +1,54 @@
-"""Weights in GGUF's blocks: widened as the package gguf does it, and products within a bound that is derived here, the
-same bits for a row in any company and on every instruction set."""
+"""Weights in GGUF's blocks and in our own: widened as the package gguf does it, and products within a bound that is
+derived here, the same bits for a row in any company and on every instruction set."""
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize
+from gguf import GGMLQuantizationType
 
 from tailrace import _cpu, kernels
 from tailrace.kernels.cpu.quantized import BLOCKS
 
-TYPES = [GGMLQuantizationType(number) for number in BLOCKS]
+
+class Own(IntEnum):
+    """Types that GGUF has not: 4 bits with a zero point, and scales in float32."""
+
+    INT4_ZERO = 1000
+    INT4_SINGLE = 1001
+    INT4_SINGLE_ZERO = 1002
+    INT8_SINGLE = 1003
+
+
+TYPES = [GGMLQuantizationType(number) if number < 1000 else Own(number) for number in BLOCKS]
 # where a block has its factors in float16, and the bytes that have no code
 FACTORS = {"Q6_K": (208,), "Q3_K": (108,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-MINIMUMS = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16}
+MINIMUMS = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16, "INT4_ZERO": 3, "INT4_SINGLE_ZERO": 5}
 N, K = 150, 768
 UNIT = 2.0**-24  # of a rounding in float32
 
 
-def blocks(kind: GGMLQuantizationType, n: int = N, k: int = K, seed: int = 0) -> np.ndarray:
+def dequantize(raw: np.ndarray, kind: GGMLQuantizationType | Own) -> np.ndarray:
+    """gguf.dequantize, and the same for our own types: (code − zero point) · scale, in float32."""
+    if isinstance(kind, GGMLQuantizationType):
+        return gguf.dequantize(raw, kind)
+    parts = raw.reshape(len(raw), -1, BLOCKS[kind][1])
+    size = 2 if kind == Own.INT4_ZERO else 4
+    scale = parts[:, :, :size].copy().view(np.float16 if size == 2 else np.float32).astype(np.float32)
+    if kind == Own.INT8_SINGLE:
+        return (parts[:, :, 4:].view(np.int8).astype(np.float32) * scale).reshape(len(raw), -1)
+    codes = np.concatenate([parts[:, :, -16:] & 15, parts[:, :, -16:] >> 4], -1).astype(np.float32)
+    if kind == Own.INT4_SINGLE:
+        return ((codes - 8) * scale).reshape(len(raw), -1)
+    least = -(scale * parts[:, :, size : size + 1].astype(np.float32))
+    return (codes * scale + least).reshape(len(raw), -1)
+
+
+def blocks(kind: GGMLQuantizationType | Own, n: int = N, k: int = K, seed: int = 0) -> np.ndarray:
     """Random blocks [n, bytes of a row], all of whose scales are finite and some of them negative, zero or tiny."""
     random = np.random.default_rng(seed)
     block, size = BLOCKS[kind]
@@ -28,14 +57,17 @@ def blocks(kind: GGMLQuantizationType, n: int = N, k: int = K, seed: int = 0) ->
         raw[:, :, 0] = random.integers(118, 124, raw.shape[:2])
         raw[0, :4, 0] = 0, 1, 2, 3
         return raw.reshape(n, -1)
+    if kind.name.endswith("_ZERO"):
+        raw[:, :, MINIMUMS[kind.name] - 1] = random.integers(0, 17, raw.shape[:2])
     for at in FACTORS.get(kind.name, (0,)):
-        factors = random.normal(0, 0.02, raw.shape[:2]).astype(np.float16)
+        single = "SINGLE" in kind.name
+        factors = random.normal(0, 0.02, raw.shape[:2]).astype(np.float32 if single else np.float16)
         factors[0, :3] = 0.0, 6e-8, -0.0
-        raw[:, :, at : at + 2] = factors[:, :, None].view(np.uint8)
+        raw[:, :, at : at + factors.itemsize] = factors[:, :, None].view(np.uint8)
     return raw.reshape(n, -1)
 
 
-def minimums(kind: GGMLQuantizationType, raw: np.ndarray) -> np.ndarray:
+def minimums(kind: GGMLQuantizationType | Own, raw: np.ndarray) -> np.ndarray:
     """What is added to scale · code, [n, k]: the value of code 0. 0 where there are none."""
     if kind.name not in MINIMUMS:
         return np.zeros((len(raw), K))
@@ -67,7 +99,7 @@ def bound(x: np.ndarray, weights: np.ndarray, least: np.ndarray) -> np.ndarray:
     return (3 * K / 32 + 5) * UNIT * (np.abs(x) @ (np.abs(weights) + 2 * np.abs(least)).T)
 
 
-def case(kind: GGMLQuantizationType, rows: int = 5):
+def case(kind: GGMLQuantizationType | Own, rows: int = 5):
     raw = blocks(kind)
     x = torch.randn(rows, K, generator=torch.Generator().manual_seed(1))
     return raw, kernels.pack_quantized(torch.from_numpy(raw), int(kind), K), x
@@ -197,6 +229,10 @@ def test_bad_input():
     damaged[5, 1] = 0x7C
     with pytest.raises(ValueError, match="not finite"):
         kernels.pack_quantized(damaged, 8, K)
+    single = torch.from_numpy(blocks(Own.INT8_SINGLE))
+    single[5, 2:4] = torch.tensor([0x80, 0x7F])
+    with pytest.raises(ValueError, match="not finite"):
+        kernels.pack_quantized(single, 1003, K)
     with pytest.raises(ValueError, match=r"x must be \[\.\.\., 768\]"):
         kernels.linear(torch.zeros(2, 32), packed)
     with pytest.raises(ValueError, match=r"ids must be in \[0, 150\), got 0 … 150"):

@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.models import describe, resolve
-from tailrace.models.convert import check_transformers
+from tailrace.models.child import check_transformers
 from tailrace.models.gguf import check_gguf, converted_folder
 from tailrace.models.pretokenizer import missing_split
 from tailrace.models.store import TEMPORARY, is_whole

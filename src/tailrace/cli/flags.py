@@ -31,6 +31,7 @@ HELP: dict[str, str] = {
     "model.dtype": "of weights and KV cache",
     "model.weights": "of a GGUF file: dequantized to dtype, or quantized as they are in the file (CPU)",
     "model.kv_cache_dtype": "of keys and values on a CPU; auto: dtype; the others take half of bfloat16's memory",
+    "model.quantize": "blocks that the matrices of a Hugging Face folder become when it is first loaded (CPU)",
     "model.device": "auto (a CUDA GPU if there is one), cpu, cuda, cuda:1 …",
     "model.threads": "for arithmetic on the CPU; 0: one per core",
     "model.cuda_graphs": "on a GPU, launch steps that only decode as CUDA graphs",

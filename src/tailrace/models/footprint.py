@@ -3,16 +3,13 @@ Imports no torch."""
 
 from __future__ import annotations
 
-import json
-import struct
 from math import prod
 from pathlib import Path
 
-from tailrace.errors import ModelLoadError
 from tailrace.models.describe import language_config, read_json
+from tailrace.models.tensors import SIZES, stored
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
-SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 # by quant_method: how many floats become of an entry, where transformers widens it at load
 WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
@@ -52,16 +49,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensors_bytes(path: Path, sizes: dict[str, int]) -> int:
-    """Bytes of the tensors in one safetensors file, from its header: eight bytes of length, then JSON. sizes: of an
-    entry, by dtype."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        return sum(prod(tensor["shape"]) * sizes.get(tensor["dtype"], 1) for tensor in tensors)
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise ModelLoadError(f"{path} can't be read: {error}") from error
+    """Bytes of the tensors in one safetensors file, from its header. sizes: of an entry, by dtype."""
+    return sum(prod(tensor.shape) * sizes.get(tensor.dtype, 1) for tensor in stored(path).values())
 
 
 def block_bytes(folder: Path, block_size: int, itemsize: int, scale_bytes: int = 0) -> int:

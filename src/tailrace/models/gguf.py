@@ -6,15 +6,13 @@ This file recognises GGUF files but does not read them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tailrace.errors import ModelLoadError
+from tailrace.models.child import run_child
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
 
@@ -22,8 +20,7 @@ FORMAT = 1  # of converted folders; raising it makes older ones unused
 MAGIC = b"GGUF"
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 SAMPLE_BYTES = 1 << 20  # read at both ends for the key: headers and metadata are at the front
-Precision = tuple[str, str]  # the dtype, and what becomes of matrices: "dequantized" or "quantized"
-BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
+Precision = tuple[str, str]  # the dtype, and what becomes of matrices: "dequantized", "quantized" or a type of blocks
 
 
 def convert(path: Path, cache_dir: Path, precision: Precision, progress: Progress, label: str) -> Path:
@@ -72,40 +69,7 @@ def converted_folder(path: Path, cache_dir: Path, precision: Precision, label: s
 def run_converter(path: Path, folder: Path, precision: Precision, progress: Progress, label: str) -> dict[str, Any]:
     """Convert in a child process, show its progress, raise what it reports. The child ends when this process does."""
     progress.stage(f"converting {label} to {' '.join(precision)} (once)")
-    command = [sys.executable, "-m", "tailrace.models.convert", str(path), str(folder), *precision]
-    messages: list[str] = []
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        assert child.stderr is not None
-        line = bytearray()
-        while byte := child.stderr.read(1):
-            if byte not in b"\r\n":
-                line += byte
-                continue
-            follow(line.decode(errors="replace").strip(), progress, label, messages)
-            line.clear()
-        follow(line.decode(errors="replace").strip(), progress, label, messages)
-        child.wait()
-    finally:
-        with contextlib.suppress(OSError):
-            child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stderr):
-            if pipe is not None:
-                pipe.close()
-    if child.returncode != 0:
-        how = messages[-1] if messages else f"its process ended with {child.returncode}"
-        raise ModelLoadError(f"{path} can't be converted: {how.removeprefix('error: ')}")
+    problem = run_child("tailrace.models.convert", [str(path), str(folder), *precision], progress, label)
+    if problem is not None:
+        raise ModelLoadError(f"{path} can't be converted: {problem}")
     return {"source": str(path), "dtype": precision[0], "weights": precision[1], "format": FORMAT}
-
-
-def follow(line: str, progress: Progress, label: str, messages: list[str]) -> None:
-    """Handle a line of the child: a stage, a warning, a tqdm bar, or text to quote if it fails."""
-    if counts := BAR.search(line):
-        progress.advance(int(counts[1]), int(counts[2]))
-    elif line.startswith("stage: "):
-        progress.stage(f"{label}: {line.removeprefix('stage: ')}")
-    elif line.startswith("warning: "):
-        progress.stage(f"{label}: {line}")
-    elif line:
-        messages.append(line)

@@ -8,10 +8,13 @@ from pathlib import Path
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.default import DEFAULT_NAME, fetch_default
+from tailrace.models.folder import kept, prepare_folder
 from tailrace.models.gguf import convert
 from tailrace.models.hub import HUB_ID, fetch_snapshot
 from tailrace.models.local import LocalModel, check_folder
 from tailrace.models.progress import Progress
+
+ONLY_CPU = "model.weights quantized and model.quantize have kernels on the CPU only"
 
 
 def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
@@ -24,25 +27,35 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
         ConfigError: the device has no kernels for these weights.
     """
     cache_dir, precision = Path(config.cache_dir).expanduser(), (config.dtype, config.weights)
-    if config.weights == "quantized" and config.device.startswith("cuda"):
-        raise ConfigError("model.weights quantized has kernels on the CPU only; use dequantized on a GPU")
+    if kept(config) != "dequantized" and config.device.startswith("cuda"):
+        raise ConfigError(f"{ONLY_CPU}; leave them out on a GPU")
     with Progress(progress) as bar:
         if config.model is None:
+            refuse_quantize(config, "the default model")
             file = fetch_default(cache_dir, bar)
             folder = convert(file, cache_dir, precision, bar, DEFAULT_NAME)
             return LocalModel(folder, config.name or DEFAULT_NAME)
         path = Path(config.model).expanduser()
-        if config.weights == "quantized" and (path.is_dir() or not looks_like_path(config.model)):
-            raise ModelLoadError(f"model.weights quantized is for GGUF files, and {config.model} is none")
         if path.is_dir():
-            return LocalModel(check_folder(path.resolve()), config.name or path.resolve().name)
+            folder = check_folder(path.resolve())
+            return LocalModel(prepare_folder(folder, config, bar, folder.name), config.name or folder.name)
         if path.is_file():
+            refuse_quantize(config, path.name)
             folder = convert(path.resolve(), cache_dir, precision, bar, path.stem)
             return LocalModel(folder, config.name or path.stem)
         if looks_like_path(config.model):
             raise ModelLoadError(f"there is no file or folder {config.model}")
         folder = fetch_snapshot(config.model, remote_code=config.trust_remote_code, progress=progress)
-        return LocalModel(folder, config.name or config.model)
+        return LocalModel(prepare_folder(folder, config, bar, config.model), config.name or config.model)
+
+
+def refuse_quantize(config: ModelConfig, name: str) -> None:
+    """Raise ModelLoadError if a GGUF file should be quantised."""
+    if config.quantize != "none":
+        raise ModelLoadError(
+            f"model.quantize is for folders of plain floats, and {name} is a GGUF file, whose blocks --weights "
+            "quantized keeps"
+        )
 
 
 def looks_like_path(name: str) -> bool:

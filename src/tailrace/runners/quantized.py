@@ -1,7 +1,8 @@
-"""Models whose weights stay in the blocks of their GGUF file: the modules that hold them.
+"""Models whose weights are in blocks: the modules that hold them.
 
-models/convert_quantized.py writes such a folder. Its config.json has a `quantization_config` whose method is `tailrace`
-and whose types say which parameters are blocks; transformers hands these to runners/quantizer.py.
+models/convert_quantized.py and models/convert_folder.py write such folders. Their config.json has a
+`quantization_config` whose method is `tailrace` and whose types say which parameters are blocks; transformers hands
+these to runners/quantizer.py.
 """
 
 from __future__ import annotations
@@ -121,13 +122,17 @@ def admit(config: Any, device: torch.device) -> None:
     if settings is None:
         return
     if device.type != "cpu":
-        raise ConfigError("model.weights quantized has kernels on the CPU only; use dequantized here")
+        raise ConfigError(
+            "model.weights quantized and model.quantize have kernels on the CPU only; leave them out, or set "
+            "model.device to cpu"
+        )
     import_module("tailrace.runners.quantizer")
     log.info("%s", summary(settings))
 
 
 def summary(settings: dict[str, Any]) -> str:
-    """How many tensors are kept in which type, and what became of the others."""
+    """How many tensors stay in which type, or became it, and what became of the others."""
     kept = Counter(settings.get("names", {}).get(str(number), str(number)) for number in settings["types"].values())
-    parts = [f"{count} tensors stay {name}" for name, count in sorted(kept.items())]
+    verb = settings.get("verb", "stay")
+    parts = [f"{count} tensors {verb} {name}" for name, count in sorted(kept.items())]
     return "; ".join([*parts, *(f"{count} {why}" for why, count in settings.get("left", {}).items())])

@@ -1,0 +1,100 @@
+"""A conversion in a process of its own, so that the process that asks never imports torch: both ends of it.
+
+The child reports on stderr: "stage: …", "warning: …", tqdm's lines, and "error: …" before exit code 1. It ends when its
+stdin closes, because its parent is gone then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from tailrace.errors import ModelLoadError
+from tailrace.models.progress import Progress
+
+BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
+
+
+def run_child(module: str, arguments: list[str], progress: Progress, label: str) -> str | None:
+    """Run `python -m module arguments` and show its progress → None, or why it failed."""
+    messages: list[str] = []
+    command = [sys.executable, "-m", module, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        assert child.stderr is not None
+        line = bytearray()
+        while byte := child.stderr.read(1):
+            if byte not in b"\r\n":
+                line += byte
+                continue
+            follow(line.decode(errors="replace").strip(), progress, label, messages)
+            line.clear()
+        follow(line.decode(errors="replace").strip(), progress, label, messages)
+        child.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stderr):
+            if pipe is not None:
+                pipe.close()
+    if child.returncode == 0:
+        return None
+    how = messages[-1] if messages else f"its process ended with {child.returncode}"
+    return how.removeprefix("error: ")
+
+
+def follow(line: str, progress: Progress, label: str, messages: list[str]) -> None:
+    """Handle a line of the child: a stage, a warning, a tqdm bar, or text to quote if it fails."""
+    if counts := BAR.search(line):
+        progress.advance(int(counts[1]), int(counts[2]))
+    elif line.startswith("stage: "):
+        progress.stage(f"{label}: {line.removeprefix('stage: ')}")
+    elif line.startswith("warning: "):
+        progress.stage(f"{label}: {line}")
+    elif line:
+        messages.append(line)
+
+
+def say(kind: str, text: str) -> None:
+    """The child's side: one line for the parent."""
+    print(f"{kind}: {text}", file=sys.stderr, flush=True)
+
+
+def run_work(work: Callable[[], None]) -> int:
+    """The child's side: do the work. Exit code 0, or 1 after a line "error: …"."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        work()
+    except ModelLoadError as error:
+        say("error", str(error))
+        return 1
+    except Exception as error:  # the parent must be able to quote any error
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        say("error", f"{type(error).__name__}: {first}")
+        return 1
+    return 0
+
+
+def end_with_parent() -> None:
+    """End this process when its parent has ended."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def check_transformers() -> None:
+    """Raise ImportError unless transformers splits text and keeps added tokens as GGUF files say, as it does from 5.20
+    on. Older versions silently encode text differently with many vocabularies, and rename weights by other tables."""
+    import transformers
+
+    if not hasattr(transformers, "GgufConfig"):
+        raise ImportError(
+            f"converting weights needs transformers >= 5.20, and {transformers.__version__} is installed: upgrade it, "
+            "or name a model of plain floats in Hugging Face's format"
+        )

@@ -1,0 +1,186 @@
+"""The conversion of a folder in Hugging Face's layout, run as a program: `python -m tailrace.models.convert_folder
+FOLDER TARGET DTYPE WEIGHTS REMOTE_CODE`. WEIGHTS: the type of GGUF's blocks that matrices become. REMOTE_CODE: 1 if the
+model's own code may run.
+
+Tensor by tensor: no more than a piece of one is in memory. Tensors keep the names of the checkpoint, so transformers
+renames and merges them when they are loaded; which of them a plain linear layer or the embedding will own is asked of a
+model without memory. Imports torch and transformers, so no module of tailrace imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gguf import GGMLQuantizationType
+from torch import nn
+
+from tailrace import _cpu
+from tailrace.errors import ModelLoadError
+from tailrace.models.blocks import FLOATS, array, quantised, row_bytes
+from tailrace.models.child import check_transformers, run_work, say
+from tailrace.models.convert_quantized import METHOD, owners
+from tailrace.models.describe import read_json
+from tailrace.models.footprint import weight_files
+from tailrace.models.tensors import NewTensor, FileTensor, stored, write
+
+NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", ".*", "original")
+
+
+class Conversion:
+    """What becomes of the tensors. types: the owner's name → the type of its blocks, shapes: their raw shape; left: why
+    others stay what they are → how many."""
+
+    def __init__(self) -> None:
+        self.tensors: list[NewTensor] = []
+        self.types: dict[str, int] = {}
+        self.shapes: dict[str, list[int]] = {}
+        self.names: dict[str, str] = {}
+        self.left: Counter[str] = Counter()
+        self.raw_bytes = self.packed_bytes = 0
+
+    def copy(self, tensor: FileTensor) -> None:
+        """The tensor as it is."""
+        self.tensors.append(NewTensor(tensor.name, tensor.dtype, tensor.shape, lambda: [bytes_of(tensor)]))
+
+    def keep(self, owner: str, planned: NewTensor, kind: tuple[int, str], width: int) -> None:
+        """Blocks for a parameter of `width` inputs. kind: the type's number and name."""
+        self.tensors.append(planned)
+        rows, size = planned.shape
+        self.types[owner], self.shapes[owner], self.names[str(kind[0])] = kind[0], [rows, size], kind[1]
+        self.raw_bytes += rows * size
+        self.packed_bytes += _cpu.quantized_bytes(kind[0], rows, width)
+
+    def settings(self, verb: str) -> dict[str, Any]:
+        """The `quantization_config` that runners/quantizer.py reads."""
+        return {
+            "quant_method": METHOD,
+            "types": self.types,
+            "shapes": self.shapes,
+            "names": self.names,
+            "verb": verb,
+            "left": dict(self.left),
+            "raw_bytes": self.raw_bytes,
+            "packed_bytes": self.packed_bytes,
+        }
+
+
+def bytes_of(tensor: FileTensor) -> memoryview:
+    """The tensor's bytes, mapped."""
+    return memoryview(array(tensor).reshape(-1).view("u1"))
+
+
+class Owned(NamedTuple):
+    """A parameter of plain linear layers or the embedding. first: the first of its names; name: the one that was asked
+    for, another one where weights are tied."""
+
+    first: str
+    name: str
+    shape: tuple[int, ...]
+
+
+def owner_of(folder: Path, remote_code: bool) -> Callable[[str], Owned | None]:
+    """A function: the name of a checkpoint's tensor → the parameter that it becomes as it is, if that is such a one."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
+    found = {
+        f"{path}.weight": Owned(name, f"{path}.weight", tuple(parameter.shape))
+        for name, parameter, sharing in owners(model)
+        for path, module in model.named_modules()
+        if any(module is one for one in sharing) and suits(model, module)
+    }
+    state, mapping = model.state_dict(), get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+
+    def owner(name: str) -> Owned | None:
+        target, merged = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if target not in state and name in state:
+            target, merged = rename_source_key(name, [], [], model.base_model_prefix, state)
+        return None if merged else found.get(target)
+
+    return owner
+
+
+def suits(model: Any, module: nn.Module) -> bool:
+    """Linear layers and the embedding of tokens. Other embeddings (of positions) are small and need their precision."""
+    return isinstance(module, nn.Linear) or module is model.get_input_embeddings()
+
+
+def all_tensors(folder: Path) -> dict[str, FileTensor]:
+    """Every tensor of the folder, by name.
+
+    Raises:
+        ModelLoadError: a file is damaged or there is none.
+    """
+    files = weight_files(folder)
+    if not files:
+        raise ModelLoadError("its weights are not in safetensors files")
+    return {name: tensor for path in files for name, tensor in stored(path).items()}
+
+
+def quantise(
+    tensors: dict[str, FileTensor], owner: Callable[[str], Owned | None], kind: GGMLQuantizationType
+) -> Conversion:
+    """Matrices of floats → blocks."""
+    plan = Conversion()
+    owned = {name: owner(name) for name, tensor in tensors.items() if tensor.dtype in FLOATS}
+    firsts = {one.first: tensors[name] for name, one in owned.items() if one and one.first == one.name}
+    for tensor in tensors.values():
+        one = owned.get(tensor.name)
+        size = row_bytes(kind, tensor.shape[1]) if len(tensor.shape) == 2 else None
+        if one is None or one.shape != tensor.shape or size is None:
+            if len(tensor.shape) > 1:
+                plan.left[f"of rows of {tensor.shape[-1]} stay floats" if one else "of other modules stay floats"] += 1
+            plan.copy(tensor)
+            continue
+        tied = firsts.get(one.first, tensor)
+        if tied is not tensor and bytes_of(tied) == bytes_of(tensor):
+            continue  # stored twice
+        name = tensor.name if one.first in firsts else one.first  # transformers would make up what has the first name
+        planned = NewTensor(name, "U8", (tensor.shape[0], size), lambda tensor=tensor: quantised(tensor, kind))
+        plan.keep(one.first, planned, (int(kind), kind.name), tensor.shape[1])
+    return plan
+
+
+def convert(source: Path, folder: Path, dtype: str, weights: str, remote_code: bool) -> None:
+    """Fill `folder`."""
+    say("stage", "reading the weights' headers")
+    tensors = all_tensors(source)
+    plan = quantise(tensors, owner_of(source, remote_code), GGMLQuantizationType[weights.upper()])
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+    config = read_json(source, "config.json", required=True)
+    config["quantization_config"] = plan.settings("became")
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    say("stage", f"writing {len(plan.types)} matrices of blocks")
+    total = len(plan.tensors)
+    write(
+        folder / "model.safetensors", plan.tensors, lambda done: print(f"{done}/{total} [", file=sys.stderr, flush=True)
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 1 after a line "error: …"."""
+    source, folder, dtype, weights, remote_code = arguments
+
+    def work() -> None:
+        check_transformers()
+        convert(Path(source), Path(folder), dtype, weights, remote_code == "1")
+
+    return run_work(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""A folder in Hugging Face's layout whose weights are quantised when it is first loaded, or are packed in a way that is
+read here (GPTQ, AWQ, compressed-tensors) → a folder that runners load, kept in the cache.
+
+`python -m tailrace.models.convert_folder` does the work in a process of its own, so that this one never imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from tailrace.config import ModelConfig
+from tailrace.errors import ModelLoadError
+from tailrace.models.child import run_child
+from tailrace.models.describe import language_config, read_json
+from tailrace.models.progress import Progress
+from tailrace.models.store import make_once
+
+FORMAT = 1  # of converted folders; raising it makes older ones unused
+SAMPLE_BYTES = 1 << 16  # of a file of weights, read at both ends for the key
+
+
+def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label: str) -> Path:
+    """The folder itself, or what it is converted to: the first time in minutes, later in milliseconds.
+
+    Raises:
+        ModelLoadError: the settings don't fit the folder, or it can't be converted.
+    """
+    method = quantisation(folder).get("quant_method")
+    if config.quantize != "none" and method:
+        raise ModelLoadError(f"model.quantize is for folders of plain floats, and {label} is quantised by {method}")
+    if config.quantize == "none" and config.weights == "quantized":
+        raise ModelLoadError(
+            f"model.weights quantized keeps blocks as they are in a file, and {label} has none; --quantize q8_0 (or "
+            "another type) makes them of floats"
+        )
+    if config.quantize == "none":
+        return folder
+    target = target_folder(folder, config, label)
+    return make_once(
+        target,
+        lambda made: run_converter(folder, made, config, progress),
+        on_wait=lambda: progress.stage(f"waiting for another process that converts {label}"),
+    )
+
+
+def quantisation(folder: Path) -> dict[str, Any]:
+    """What config.json says of how the weights are quantised; {} if it says nothing."""
+    config = read_json(folder, "config.json", required=True)
+    found = language_config(config).get("quantization_config")
+    return found if isinstance(found, dict) else {}
+
+
+def kept(config: ModelConfig) -> str:
+    """What becomes of matrices: dequantized, quantized as they are in the file, or a type of blocks."""
+    return config.weights if config.quantize == "none" else config.quantize
+
+
+def target_folder(folder: Path, config: ModelConfig, label: str) -> Path:
+    """The folder of the conversion. Its name depends on the size and time of every file, on both ends of the weights,
+    on what becomes of them and on FORMAT."""
+    digest = hashlib.blake2b(f"{FORMAT} {config.dtype} {kept(config)}".encode(), digest_size=8)
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest.update(file.read(SAMPLE_BYTES))
+                file.seek(max(0, stat.st_size - SAMPLE_BYTES))
+                digest.update(file.read(SAMPLE_BYTES))
+    readable = re.sub(r"[^\w.-]+", "-", label)
+    return (
+        Path(config.cache_dir).expanduser()
+        / "models"
+        / f"{readable}-{config.dtype}-{kept(config)}-{digest.hexdigest()}"
+    )
+
+
+def run_converter(folder: Path, made: Path, config: ModelConfig, progress: Progress) -> dict[str, Any]:
+    """Convert in a child process, show its progress, raise what it reports."""
+    progress.stage(f"converting {folder.name} to {config.dtype} {kept(config)} (once)")
+    arguments = [str(folder), str(made), config.dtype, kept(config), str(int(config.trust_remote_code))]
+    problem = run_child("tailrace.models.convert_folder", arguments, progress, folder.name)
+    if problem is not None:
+        raise ModelLoadError(f"{folder} can't be converted: {problem}")
+    return {"source": str(folder), "dtype": config.dtype, "weights": kept(config), "format": FORMAT}

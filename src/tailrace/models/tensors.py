@@ -1,0 +1,95 @@
+"""Safetensors files: what they hold, read from their headers, and files written one tensor after the other. Imports
+neither torch nor numpy.
+
+The format (github.com/huggingface/safetensors): eight bytes of length, JSON with each tensor's dtype, shape and place,
+then the data without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from tailrace.errors import ModelLoadError
+
+SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
+
+
+class FileTensor(NamedTuple):
+    """A tensor of a file. start: where in the file its data begin; size: in bytes."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+class NewTensor(NamedTuple):
+    """A tensor to be written. data: its bytes, in pieces, made when they are written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Callable[[], Iterable[bytes | memoryview]]
+
+
+def stored(path: Path) -> dict[str, FileTensor]:
+    """The tensors of a safetensors file, by name.
+
+    Raises:
+        ModelLoadError: the file is damaged; the sentence names the tensor.
+    """
+    try:
+        whole = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > whole - 8:
+                raise ValueError(f"its header should have {length} bytes, and the file has {whole}")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {name: entry(path, name, fields, (8 + length, whole)) for name, fields in header.items()}
+    except ModelLoadError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ModelLoadError(f"{path} can't be read: {error}") from error
+
+
+def entry(path: Path, name: str, fields: dict[str, list[int]], ends: tuple[int, int]) -> FileTensor:
+    """One tensor. ends: where the data begin and the file ends."""
+    dtype, shape = str(fields["dtype"]), tuple(fields["shape"])
+    first, last = fields["data_offsets"]
+    if not 0 <= first <= last or any(not isinstance(size, int) or size < 0 for size in shape):
+        raise ModelLoadError(f"{path} is damaged: tensor {name} has shape {shape} at {first} … {last}")
+    if dtype in SIZES and last - first != prod(shape) * SIZES[dtype]:
+        raise ModelLoadError(f"{path} is damaged: tensor {name} of {dtype} {shape} has {last - first} bytes")
+    if ends[0] + last > ends[1]:
+        raise ModelLoadError(f"{path} is cut short: tensor {name} ends at byte {ends[0] + last} of {ends[1]}")
+    return FileTensor(path, name, dtype, shape, ends[0] + first, last - first)
+
+
+def write(path: Path, tensors: list[NewTensor], done: Callable[[int], None]) -> None:
+    """Write a safetensors file; no more than a piece of a tensor is in memory. done: told the number of tensors written
+    so far. Wider types come first, so that all are aligned."""
+    tensors = sorted(tensors, key=lambda tensor: -SIZES[tensor.dtype])
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        size = prod(tensor.shape) * SIZES[tensor.dtype]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for count, tensor in enumerate(tensors, 1):
+            written = sum(file.write(piece) for piece in tensor.data())
+            if written != prod(tensor.shape) * SIZES[tensor.dtype]:
+                raise ValueError(f"{tensor.name}: {written} bytes for {tensor.dtype} {tensor.shape}")
+            done(count)

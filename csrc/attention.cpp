@@ -12,6 +12,7 @@
 // are merged in order, and a masked position adds exactly 0. So a token's result depends on its own sequence alone: not
 // on its neighbours, not on how the prompt was chunked, not on the number of threads. (FlashAttention-2's online
 // softmax, arXiv 2307.08691; fixed partitions as in flash-decoding.)
+#include "attention_tiles.h"
 #include "kernels.h"
 #include "kv_codes.h"
 #include "pool.h"
@@ -28,6 +29,7 @@ namespace tailrace {
 namespace {
 
 constexpr int kRows = 6;        // query rows (token × head of a KV group) whose accumulators fit the registers
+constexpr int kMost = 16;       // query rows at a time, by tiles (kTileRows) or in registers
 constexpr int kTile = 48;       // query rows that share a chunk of keys and values while it is in the nearest cache
 constexpr int kChunk = 64;      // positions per step of the online softmax
 constexpr int64_t kPart = 512;  // positions per partition
@@ -43,8 +45,8 @@ struct Tile {
 // What a pass over some positions leaves per row: running maximum, sum of weights, weighted sum of values.
 struct State {
     float max[kTile], sum[kTile];
-    std::vector<float> out;  // [rows, Dv]
-    State(int rows, int64_t dim) : out(static_cast<size_t>(rows * dim)) { clear(); }
+    std::vector<float> out;  // [rows, Dv], and what tiles write behind the last row
+    State(int rows, int64_t dim) : out(static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * dim)) { clear(); }
     void clear() {
         std::fill(max, max + kTile, kNone);
         std::fill(sum, sum + kTile, 0.0f);
@@ -314,11 +316,13 @@ template <typename T> struct Walk {
     const Tile &tile;
     int64_t group, length, first_token;
     float scale;
+    bool tiled;
     const T *q[kTile];
     int64_t low[kTile], high[kTile];  // visible positions of each row; both ascend
 
     Walk(const Attention &call, const Tile &t) : c(call), tile(t), group(call.heads_q / call.heads_kv) {
         length = c.kv_len[t.sequence];
+        tiled = pair == 2 && attention_tiles_serve(c.head_dim, c.value_dim);
         first_token = c.query_start[t.sequence];
         scale = c.softcap != 0.0f ? kLog2e : c.scale * kLog2e;
         const int64_t tokens = c.query_start[t.sequence + 1] - first_token;
@@ -343,44 +347,74 @@ template <typename T> struct Walk {
         return (block * c.heads_kv + tile.head) * c.block_size;
     }
 
-    // Numbers that `chunk` may keep aside: a chunk's keys and values, or a pair of values.
-    int64_t spare_size() const { return c.code == KvCode::none ? 2 * c.value_dim : kChunk * (c.head_dim + c.value_dim); }
-
-    // Positions [base, end) of one chunk for every row of the tile that sees some of them.
-    void chunk(int64_t base, int64_t end, T *spare, State &state) const {
-        const int count = static_cast<int>(std::min<int64_t>(kChunk, end - base));
-        const T *keys[4], *values[kChunk];
+    // A chunk of positions as the rows of the tile see it. groups: values of 16 positions each; units: pairs of them.
+    struct Chunk {
+        int64_t base;
+        const T *keys[4], *groups[4], *units[kChunk];
+        int count, num_units;
         float scales[2][kChunk];  // of keys and of values, where these are codes
-        int units = 0;
+    };
+
+    // Numbers that `chunk` may keep aside: a chunk's keys and values, or 16 positions' values.
+    int64_t spare_size() const {
+        return c.code == KvCode::none ? 16 * c.value_dim : kChunk * (c.head_dim + c.value_dim);
+    }
+
+    // Positions [base, end) of one chunk for every row of the tile that sees some of them. Behind the spare numbers are
+    // the tile's queries, one behind the other, if they go by tiles.
+    void chunk(int64_t base, int64_t end, T *spare, State &state) const {
+        Chunk at;
+        at.base = base;
+        at.count = static_cast<int>(std::min<int64_t>(kChunk, end - base));
+        at.num_units = 0;
         for (int i = 0; i < 4; ++i) {
-            if (16 * i >= count) {  // any valid address is fine: those scores are masked
-                keys[i] = keys[0];
+            if (16 * i >= at.count) {  // any valid address is fine: those scores are masked
+                at.keys[i] = at.keys[0];
                 continue;
             }
-            const int64_t position = base + 16 * i, at = block_base(position) + position % c.block_size;
-            keys[i] = static_cast<const T *>(c.keys) + at * c.head_dim;
-            const T *value = static_cast<const T *>(c.values) + at * c.value_dim;
+            const int64_t position = base + 16 * i, place = block_base(position) + position % c.block_size;
+            at.keys[i] = static_cast<const T *>(c.keys) + place * c.head_dim;
+            const T *value = static_cast<const T *>(c.values) + place * c.value_dim;
             if (c.code != KvCode::none) {
                 T *to = spare + 16 * i * (c.head_dim + c.value_dim);
-                keys[i] = to, value = to + 16 * c.head_dim;
-                fetch(at, to, scales[0] + 16 * i, scales[1] + 16 * i);
+                at.keys[i] = to, value = to + 16 * c.head_dim;
+                fetch(place, to, at.scales[0] + 16 * i, at.scales[1] + 16 * i);
             }
-            for (int j = 16 * i; j < std::min(16 * i + 16, count); j += pair, value += pair * c.value_dim)
-                values[units++] = value;
+            const int written = std::min(16, at.count - 16 * i);
+            // what is not written yet may be NaN, which a zero weight must not be multiplied with
+            if (pair == 2 && (tiled ? written < 16 : written % 2 && c.code == KvCode::none))
+                value = only(value, written, c.code == KvCode::none ? spare : spare + 16 * i * (c.head_dim + c.value_dim) + 16 * c.head_dim);
+            at.groups[i] = value;
+            for (int j = 0; j < written; j += pair, value += pair * c.value_dim) at.units[at.num_units++] = value;
         }
-        // the other half of the last pair is not written yet: a zero weight must not be multiplied with its NaN
-        if (pair == 2 && count % 2 && c.code == KvCode::none) {
-            for (int64_t d = 0; d < c.value_dim; ++d) {
-                spare[2 * d] = values[units - 1][2 * d];
-                spare[2 * d + 1] = T{0};
-            }
-            values[units - 1] = spare;
-        }
-        for (int r = 0; r < tile.rows; r += kRows) {
-            const int rows = std::min(kRows, tile.rows - r);
+        prefetch(base + kChunk, end);
+        const int step = tiled ? kTileRows : kRows;
+        for (int r = 0; r < tile.rows; r += step) {
+            const int rows = std::min(step, tile.rows - r);
             if (high[r + rows - 1] > base && low[r] < base + kChunk)
-                some(base, r, rows, keys, values, units, c.code == KvCode::none ? nullptr : scales, state);
+                some(at, r, rows, spare + spare_size() + r * c.head_dim, state);
         }
+    }
+
+    // Few tiles wait for memory at a time, so the next chunk's keys and values are on their way before they are loaded.
+    void prefetch(int64_t base, int64_t end) const {
+        for (int64_t position = base; position < std::min(base + kChunk, end); position += 16) {
+            const int64_t place = block_base(position) + position % c.block_size, each = c.code == KvCode::none ? 2 : 1;
+            const char *keys = static_cast<const char *>(c.keys) + place * c.head_dim * each;
+            const char *values = static_cast<const char *>(c.values) + place * c.value_dim * each;
+            for (int64_t at = 0; at < 16 * c.head_dim * each; at += 64) __builtin_prefetch(keys + at, 0, 3);
+            for (int64_t at = 0; at < 16 * c.value_dim * each; at += 64) __builtin_prefetch(values + at, 0, 3);
+        }
+    }
+
+    // Values of 16 positions, of which some are written, with zeros for the others.
+    const T *only(const T *values, int written, T *to) const {
+        const int64_t whole = written / 2 * 2 * c.value_dim, all = 16 * c.value_dim;
+        std::copy(values, values + whole, to);
+        std::fill(to + whole, to + all, T{0});
+        if (written % 2)
+            for (int64_t d = 0; d < 2 * c.value_dim; d += 2) to[whole + d] = values[whole + d];
+        return to;
     }
 
     // Sixteen positions of codes: keys, then values to `to`, and their scales.
@@ -391,36 +425,50 @@ template <typename T> struct Walk {
         std::memcpy(value_scales, c.scales + c.blocks * c.heads_kv * c.block_size + at, 16 * sizeof(float));
     }
 
-    // At most kRows rows, from r on.
-    void some(int64_t base, int r, int rows, const T *const *keys, const T *const *values, int units,
-              const float (*scales)[kChunk], State &state) const {
-        alignas(64) float s[kRows * kChunk];
-        alignas(64) T p[kRows * kChunk];
-        scores(rows, q + r, keys, c.head_dim, 16 * pair, s);
-        if (scales != nullptr)
-            for (int i = 0; i < rows; ++i) multiply(s + i * kChunk, 0, kChunk, scales[0]);
+    // At most kMost rows, from r on, whose queries lie one behind the other if they go by tiles.
+    void some(const Chunk &at, int r, int rows, const T *queries, State &state) const {
+        alignas(64) float s[kMost * kChunk];
+        alignas(64) T p[kMost * kChunk];
+        float *out = state.out.data() + r * c.value_dim;
+        const bool coded = c.code != KvCode::none;
+        score(at, r, rows, queries, s);
+        if (coded)
+            for (int i = 0; i < rows; ++i) multiply(s + i * kChunk, 0, kChunk, at.scales[0]);
         if (c.softcap != 0.0f)
             for (int i = 0; i < rows * kChunk; ++i) s[i] = c.softcap * std::tanh(s[i] * c.scale / c.softcap);
         for (int i = 0; i < rows; ++i) {
-            const int from = static_cast<int>(std::clamp<int64_t>(low[r + i] - base, 0, kChunk));
-            const int to = static_cast<int>(std::clamp<int64_t>(high[r + i] - base, 0, kChunk));
+            const int from = static_cast<int>(std::clamp<int64_t>(low[r + i] - at.base, 0, kChunk));
+            const int to = static_cast<int>(std::clamp<int64_t>(high[r + i] - at.base, 0, kChunk));
             const float decay = soften(s + i * kChunk, p + i * kChunk, from, to, scale, &state.max[r + i],
-                                       &state.sum[r + i], scales == nullptr ? nullptr : scales[1]);
-            if (decay != 1.0f) multiply(state.out.data() + (r + i) * c.value_dim, c.value_dim, decay);
+                                       &state.sum[r + i], coded ? at.scales[1] : nullptr);
+            if (decay != 1.0f) multiply(out + i * c.value_dim, c.value_dim, decay);
         }
-        weigh(rows, p, values, units, c.value_dim, state.out.data() + r * c.value_dim);
+        if constexpr (pair == 2)
+            if (tiled) return weigh_by_tiles(p, at.groups, (at.count + 15) / 16, c.value_dim, out);
+        weigh(rows, p, at.units, at.num_units, c.value_dim, out);
+    }
+
+    void score(const Chunk &at, int r, int rows, const T *queries, float *s) const {
+        if constexpr (pair == 2)
+            if (tiled) return scores_by_tiles(queries, at.keys, c.head_dim, s);
+        scores(rows, q + r, at.keys, c.head_dim, 16 * pair, s);
     }
 
     void part(int64_t index, State &state) const {
         const int64_t seen = high[tile.rows - 1], end = std::min((index + 1) * kPart, seen);
         constexpr size_t line = 64;
-        const auto held = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(spare_size()) + line / sizeof(T));
+        const size_t queries = tiled ? (kTile + kTileRows) * c.head_dim : 0, numbers = spare_size() + queries;
+        const auto held = std::make_unique_for_overwrite<T[]>(numbers + line / sizeof(T));
         void *begin = held.get();
-        const size_t size = static_cast<size_t>(spare_size()) * sizeof(T);
-        size_t space = size + line;
-        T *spare = static_cast<T *>(std::align(line, size, begin, space));
+        size_t space = numbers * sizeof(T) + line;
+        T *spare = static_cast<T *>(std::align(line, numbers * sizeof(T), begin, space));
+        if (tiled) {
+            for (int r = 0; r < tile.rows; ++r) std::copy(q[r], q[r] + c.head_dim, spare + spare_size() + r * c.head_dim);
+            begin_attention_tiles(std::min(kTileRows, tile.rows));
+        }
         for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
             chunk(base, seen, spare, state);
+        if (tiled) end_attention_tiles();
     }
 
     void finish(const State &total) const {
@@ -493,7 +541,7 @@ template <typename T> void run(const Attention &c) {
     // Wide tiles read less, narrow ones give every thread some; the result is the same.
     const size_t enough = 4 * static_cast<size_t>(Pool::instance().size());
     std::vector<Tile> list = tiles(c, kTile);
-    if (list.size() < enough) list = tiles(c, kRows);
+    if (list.size() < enough) list = tiles(c, sizeof(T) == 2 && attention_tiles_serve(c.head_dim, c.value_dim) ? kTileRows : kRows);
     int64_t parts = 0;
     for (const Tile &tile : list) parts = std::max(parts, tile.parts);
     list.size() < enough && parts > 1 ? split<T>(c, list) : whole<T>(c, list);

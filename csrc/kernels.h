@@ -21,7 +21,6 @@ void argmax(const void *logits, Type type, int64_t rows, int64_t vocab, int64_t 
 constexpr int64_t kPack = 64;
 int64_t packed_elements(Type type, int64_t n, int64_t k);
 void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *packed);
-void use_linear_at_most(int path);  // LinearPath, while tests and benchmarks compare
 void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
             int64_t n, void *y);
 

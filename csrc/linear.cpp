@@ -10,14 +10,11 @@
 #include "simd.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace tailrace {
 namespace {
 
 constexpr int kRows = 6;
-
-std::atomic<int> widest_path{kLinearTiles};
 
 #if TAILRACE_X86
 // Lines: cache lines of the next block, at `ahead`, that are prefetched per pair of inputs (a pair is 4 lines).
@@ -108,7 +105,7 @@ struct Ahead {
 inline void tiles(int rows, const bf16 *x, int64_t stride, const bf16 *w, int64_t k, const float *bias, float *out,
                   Ahead ahead) {
 #if TAILRACE_X86
-    if (has_bf16() && widest_path >= kLinearPairs) switch (ahead.lines) {
+    if (has_bf16()) switch (ahead.lines) {
             case 0: return tiles_bf16<0>(rows, x, stride, w, k / 2, bias, out, ahead.at);
             case 1: return tiles_bf16<1>(rows, x, stride, w, k / 2, bias, out, ahead.at);
             case 2: return tiles_bf16<2>(rows, x, stride, w, k / 2, bias, out, ahead.at);
@@ -155,8 +152,6 @@ template <typename T> void run(const LinearCall &c) {
 
 }  // namespace
 
-void use_linear_at_most(int path) { widest_path = path; }
-
 int64_t packed_elements(Type, int64_t n, int64_t k) { return (n + kPack - 1) / kPack * kPack * k; }
 
 void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *packed) {
@@ -181,7 +176,7 @@ void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, co
             int64_t n, void *y) {
     const LinearCall call{x, m, k, x_stride, packed, bias, n, y};
     if (type == Type::f32) return run<float>(call);
-    widest_path >= kLinearTiles && tiles_serve(k) ? linear_tiles(call) : run<bf16>(call);
+    tiles_serve(k) ? linear_tiles(call) : run<bf16>(call);
 }
 
 }  // namespace tailrace

@@ -12,10 +12,6 @@ struct LinearCall {
     void *y;
 };
 
-// The ways to multiply bfloat16, by what the machine must have. A machine uses one of them for all rows of a layer,
-// since each adds up in another order.
-enum LinearPath : int { kLinearPortable = 0, kLinearPairs = 1, kLinearTiles = 2 };
-
 // Whether the machine has tiles of bfloat16, and a row of k inputs fills them.
 bool tiles_serve(int64_t k);
 // The same product by tiles (AMX).

@@ -15,8 +15,6 @@ namespace tailrace {
 #if TAILRACE_AMX
 namespace {
 
-#define TAILRACE_BF16_TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
-
 constexpr int kRows = 16;           // of a tile
 constexpr int64_t kStep = 32;       // inputs of a tile
 constexpr int64_t kRowBytes = 256;  // of the packed weights: a pair of inputs for 64 outputs
@@ -144,7 +142,7 @@ TAILRACE_BF16_TILES void block(const LinearCall &c, int64_t b, int64_t next) {
 
 }  // namespace
 
-bool tiles_serve(int64_t k) { return k % kStep == 0 && tiles_of_this_machine().bf16 && has_bf16(); }
+bool tiles_serve(int64_t k) { return k % kStep == 0 && has_bf16_tiles(); }
 
 void linear_tiles(const LinearCall &call) {
     if (call.m == 0) return;

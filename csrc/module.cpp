@@ -12,7 +12,7 @@
 #include "pool.h"
 #include "program.h"
 #include "sample.h"
-#include "simd.h"
+#include "tiles.h"
 
 namespace nb = nanobind;
 using namespace tailrace;
@@ -41,7 +41,6 @@ NB_MODULE(_cpu, m) {
                        int64_t n, Address y) {
         linear(at(x), Type(type), rows, k, stride, at(packed), at(bias), n, at(y));
     }, Free());
-    m.def("use_linear_at_most", [](int path) { use_linear_at_most(path); });
     m.def("is_quantized", [](int type) { return is_quantized(type); });
     m.def("quantized_types", [] { return quantized_types(); });
     m.def("quantized_bytes", [](int type, int64_t n, int64_t k) { return quantized_bytes(type, n, k); });
@@ -103,6 +102,7 @@ NB_MODULE(_cpu, m) {
         return std::make_tuple(size.fields, size.parts, size.values, size.lone);
     });
     m.def("want_avx512", [](bool wanted) { avx512_wanted = wanted; });
+    m.def("want_tiles", [](bool wanted) { tiles_wanted = wanted; });
     m.def("flat_draws", [] { return flat_draws.load(); });
     m.def("agreements", [](Address tokens, int64_t n, Address out) { agreements(at<int64_t>(tokens), n, at<int64_t>(out)); }, Free());
     m.def("check", [](Address rows) { check(*at<StepRows>(rows)); });

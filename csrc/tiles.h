@@ -13,6 +13,8 @@
 
 namespace tailrace {
 
+inline bool tiles_wanted = true;  // of bfloat16; false only while tests compare
+
 #if TAILRACE_AMX
 // Before tiles or their configuration are loaded from what this function has written: GCC's intrinsics don't tell the
 // compiler that they read memory.
@@ -42,6 +44,11 @@ inline Tiles tiles_of_this_machine() {
     }();
     return found;
 }
+
+// The products of bfloat16 pairs by tiles.
+#define TAILRACE_BF16_TILES \
+    __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
+inline bool has_bf16_tiles() { return tiles_wanted && has_bf16() && tiles_of_this_machine().bf16; }
 #endif
 
 }  // namespace tailrace

@@ -98,12 +98,14 @@ def test_argmax_refuses_what_it_cannot_read():
 # ---- linear
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["portable", "pairs", "tiles"])
+@pytest.fixture(params=["portable", "pairs", "tiles"])
 def path(request):
-    """The way to multiply bfloat16 (csrc/linear.h), as far as this machine has it."""
-    _cpu.use_linear_at_most(request.param)
-    yield request.param
-    _cpu.use_linear_at_most(2)
+    """The way to multiply bfloat16, as far as this machine has it: none of its own, vdpbf16ps, AMX."""
+    _cpu.want_avx512(request.param != "portable")
+    _cpu.want_tiles(request.param == "tiles")
+    yield
+    _cpu.want_avx512(True)
+    _cpu.want_tiles(True)
 
 
 @pytest.mark.usefixtures("path")
@@ -138,9 +140,9 @@ def test_a_path_by_the_number_of_rows_would_be_seen():
     """The planted fault: every path adds up in another order."""
     packed, x = kernels.pack_linear(torch.randn(3000, 576).bfloat16()), torch.randn(40, 576).bfloat16()
     whole = kernels.linear(x, packed)
-    _cpu.use_linear_at_most(0)
+    _cpu.want_avx512(False)
     other = kernels.linear(x, packed)
-    _cpu.use_linear_at_most(2)
+    _cpu.want_avx512(True)
     assert not torch.equal(other, whole)
 
 

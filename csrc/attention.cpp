@@ -407,13 +407,12 @@ template <typename T> struct Walk {
         }
     }
 
-    // Values of 16 positions, of which some are written, with zeros for the others.
+    // Values of 16 positions, of which some are written, with zeros for the others. They may lie there already.
     const T *only(const T *values, int written, T *to) const {
-        const int64_t whole = written / 2 * 2 * c.value_dim, all = 16 * c.value_dim;
+        const int64_t whole = written / 2 * 2 * c.value_dim, half = whole + written % 2 * 2 * c.value_dim;
         std::copy(values, values + whole, to);
-        std::fill(to + whole, to + all, T{0});
-        if (written % 2)
-            for (int64_t d = 0; d < 2 * c.value_dim; d += 2) to[whole + d] = values[whole + d];
+        for (int64_t d = whole; d < half; d += 2) to[d] = values[d], to[d + 1] = T{0};
+        std::fill(to + half, to + 16 * c.value_dim, T{0});
         return to;
     }
 

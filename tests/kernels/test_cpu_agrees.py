@@ -234,6 +234,7 @@ class Scene:
 CONTEXTS = [(1, 1), (17, 1), (33, 33), (64, 5), (65, 1), (130, 70), (513, 1), (1100, 3)]
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "options",
@@ -284,6 +285,7 @@ def test_sinks_that_do_not_fit_are_refused(backend):
         scene.run(chunk=-1)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "dim", "size"),
@@ -294,6 +296,7 @@ def test_attention_shapes(dtype, heads, dim, size):
     close(*scenes, dtype)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dims", [(192, 128), (64, 128), (36, 20), (576, 512)])
 def test_attention_with_values_of_another_width(dtype, dims):
@@ -304,6 +307,7 @@ def test_attention_with_values_of_another_width(dtype, dims):
     close(*scenes, dtype)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class ModelConfig(Section, frozen=True):
     weights: what becomes of a GGUF file's matrices: dtype's numbers, or, on a CPU, they stay in their blocks
     ("quantized"). quantize: blocks of GGUF's that the matrices of a folder of floats become.
     device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
-    cuda_graphs: on a GPU, launch decode steps as CUDA graphs.
+    cuda_graphs: on a GPU, launch decode steps as CUDA graphs. cpu_graphs: on a CPU, record the calls of decode
+    steps, and make them again without the model's Python code.
     batch_invariant: on a GPU, compute a token's logits to the same bits whatever else is in its batch; on a CPU they
     are, always. Without it a GPU reads long prompts faster, and decodes more slowly.
     """
@@ -59,6 +60,7 @@ class ModelConfig(Section, frozen=True):
     device: str = "auto"
     threads: Natural = 0
     cuda_graphs: bool = True
+    cpu_graphs: bool = True
     batch_invariant: bool = True
     cache_dir: str = msgspec.field(default_factory=default_cache_dir)
     trust_remote_code: bool = False

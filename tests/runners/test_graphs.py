@@ -108,7 +108,7 @@ def plain_kernels():
 @pytest.fixture(scope="module")
 def runner(gpu_kernels, tmp_path_factory) -> TransformersRunner:
     folder = save("llama", tmp_path_factory.mktemp("model"))
-    config = ModelConfig(dtype="float32", device=DEVICE.type)
+    config = ModelConfig(dtype="float32", device=DEVICE.type, cpu_graphs=False)
     made = load_runner(config, folder, block_size=SIZE, max_num_seqs=MOST if CUDA else 0)
     assert isinstance(made, TransformersRunner)
     made.allocate(BLOCKS)

@@ -35,6 +35,7 @@ HELP: dict[str, str] = {
     "model.device": "auto (a CUDA GPU if there is one), cpu, cuda, cuda:1 …",
     "model.threads": "for arithmetic on the CPU; 0: one per core",
     "model.cuda_graphs": "on a GPU, launch steps that only decode as CUDA graphs",
+    "model.cpu_graphs": "on a CPU, record steps that only decode; repeat their calls without the model's Python code",
     "model.batch_invariant": "on a GPU, the same bits for a token whatever else is in its batch, as a CPU always has",
     "model.cache_dir": "where downloaded and converted models are kept",
     "model.trust_remote_code": "run Python code that comes with the model",

@@ -44,16 +44,16 @@ def trial_batch(vocab_size: int, block_size: int, adapted: tuple[tuple[int, torc
     )
 
 
-def decode_trial(vocab_size: int, block_size: int, sequences: int) -> Batch:
-    """The trial prompt's last token again, in `sequences` equal sequences."""
-    last = torch.full((sequences,), TRIAL_TOKENS - 1)
+def decode_trial(vocab_size: int, block_size: int, sequences: int, at: int = -1) -> Batch:
+    """The trial prompt's last token again, or another one, in `sequences` equal sequences."""
+    last = torch.full((sequences,), TRIAL_TOKENS + at)
     blocks = torch.arange(-(-TRIAL_TOKENS // block_size), dtype=torch.int32)
     return Batch(
         token_ids=trial_ids(vocab_size)[last],
         positions=last,
         slot_mapping=last,
         query_start=torch.arange(sequences + 1, dtype=torch.int32),
-        kv_len=torch.full((sequences,), TRIAL_TOKENS, dtype=torch.int32),
+        kv_len=torch.full((sequences,), TRIAL_TOKENS + at + 1, dtype=torch.int32),
         block_tables=blocks.repeat(sequences, 1),
         wanted=torch.arange(sequences),
     )

@@ -50,6 +50,7 @@ from tailrace.runners.load_checks import (
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
 from tailrace.runners.quantized import QuantizedEmbedding, admit
+from tailrace.runners.recorded import RecordedSteps
 from tailrace.runners.recurrent import attach_recurrent
 from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce, takes_positions
 from tailrace.runners.rope import settle_long_rope
@@ -85,7 +86,8 @@ class TransformersRunner:
         self._stack: Stack | None = None  # made when a drafter asks for hidden states
         # of the largest CUDA graph; 0: there are none. States have none: the host plans the walk along the sequences
         self.max_num_seqs = 0 if self.recurrent else max_num_seqs
-        self.graphs: Graphs | None = None
+        self.graphs: Graphs | RecordedSteps | None = None  # decode steps without the model's code
+        self.records = False  # on a CPU: there shall be recorded steps
         self.invariant: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
         self.lora: Adapters | None = None
         self.kv_code: torch.dtype | None = None  # of the engine's cache; while the model is checked there is none
@@ -117,6 +119,7 @@ class TransformersRunner:
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
         with explained(type(model).__name__):
             runner = cls(model, block_size, recorded)
+            runner.records = config.cpu_graphs and device.type == "cpu" and not runner.recurrent
             settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))
             runner.check()
         adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
@@ -187,6 +190,8 @@ class TransformersRunner:
                 self.forward(replace(batch, wanted=batch.wanted[:1], slots=anybody))
         if self.max_num_seqs:
             self.graphs = self.record(num_blocks, GraphRecorder(self.device))
+        elif self.records:
+            self.graphs = self.record_calls(num_blocks)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         source, target = there(torch.tensor(pairs), self.device).unbind(1)
@@ -310,6 +315,24 @@ class TransformersRunner:
         if problem:
             log.warning("no CUDA graphs: %s", problem)
         return None if problem else graphs
+
+    @torch.inference_mode()
+    def record_calls(self, num_blocks: int) -> RecordedSteps | None:
+        """The decode steps as recorded calls, or None if the model's code does more than call. Call it after the trial,
+        whose positions are in the cache."""
+        positions = min(self.max_model_len, num_blocks * self.block_size)
+        steps, problem = RecordedSteps(self.run, -(-positions // self.block_size)), ""
+        try:
+            for sequences in (1, 3):
+                steps(decode_trial(self.vocab_size, self.block_size, sequences, -2))  # recorded with other inputs
+                batch = decode_trial(self.vocab_size, self.block_size, sequences)
+                if not torch.equal(self.logits(batch), steps(batch)):
+                    problem = "their logits are not the model's"
+        except RuntimeError as error:
+            problem = str(error)
+        if problem:
+            log.info("no recorded decode steps: %s", problem)
+        return None if problem else steps
 
     @torch.inference_mode()
     def check(self) -> None:

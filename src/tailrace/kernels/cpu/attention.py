@@ -7,6 +7,7 @@ import torch
 from tailrace import _cpu
 from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache, check_attention
+from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.types import CODES
 
 KV_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # csrc/kv_codes.h
@@ -70,7 +71,8 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
         )
     integers(slots, torch.int64, "slots")
     key, value = rows(key), rows(value)
-    _cpu.store_kv(
+    launch(
+        _cpu.store_kv,
         key.data_ptr(),
         value.data_ptr(),
         CODES[cache.dtype],
@@ -105,7 +107,8 @@ def paged_attention(
         integers(part, torch.int32, name)
     query = rows(query)
     out = torch.empty((tokens, heads, cache.value_dim), dtype=query.dtype)
-    _cpu.attention(
+    launch(
+        _cpu.attention,
         query.data_ptr(),
         out.data_ptr(),
         CODES[query.dtype],

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.cpu.quantized import Quantized, product
 from tailrace.kernels.types import CODES
 
@@ -48,7 +49,8 @@ def linear(x: torch.Tensor, packed: Packed | Quantized) -> torch.Tensor:
         rows = rows.contiguous()
     y = torch.empty((*x.shape[:-1], packed.n), dtype=x.dtype)
     bias = 0 if packed.bias is None else packed.bias.data_ptr()
-    _cpu.linear(
+    launch(
+        _cpu.linear,
         rows.data_ptr(),
         CODES[x.dtype],
         rows.shape[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.types import CODES
 
 
@@ -24,7 +25,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool =
     if flat.stride(1) != 1:
         flat = flat.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype)
-    _cpu.rms_norm(
+    launch(
+        _cpu.rms_norm,
         flat.data_ptr(),
         weight.data_ptr(),
         CODES[x.dtype],
@@ -48,7 +50,8 @@ def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tens
         )
     delta = delta.contiguous()
     y = torch.empty_like(residual)
-    _cpu.add_rms_norm(
+    launch(
+        _cpu.add_rms_norm,
         residual.data_ptr(),
         delta.data_ptr(),
         weight.data_ptr(),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.types import CODES
 
 PANEL = 64  # outputs that are packed together
@@ -64,8 +65,15 @@ def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> 
     if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < packed.n:
         raise ValueError(f"ids must be in [0, {packed.n}), got {int(flat.min())} … {int(flat.max())}")
     out = torch.empty((*ids.shape, packed.k), dtype=dtype)
-    _cpu.quantized_rows(
-        packed.data.data_ptr(), packed.ggml_type, packed.k, flat.data_ptr(), len(flat), CODES[dtype], out.data_ptr()
+    launch(
+        _cpu.quantized_rows,
+        packed.data.data_ptr(),
+        packed.ggml_type,
+        packed.k,
+        flat.data_ptr(),
+        len(flat),
+        CODES[dtype],
+        out.data_ptr(),
     )
     return out
 
@@ -79,7 +87,8 @@ def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     y = torch.empty((*x.shape[:-1], packed.n), dtype=x.dtype)
-    _cpu.quantized_linear(
+    launch(
+        _cpu.quantized_linear,
         rows.data_ptr(),
         CODES[x.dtype],
         rows.shape[0],

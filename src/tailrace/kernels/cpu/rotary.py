@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.types import CODES
 
 
@@ -19,6 +20,15 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
             f"got {cos.dtype} {tuple(cos.shape)} and {sin.dtype} {tuple(sin.shape)}"
         )
     cos, sin = cos.contiguous(), sin.contiguous()
-    _cpu.rope(
-        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), CODES[x.dtype], tokens, heads, dim, cos.shape[1], x.stride(0)
+    launch(
+        _cpu.rope,
+        x.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        CODES[x.dtype],
+        tokens,
+        heads,
+        dim,
+        cos.shape[1],
+        x.stride(0),
     )

@@ -1,0 +1,216 @@
+"""Decode steps on a CPU without the model's Python code. For a few sequences that code takes longer than reading the
+weights. So a step's calls, those of our kernels and those of torch, are noted once per number of sequences, with the
+addresses that they read and write. Later steps put their inputs there and make the same calls.
+
+What a step leaves in memory belongs to the recorded steps alone (StepMemory), which all share it: no two run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tailrace.kernels.cpu.launch import Call, noting
+from tailrace.runners.base import Batch
+
+log = logging.getLogger(__name__)
+
+MOST = 64  # sequences; of more the weights take nearly all of the time
+SMALLEST = 12  # log2 of a piece's bytes
+# The result depends on more than the arguments' addresses.
+NOT_REPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+aten = torch.ops.aten
+EMPTY = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
+COPIES = {aten._to_copy.default, aten.to.dtype, aten.clone.default, aten.contiguous.default}
+
+
+class StepMemory:
+    """Pieces of memory that come back when the last tensor on them is gone, and stay allocated."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, torch.Tensor] = {}  # by address
+        self.free: dict[int, list[torch.Tensor]] = {}  # by size
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the same shape, strides and dtype on a piece that nobody else has."""
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        size = 1 << max(SMALLEST, (max(extent, 1) * tensor.itemsize - 1).bit_length())
+        free = self.free.setdefault(size, [])
+        piece = free.pop() if free else torch.empty(size, dtype=torch.uint8)
+        self.pieces[piece.data_ptr()] = piece
+        owner = piece.numpy()
+        weakref.finalize(owner, free.append, piece).atexit = False
+        whole = torch.from_numpy(owner).view(tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride())
+
+    def unowned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor; if it lies on a piece, the piece comes back all the same."""
+        piece = self.pieces.get(tensor.untyped_storage().data_ptr())
+        if piece is None:
+            return tensor
+        return piece.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@cache
+def out_variant(op: Any) -> tuple[Any, str] | None:
+    """The overload that takes the same arguments and writes its result to one more, and that one's name."""
+    wanted = [(each.name, str(each.type)) for each in op._schema.arguments]
+    packet = op.overloadpacket
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        arguments = other._schema.arguments
+        outs = [each.name for each in arguments if each.is_out]
+        if len(outs) == 1 and [(each.name, str(each.type)) for each in arguments if not each.is_out] == wanted:
+            return other, outs[0]
+    return None
+
+
+def repeatable(op: Any, args: Any, made: list[Any]) -> bool:
+    """Whether the same call has results of the same shapes, all of them tensors."""
+    if op is aten.index.Tensor:  # x[indices]; the tags speak of masks
+        return all(each is None or each.dtype == torch.int64 for each in args[1])
+    return all(isinstance(each, torch.Tensor) for each in made) and not any(tag in op.tags for tag in NOT_REPEATABLE)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def refill(pairs: Iterable[tuple[torch.Tensor, int]], op: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Put an operation's results where they were before. pairs: place, and which of the results."""
+    results = tensors(op(*args, **kwargs))
+    for place, index in pairs:
+        place.copy_(results[index])
+
+
+class StepRecorder(TorchDispatchMode):
+    """Notes torch's calls of this thread in `calls`. Their results lie in `memory`.
+
+    Raises:
+        RuntimeError: an operation's result depends on more than what lies at its arguments' addresses.
+    """
+
+    def __init__(self, memory: StepMemory, calls: list[Call]) -> None:
+        super().__init__()
+        self.memory, self.calls = memory, calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = tree_leaves(result)
+        given = {each.untyped_storage().data_ptr() for each in tensors((args, kwargs))}
+        fresh = [
+            at
+            for at, each in enumerate(made)
+            if not isinstance(each, torch.Tensor) or each.untyped_storage().data_ptr() not in given
+        ]
+        later = partial(tree_map_only, torch.Tensor, self.memory.unowned)
+        if fresh and not repeatable(func, args, made):
+            raise RuntimeError(f"{func} reads tensors on the host")
+        if func._schema.is_mutable:
+            if fresh:
+                raise RuntimeError(f"{func} both writes and makes tensors")
+            self.calls.append(partial(func, *later(args), **later(kwargs)))
+            return result
+        if not fresh:  # a view
+            return result
+        places = {at: self.memory.like(made[at]) for at in fresh}
+        for at, place in places.items():
+            place.copy_(made[at])
+        if func not in EMPTY:
+            unowned = {at: self.memory.unowned(place) for at, place in places.items()}
+            self.calls.append(self._again(func, later((args, kwargs)), unowned))
+        order = iter(range(len(made)))
+        return tree_map_only(torch.Tensor, lambda each: places.get(next(order), each), result)
+
+    def _again(self, func: Any, given: tuple[Any, Any], places: dict[int, torch.Tensor]) -> Call:
+        """The call that writes to the same places."""
+        args, kwargs = given
+        variant = out_variant(func) if len(places) == 1 else None
+        if variant is not None:
+            op, name = variant
+            return partial(op, *args, **kwargs, **{name: places[0]})
+        if func in COPIES:
+            return partial(places[0].copy_, args[0])
+        return partial(refill, [(place, at) for at, place in places.items()], func, args, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """inputs: the batch that the calls read. logits: what they leave."""
+
+    inputs: Batch
+    calls: list[Call]
+    logits: torch.Tensor
+
+
+class RecordedSteps:
+    """A step per number of sequences, recorded when it is first asked for.
+
+    Args:
+        run: a forward pass over a batch → logits; it must not read tensor values on the host.
+        width: the most entries of a block table.
+    """
+
+    def __init__(self, run: Callable[[Batch], torch.Tensor], width: int) -> None:
+        self.run, self.width = run, width
+        self.steps: dict[int, RecordedStep] = {}
+        self.memory = StepMemory()
+
+    def serves(self, batch: Batch) -> bool:
+        """True if every sequence has one token, the logits of all are wanted, and they are few."""
+        sequences, width = batch.block_tables.shape
+        return (
+            sequences == len(batch.token_ids) == len(batch.wanted)
+            and 0 < sequences <= MOST
+            and width <= self.width
+            and torch.equal(batch.wanted, torch.arange(sequences))
+        )
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Logits [L, V] of a batch that it serves. The next call overwrites them."""
+        sequences = len(batch.token_ids)
+        step = self.steps.get(sequences)
+        if step is None:
+            step = self.steps[sequences] = self._record(batch)
+            return step.logits
+        self._fill(step.inputs, batch)
+        for call in step.calls:
+            call()
+        return step.logits
+
+    # ---- inside
+
+    def _fill(self, inputs: Batch, batch: Batch) -> None:
+        inputs.token_ids.copy_(batch.input_ids(inputs.token_ids.device))
+        inputs.positions.copy_(batch.positions)
+        inputs.slot_mapping.copy_(batch.slot_mapping)
+        inputs.kv_len.copy_(batch.kv_len)
+        inputs.block_tables[:, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+
+    def _record(self, batch: Batch) -> RecordedStep:
+        sequences = len(batch.token_ids)
+        one, narrow = torch.empty(sequences, dtype=torch.int64), torch.empty(sequences, dtype=torch.int32)
+        inputs = replace(
+            batch,
+            token_ids=one,
+            positions=one.clone(),
+            slot_mapping=one.clone(),
+            query_start=torch.arange(sequences + 1, dtype=torch.int32),
+            kv_len=narrow,
+            block_tables=torch.zeros((sequences, self.width), dtype=torch.int32),
+            wanted=torch.arange(sequences),
+            previous=None,
+        )
+        self._fill(inputs, batch)
+        calls: list[Call] = []
+        with noting(calls), StepRecorder(self.memory, calls):
+            logits = self.run(inputs)
+        return RecordedStep(inputs, calls, self.memory.unowned(logits))

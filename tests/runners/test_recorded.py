@@ -1,0 +1,203 @@
+"""Recorded decode steps: the bits of the model's own code, for other inputs and other numbers of sequences; code that
+can't be recorded is found at load."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from runners import tiny_models
+from runners.test_transformers import ARCHITECTURES, SIZE, Cache, save
+from tailrace import kernels
+from tailrace.config import ModelConfig
+from tailrace.kernels.cpu.launch import Call, noting
+from tailrace.runners import load_runner
+from tailrace.runners.recorded import RecordedSteps, StepMemory, StepRecorder, out_variant
+from tailrace.runners.transformers import TransformersRunner
+
+aten = torch.ops.aten
+BLOCKS, EACH = 20, 4
+
+
+# ---- torch's calls
+
+
+def recorded(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+    """The result's place, and the calls that fill it anew."""
+    calls: list[Call] = []
+    memory = StepMemory()
+    with torch.inference_mode(), noting(calls), StepRecorder(memory, calls):
+        result = function(x)
+    return memory.unowned(result), calls
+
+
+def several(x: torch.Tensor) -> torch.Tensor:
+    best, where = x.topk(2, -1)
+    left, right = x.chunk(2, -1)
+    return torch.cat([best, where.to(x.dtype), left, right.contiguous(), x.sort(-1).values[:, 1:3]], -1)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    y[:, 1] = x[:, 0]
+    y.add_(x).masked_fill_(x > 0.5, 2.0)
+    y[torch.tensor([1, 0])] = y[:2].clone()
+    return y + torch.arange(x.shape[-1])
+
+
+def layered(x: torch.Tensor) -> torch.Tensor:
+    """Each temporary tensor's memory is used again."""
+    for _ in range(20):
+        x = torch.where(x > 0, x * 1.5, x.float().exp() - 1).to(torch.bfloat16).float()
+    return x
+
+
+def shapes(x: torch.Tensor) -> torch.Tensor:
+    wide = x[:, None].expand(-1, 3, -1).transpose(1, 2).reshape(len(x), -1)
+    return torch.einsum("ij,ij->i", wide, wide).unsqueeze(-1) @ x[:1].pow(2).mean(-1, keepdim=True)
+
+
+def ours(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.full((x.shape[-1],), 0.5)
+    return kernels.rms_norm(x, weight, 1e-6) + kernels.silu_mul(torch.cat([x, x * 2], -1))
+
+
+@pytest.mark.parametrize("function", [several, in_place, layered, shapes, ours])
+def test_the_calls_do_the_functions_work_again(function):
+    torch.manual_seed(0)
+    x = torch.randn(5, 8)
+    place, calls = recorded(function, x)
+    assert torch.equal(place, function(x))
+    for _ in range(3):
+        x.copy_(torch.randn(5, 8))
+        with torch.inference_mode():
+            for call in calls:
+                call()
+        assert torch.equal(place, function(x))
+
+
+def test_a_call_that_is_left_out_is_seen():
+    """The planted fault."""
+    x = torch.randn(5, 8)
+    place, calls = recorded(layered, x)
+    x.neg_()
+    with torch.inference_mode():
+        for call in calls[:-3] + calls[-2:]:
+            call()
+    assert not torch.equal(place, layered(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        torch.rand_like,
+        lambda x: torch.bincount(x[0].abs().long()),
+    ],
+    ids=["item", "branch", "mask", "nonzero", "random", "bincount"],
+)
+def test_what_depends_on_values_is_refused(function):
+    with pytest.raises(RuntimeError, match="reads tensors on the host"):
+        recorded(function, torch.randn(5, 8))
+
+
+def test_memory_comes_back():
+    calls: list[Call] = []
+    memory, x = StepMemory(), torch.randn(64, 64)
+    with torch.inference_mode(), StepRecorder(memory, calls):
+        layered(x)
+        few = len(memory.pieces)
+        for _ in range(50):
+            layered(x)
+    gc.collect()
+    assert len(memory.pieces) == few < 10
+    assert sum(map(len, memory.free.values())) == few
+    kept = memory.like(x)
+    assert memory.like(x).data_ptr() != kept.data_ptr()
+
+
+def test_variants_that_write_to_a_given_place():
+    assert out_variant(aten.add.Tensor) == (aten.add.out, "out")
+    assert out_variant(aten.index_select.default) == (aten.index_select.out, "out")
+    assert out_variant(aten._to_copy.default) is None  # its variant takes no dtype
+
+
+# ---- a model's
+
+
+VOCAB = tiny_models.VOCAB
+TEXT = ("deepseek-v2", "phi3, long rope", "llama, dynamic rope", "llama4 text", "gemma3 text", "gemma4 text")
+NOT_RECORDED = {  # experts are called by the numbers of their tokens; rope that depends on the longest sequence
+    "phimoe, window in the mask",
+    "hunyuan, router reads its weight",
+    "deepseek-v2",
+    "llama, dynamic rope",
+}
+
+
+def loaded(name: str, folder, dtype: str = "float32") -> TransformersRunner:
+    (save if name in ARCHITECTURES else tiny_models.save)(name, folder)
+    runner = load_runner(ModelConfig(dtype=dtype), folder, block_size=SIZE)
+    assert isinstance(runner, TransformersRunner)
+    runner.allocate(BLOCKS)
+    return runner
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *TEXT} - NOT_RECORDED))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_have_the_models_bits(name, dtype, tmp_path):
+    runner = loaded(name, tmp_path, dtype)
+    steps = runner.graphs
+    assert isinstance(steps, RecordedSteps)
+    torch.manual_seed(1)
+    cache = Cache(5, EACH)
+    lengths = [1, 17, 40, 3, 30]
+    prompts = [torch.randint(1, VOCAB, (length,)).tolist() for length in lengths]
+    with torch.inference_mode():
+        runner.forward(cache.batch([(i, prompt, 0) for i, prompt in enumerate(prompts)]))
+        for which in ([2], [0, 1, 2, 3, 4], [4, 2], [1], [3, 0], [4, 3, 2, 1, 0]):
+            for i in which:
+                prompts[i].append(int(torch.randint(1, VOCAB, (1,))))
+            batch = cache.batch([(i, prompts[i], len(prompts[i]) - 1) for i in which])
+            assert steps.serves(batch)
+            assert torch.equal(runner.forward(batch), runner.logits(batch))
+    assert {1, 2, 3, 5} == set(steps.steps)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", sorted(NOT_RECORDED))
+def test_models_that_read_values_run_their_own_code(name, tmp_path):
+    assert loaded(name, tmp_path).graphs is None
+
+
+def test_who_computes_a_step(tmp_path):
+    runner = loaded("llama", tmp_path)
+    steps, cache = runner.graphs, Cache(5, EACH)
+    assert isinstance(steps, RecordedSteps)
+    assert not steps.serves(cache.batch([(0, [1, 2], 0)]))
+    assert not steps.serves(cache.batch([(0, [1, 2], 0), (1, [3], 0)]))
+    assert steps.serves(cache.batch([(0, [1], 0), (1, [3], 0)]))
+    assert ModelConfig().cpu_graphs
+    plain = load_runner(ModelConfig(dtype="float32", cpu_graphs=False), tmp_path, block_size=SIZE)
+    plain.allocate(BLOCKS)
+    assert plain.graphs is None
+
+
+def test_a_model_that_reads_values_is_not_recorded(tmp_path, caplog, monkeypatch):
+    runner = loaded("llama", tmp_path)
+    plain = runner.run
+    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * int(batch.kv_len[0]))
+    caplog.set_level("INFO")
+    assert runner.record_calls(BLOCKS) is None
+    assert "no recorded decode steps: aten" in caplog.text
+    # what torch is not asked for is seen by the logits
+    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * float(batch.kv_len.numpy()[0]))
+    assert runner.record_calls(BLOCKS) is None
+    assert "their logits are not the model's" in caplog.text

@@ -22,6 +22,7 @@ from tailrace.models import convert_folder, resolve
 from tailrace.models import folder as conversions
 from tailrace.models.child import run_child
 from tailrace.models.footprint import weights_bytes
+from tailrace.models.store import MARKER
 from tailrace.models.tensors import stored
 from tailrace.runners import load_runner
 from tailrace.runners.quantized import QuantizedEmbedding, QuantizedLinear, admit
@@ -150,6 +151,7 @@ def test_every_schedule_gives_the_same_tokens(q4_1: tuple[Path, TransformersRunn
 
 def test_the_second_start_reads_the_cache(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversions, "run_child", run_child)
+    (folder / MARKER).write_text("{}")  # the folder may be one of ours
     config = config_for(folder, cache, quantize="q8_0", name="it")
     first = resolve(config, progress=False)
     assert first.name == "it"

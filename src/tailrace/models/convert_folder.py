@@ -30,10 +30,23 @@ from tailrace.models.describe import NESTED, read_json
 from tailrace.models.folder import quantisation
 from tailrace.models.footprint import weight_files
 from tailrace.models.grids import Grid, grids
+from tailrace.models.store import MARKER
 from tailrace.models.tensors import FileTensor, NewTensor, stored, write
 
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", ".*", "original")
+NOT_COPIED = (
+    "*.safetensors",
+    "*.index.json",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.onnx",
+    "*.h5",
+    ".*",
+    "original",
+    MARKER,
+)
 
 
 class Conversion:

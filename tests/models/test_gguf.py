@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from tailrace.errors import ModelLoadError
 from tailrace.models import describe, resolve
 from tailrace.models.child import check_transformers
 from tailrace.models.gguf import check_gguf, converted_folder
+from tailrace.models.gguf_layout import check_layout
 from tailrace.models.pretokenizer import missing_split
 from tailrace.models.store import TEMPORARY, is_whole
 
@@ -164,9 +166,69 @@ def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
 def test_a_broken_file_says_what_is_wrong(tiny: Path, tmp_path: Path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:2000])
-    with pytest.raises(ModelLoadError, match=r"broken\.gguf can't be converted: \w+: ."):
+    said = (
+        r"broken\.gguf can't be converted: the field tokenizer\.ggml\.tokens says that there are 257 entries, and the"
+    )
+    with pytest.raises(ModelLoadError, match=said):
         resolve(ModelConfig(model=str(broken), cache_dir=str(tmp_path)), progress=False)
     assert not [p for p in (tmp_path / "models").iterdir() if p.is_dir()]
+
+
+def changed(raw: bytes, after: bytes, skip: int, put: bytes) -> bytes:
+    """The file with `put` written `skip` bytes behind the first `after`."""
+    at = raw.index(after) + len(after) + skip
+    return raw[:at] + put + raw[at + len(put) :]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda raw: raw[:10], "the file ends at byte 10, within its header"),
+        (lambda raw: raw[:-100], r"tensor blk\.0\.ffn_norm\.weight at byte \d+: it is cut short"),
+        (lambda raw: changed(raw, b"GGUF", 0, b"\1"), "version 1 of GGUF is not read, only 2 and 3"),
+        (lambda raw: changed(raw, b"GGUF", 4, b"\xff" * 8), r"its header says that there are \d{20} tensors, and the"),
+        (lambda raw: changed(raw, b"GGUF", 12, b"\xff" * 8), r"its header says that there are \d{20} fields"),
+        (lambda raw: changed(raw, b"GGUF", 20, b"\xff" * 8), r"the name of a field says that there are \d{20} char"),
+        (
+            lambda raw: changed(raw, b"llama.context_length", 0, b"\x63"),
+            "llama.context_length is of the unknown type 99",
+        ),
+        (
+            lambda raw: changed(raw, b"tokenizer.ggml.tokens", 8, b"\xff" * 8),
+            r"tokenizer\.ggml\.tokens says that there",
+        ),
+        (lambda raw: changed(raw, b"token_embd.weight", 0, b"\xff"), "tensor token_embd.weight has 255 dimensions"),
+        (
+            lambda raw: changed(raw, b"token_embd.weight", 20, b"\xff"),
+            "tensor token_embd.weight is of the unknown type",
+        ),
+        (lambda raw: changed(raw, b"token_embd.weight", 20, b"\x0c"), "rows of 64, which are no whole blocks of 256"),
+        (lambda raw: changed(raw, b"token_embd.weight", 24, b"\xff" * 8), r"tensor token_embd\.weight at byte \d{20}"),
+    ],
+)
+def test_a_damaged_file_is_a_sentence(tiny: Path, tmp_path: Path, change: Callable[[bytes], bytes], said: str):
+    raw = tiny.read_bytes()
+    check_layout(tiny)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(change(raw))
+    with pytest.raises(ModelLoadError, match=said):
+        check_layout(broken)
+
+
+def test_no_damage_is_another_error(tiny: Path, tmp_path: Path):
+    """Wherever a file is cut or overwritten, it is whole or a sentence says what is wrong."""
+    raw, broken = tiny.read_bytes(), tmp_path / "broken.gguf"
+    random = np.random.default_rng(0)
+    refused = 0
+    for trial in range(300):
+        at = int(random.integers(4, 12_000))
+        damaged = raw[:at] if trial % 3 == 0 else raw[:at] + random.bytes(1 + trial % 12) + raw[at + 1 + trial % 12 :]
+        broken.write_bytes(damaged)
+        try:
+            check_layout(broken)
+        except ModelLoadError:
+            refused += 1
+    assert 100 < refused < 300
 
 
 def tokens_of(text: str, pre: str | None) -> list[str]:

@@ -195,7 +195,7 @@ def test_only_plain_modules_hold_blocks():
 def test_a_folder_has_no_blocks_to_keep(dequantized: Served):
     with pytest.raises(
         ModelLoadError,
-        match=r"model\.weights quantized keeps blocks as they are in a file, and .* has none; --quantize",
+        match=r"model\.weights quantized keeps codes as they are in a file .* has floats; --quantize",
     ):
         resolve(ModelConfig(model=str(dequantized.folder), weights="quantized"), progress=False)
 

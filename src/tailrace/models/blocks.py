@@ -1,9 +1,11 @@
-"""Weights → blocks that csrc/quantized_pack.cpp reads: floats rounded by the package gguf. Part of convert_folder.py's
-process."""
+"""Weights → blocks that csrc/quantized_pack.cpp reads: floats rounded by the package gguf, and codes of 4 and 8 bits as
+they are. Part of convert_folder.py's process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -14,6 +16,7 @@ from tailrace.models.tensors import FileTensor
 
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
 FLOATS = ("F64", "F32", "F16", "BF16")
+BLOCK = 32
 AT_ONCE = 1 << 20  # weights that are quantised at once: MXFP4 takes 64 bytes for each
 
 
@@ -45,7 +48,54 @@ def quantised(tensor: FileTensor, kind: GGMLQuantizationType) -> Iterator[memory
         if not np.isfinite(values).all():
             raise ModelLoadError(f"tensor {tensor.name} has a weight that is not finite, so it can't be quantised")
         with np.errstate(all="ignore"):
-            yield memoryview(np.ascontiguousarray(quantize(values, kind))).cast("B")
+            yield np.ascontiguousarray(quantize(values, kind)).data.cast("B")
+
+
+class Kind(NamedTuple):
+    """A type of blocks of 32 weights on a grid. number: of csrc/quantized_pack.cpp; from 1000 on not GGUF's. A block is
+    its scale, its zero point (a byte) if it has one, and its codes in the order of Q4_0 and Q8_0."""
+
+    number: int
+    name: str
+    scale: str
+    zero: bool
+
+    def row_bytes(self, bits: int, width: int) -> int:
+        return width // BLOCK * (np.dtype(self.scale).itemsize + self.zero + 4 * bits)
+
+
+# bits of a code, scales are float16's, there are zero points
+KINDS = {
+    (4, True, False): Kind(2, "int4", "<f2", False),
+    (4, True, True): Kind(1000, "int4 with zero points", "<f2", True),
+    (4, False, False): Kind(1001, "int4 with float32 scales", "<f4", False),
+    (4, False, True): Kind(1002, "int4 with float32 scales and zero points", "<f4", True),
+    (8, True, False): Kind(8, "int8", "<f2", False),
+    (8, False, False): Kind(1003, "int8 with float32 scales", "<f4", False),
+}
+
+
+def kind_of(bits: int, zeros: np.ndarray, scales: np.ndarray) -> Kind | None:
+    """The type of blocks that holds such a grid without rounding anything, or None. Scales of bfloat16 are float16's
+    too unless they are tiny."""
+    with np.errstate(over="ignore"):
+        half = bool((scales.astype(np.float16).astype(np.float32) == scales).all())
+    return KINDS.get((bits, half, bool(bits and (zeros != 1 << bits >> 1).any())))
+
+
+def grid_blocks(
+    kind: Kind, bits: int, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray
+) -> Iterator[memoryview]:
+    """Blocks of codes [N, K], with zero points and scales [N, G], row after row."""
+    blocks = codes.shape[1] // BLOCK
+    repeats = blocks // scales.shape[1]
+    for first in range(0, len(codes), max(1, AT_ONCE // codes.shape[1])):
+        rows = slice(first, first + max(1, AT_ONCE // codes.shape[1]))
+        factors = scales[rows].repeat(repeats, 1).astype(kind.scale)[:, :, None].view(np.uint8)
+        parts = [factors, zeros[rows].repeat(repeats, 1).astype(np.uint8)[:, :, None]][: 1 + kind.zero]
+        some = codes[rows].reshape(-1, blocks, BLOCK)
+        parts.append(some ^ 128 if bits == 8 else some[:, :, :16] | some[:, :, 16:] << 4)
+        yield np.ascontiguousarray(np.concatenate(parts, -1)).data.cast("B")
 
 
 def row_bytes(kind: GGMLQuantizationType, width: int) -> int | None:

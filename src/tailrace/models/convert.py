@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.models.child import check_transformers, run_work, say
+from tailrace.models.gguf_layout import check_layout
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
@@ -68,6 +69,7 @@ def main(arguments: list[str]) -> int:
     source, folder, dtype, weights = Path(arguments[0]), Path(arguments[1]), arguments[2], arguments[3]
 
     def work() -> None:
+        check_layout(source)
         check_transformers()
         say("stage", "reading the tokenizer")
         metadata = read_metadata(source)

@@ -1,6 +1,6 @@
 """The conversion of a folder in Hugging Face's layout, run as a program: `python -m tailrace.models.convert_folder
-FOLDER TARGET DTYPE WEIGHTS REMOTE_CODE`. WEIGHTS: the type of GGUF's blocks that matrices become. REMOTE_CODE: 1 if the
-model's own code may run.
+FOLDER TARGET DTYPE WEIGHTS REMOTE_CODE`. WEIGHTS: the type of GGUF's blocks that floats become; of matrices that are
+packed, quantized (blocks of their own codes) or dequantized (DTYPE). REMOTE_CODE: 1 if the model's own code may run.
 
 Tensor by tensor: no more than a piece of one is in memory. Tensors keep the names of the checkpoint, so transformers
 renames and merges them when they are loaded; which of them a plain linear layer or the embedding will own is asked of a
@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +23,30 @@ from torch import nn
 
 from tailrace import _cpu
 from tailrace.errors import ModelLoadError
-from tailrace.models.blocks import FLOATS, array, quantised, row_bytes
+from tailrace.models.blocks import AT_ONCE, BLOCK, FLOATS, Kind, array, grid_blocks, kind_of, quantised, row_bytes
 from tailrace.models.child import check_transformers, run_work, say
 from tailrace.models.convert_quantized import METHOD, owners
-from tailrace.models.describe import read_json
+from tailrace.models.describe import NESTED, read_json
+from tailrace.models.folder import quantisation
 from tailrace.models.footprint import weight_files
-from tailrace.models.tensors import NewTensor, FileTensor, stored, write
+from tailrace.models.grids import Grid, grids
+from tailrace.models.store import MARKER
+from tailrace.models.tensors import FileTensor, NewTensor, stored, write
 
-NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", ".*", "original")
+NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+NOT_COPIED = (
+    "*.safetensors",
+    "*.index.json",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.onnx",
+    "*.h5",
+    ".*",
+    "original",
+    MARKER,
+)
 
 
 class Conversion:
@@ -73,7 +89,7 @@ class Conversion:
 
 def bytes_of(tensor: FileTensor) -> memoryview:
     """The tensor's bytes, mapped."""
-    return memoryview(array(tensor).reshape(-1).view("u1"))
+    return array(tensor).reshape(-1).view("u1").data
 
 
 class Owned(NamedTuple):
@@ -85,13 +101,17 @@ class Owned(NamedTuple):
     shape: tuple[int, ...]
 
 
-def owner_of(folder: Path, remote_code: bool) -> Callable[[str], Owned | None]:
+Owner = Callable[[str], Owned | None]
+
+
+def owner_of(folder: Path, remote_code: bool) -> Owner:
     """A function: the name of a checkpoint's tensor → the parameter that it becomes as it is, if that is such a one."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
+    vars(config).pop("quantization_config", None)  # modules are to be plain
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
     found = {
@@ -130,9 +150,7 @@ def all_tensors(folder: Path) -> dict[str, FileTensor]:
     return {name: tensor for path in files for name, tensor in stored(path).items()}
 
 
-def quantise(
-    tensors: dict[str, FileTensor], owner: Callable[[str], Owned | None], kind: GGMLQuantizationType
-) -> Conversion:
+def quantise(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizationType) -> Conversion:
     """Matrices of floats → blocks."""
     plan = Conversion()
     owned = {name: owner(name) for name, tensor in tensors.items() if tensor.dtype in FLOATS}
@@ -154,21 +172,87 @@ def quantise(
     return plan
 
 
+def unpack(tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str, owner: Owner | None) -> Conversion:
+    """Packed matrices → blocks of the same codes, or where these can't be kept, or there is no `owner`, numbers of
+    dtype."""
+    made = Conversion()
+    packed, rest = grids(tensors, settings)
+    for grid in packed:
+        (outputs, width), name = grid.shape, f"{grid.name}.weight"
+        one = owner(name) if owner is not None else None
+        kind = kind_of(grid.bits, grid.zeros, grid.scales)
+        problem = misfit(grid, one, kind)
+        if problem is None and kind is not None and one is not None:
+            size = kind.row_bytes(grid.bits, width)
+            tensor = NewTensor(name, "U8", (outputs, size), lambda grid=grid, kind=kind: grid_pieces(grid, kind))
+            made.keep(one.first, tensor, (kind.number, kind.name), width)
+            continue
+        made.left[f"{problem} became {dtype}"] += 1
+        made.tensors.append(NewTensor(name, NAMES[dtype], grid.shape, lambda grid=grid: widened(grid, dtype)))
+    for tensor in rest:
+        made.copy(tensor)
+    return made
+
+
+def misfit(grid: Grid, one: Owned | None, kind: Kind | None) -> str | None:
+    """Why the matrix can't stay in blocks, or None."""
+    group = grid.shape[1] // grid.scales.shape[1]
+    if one is None or one.first != one.name or one.shape != grid.shape:
+        return "of other modules"
+    if not grid.bits:
+        return "of float8"
+    if grid.groups is not None:
+        return "in the order of activations"
+    if group % BLOCK:
+        return f"in groups of {group}"
+    return f"of int{grid.bits} with zero points" if kind is None else None
+
+
+def grid_pieces(grid: Grid, kind: Kind) -> Iterator[memoryview]:
+    """The blocks of a packed matrix."""
+    return grid_blocks(kind, grid.bits, grid.codes(), grid.zeros, grid.scales)
+
+
+def widened(grid: Grid, dtype: str) -> Iterator[memoryview]:
+    """The numbers of a packed matrix, rounded once to dtype."""
+    codes = grid.codes()
+    step = max(1, AT_ONCE // grid.shape[1])
+    for first in range(0, grid.shape[0], step):
+        rows = torch.from_numpy(grid.rows(codes, first, first + step)).to(getattr(torch, dtype))
+        yield rows.contiguous().view(torch.uint8).numpy().data.cast("B")
+
+
 def convert(source: Path, folder: Path, dtype: str, weights: str, remote_code: bool) -> None:
     """Fill `folder`."""
     say("stage", "reading the weights' headers")
-    tensors = all_tensors(source)
-    plan = quantise(tensors, owner_of(source, remote_code), GGMLQuantizationType[weights.upper()])
+    tensors, settings = all_tensors(source), quantisation(source)
+    owner = None if weights == "dequantized" else owner_of(source, remote_code)
+    if settings:
+        made = unpack(tensors, settings, dtype, owner)
+    else:
+        assert owner is not None
+        made = quantise(tensors, owner, GGMLQuantizationType[weights.upper()])
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+    write_config(source, folder, None if owner is None else made.settings("stay" if settings else "became"))
+    say("stage", f"writing {len(made.tensors)} tensors, {len(made.types)} of them in blocks")
+    total = len(made.tensors)
+    write(folder / "model.safetensors", made.tensors, lambda done: say_count(done, total))
+
+
+def write_config(source: Path, folder: Path, settings: dict[str, Any] | None) -> None:
+    """config.json, with these settings of how the weights are quantised in place of the folder's own."""
     config = read_json(source, "config.json", required=True)
-    config["quantization_config"] = plan.settings("became")
-    (folder / "config.json").unlink()
+    for section in (config, *(config[key] for key in NESTED if isinstance(config.get(key), dict))):
+        section.pop("quantization_config", None)
+    if settings is not None:
+        config["quantization_config"] = settings
+    (folder / "config.json").unlink()  # it may not be writable
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    say("stage", f"writing {len(plan.types)} matrices of blocks")
-    total = len(plan.tensors)
-    write(
-        folder / "model.safetensors", plan.tensors, lambda done: print(f"{done}/{total} [", file=sys.stderr, flush=True)
-    )
+
+
+def say_count(done: int, total: int) -> None:
+    """Progress, as tqdm has it."""
+    print(f"{done}/{total} [", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from tailrace.models.describe import language_config, read_json
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
 
+PACKED = ("gptq", "awq", "compressed-tensors")  # methods whose matrices convert_folder.py reads
 FORMAT = 1  # of converted folders; raising it makes older ones unused
 SAMPLE_BYTES = 1 << 16  # of a file of weights, read at both ends for the key
 
@@ -31,12 +32,12 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
     method = quantisation(folder).get("quant_method")
     if config.quantize != "none" and method:
         raise ModelLoadError(f"model.quantize is for folders of plain floats, and {label} is quantised by {method}")
-    if config.quantize == "none" and config.weights == "quantized":
+    if config.quantize == "none" and config.weights == "quantized" and method not in PACKED:
         raise ModelLoadError(
-            f"model.weights quantized keeps blocks as they are in a file, and {label} has none; --quantize q8_0 (or "
-            "another type) makes them of floats"
+            f"model.weights quantized keeps codes as they are in a file (GGUF, {', '.join(PACKED)}), and {label} has "
+            f"{f'those of {method}' if method else 'floats; --quantize q8_0 (or another type) makes blocks of them'}"
         )
-    if config.quantize == "none":
+    if config.quantize == "none" and method not in PACKED:
         return folder
     target = target_folder(folder, config, label)
     return make_once(
@@ -47,10 +48,13 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
 
 
 def quantisation(folder: Path) -> dict[str, Any]:
-    """What config.json says of how the weights are quantised; {} if it says nothing."""
+    """What config.json says of how the weights are quantised, or the file that AutoGPTQ once wrote; {} if nothing."""
     config = read_json(folder, "config.json", required=True)
     found = language_config(config).get("quantization_config")
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict) and found:
+        return found
+    older = read_json(folder, "quantize_config.json")
+    return {"quant_method": "gptq", **older} if older else {}
 
 
 def kept(config: ModelConfig) -> str:

@@ -7,6 +7,9 @@ tokens. --llama: a Python that has llama-cpp-python, built for this machine (`CM
 the default build is native). Without it tailrace is compared with itself. A figure is the median of the rounds; ratios
 are medians of the rounds' ratios, as each round asks everybody once. --perplexity: of the .md files below a folder,
 in windows of 512 tokens.
+
+--kv-cache-dtype: the same questions about a KV cache in eight bits against one in bfloat16, both with bfloat16 weights;
+with --perplexity, also how far the logits are away.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--perplexity", type=Path, help="a folder with the text, in .md files; nothing is timed then")
     parser.add_argument("--tokens", type=int, default=20_000, help="of the text")
+    parser.add_argument("--kv-cache-dtype", help="int8 or fp8: compare KV caches in place of weights")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of a stream before it decodes")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)
 
@@ -51,18 +56,22 @@ def main(argv: list[str]) -> int:
     args = arguments(argv)
     resolve(ModelConfig())
     file = args.file or str(default_gguf_path(Path(ModelConfig().cache_dir)))
-    first = {"file": file, "threads": args.threads, "streams": max(STREAMS), "window": WINDOW}
+    window = max(WINDOW, args.prompt + args.steps)
+    first = {"file": file, "threads": args.threads, "streams": max(STREAMS), "window": window}
+    code = args.kv_cache_dtype
+    kinds = {weights: {"weights": weights, "kv_cache_dtype": "auto"} for weights in ("quantized", "dequantized")}
+    if code:
+        kinds = {kind: {"weights": "dequantized", "kv_cache_dtype": kind} for kind in (code, "auto")}
     with ExitStack() as stack:
-        workers = {
-            weights: stack.enter_context(Worker("bench.gguf_ours", threads=args.threads))
-            for weights in ("quantized", "dequantized")
-        }
-        vocabs = [worker.ask({**first, "weights": weights})["vocab"] for weights, worker in workers.items()]
+        workers = {kind: stack.enter_context(Worker("bench.gguf_ours", threads=args.threads)) for kind in kinds}
+        vocabs = [worker.ask({**first, **kinds[kind]})["vocab"] for kind, worker in workers.items()]
         if args.llama:
             workers["llama.cpp"] = stack.enter_context(Worker("bench.gguf_llama", python=args.llama))
             vocabs.append(workers["llama.cpp"].ask(first)["vocab"])
         if args.perplexity:
-            rows = perplexities(workers, windows(args.perplexity, args.tokens, file))
+            text = windows(args.perplexity, args.tokens, file)
+            rows = perplexities(workers, text)
+            rows[0] |= differences(workers[code], text) if code else {}
         else:
             rows = speeds(workers, args, min(vocabs))
     print(table(rows))
@@ -72,11 +81,11 @@ def main(argv: list[str]) -> int:
 
 
 def speeds(workers: dict[str, Worker], args: argparse.Namespace, vocab: int) -> list[dict[str, Any]]:
-    """A row per question: tokens per second of each, and the ratios of the quantised weights to the others."""
+    """A row per question: tokens per second of each, and the ratios of the first to the others."""
     chance = random.Random(0)
     questions: dict[str, tuple[dict[str, Any], int]] = {
         f"decode, {n} streams": (
-            {"do": "decode", "prompts": prompts(chance, n, PROMPT, vocab), "steps": args.steps},
+            {"do": "decode", "prompts": prompts(chance, n, args.prompt, vocab), "steps": args.steps},
             n * args.steps,
         )
         for n in STREAMS
@@ -93,12 +102,8 @@ def speeds(workers: dict[str, Worker], args: argparse.Namespace, vocab: int) -> 
 
 def row(what: str, found: dict[str, list[float]]) -> dict[str, Any]:
     """Tokens per second, then ratios."""
-    ours = found["quantized"]
-    ratios = {
-        f"× {name}": median(a / b for a, b in zip(ours, others, strict=True))
-        for name, others in found.items()
-        if name != "quantized"
-    }
+    ours, *rest = found
+    ratios = {f"× {name}": median(a / b for a, b in zip(found[ours], found[name], strict=True)) for name in rest}
     return {"tokens/s": what, **{name: median(rates) for name, rates in found.items()}, **ratios}
 
 
@@ -115,8 +120,19 @@ def windows(folder: Path, tokens: int, file: str) -> list[list[int]]:
     return [ids[start : start + WINDOW] for start in range(0, len(ids) - 1, WINDOW)]
 
 
+def differences(worker: Worker, text: list[list[int]]) -> dict[str, Any]:
+    """What the cache's codes do to the logits of the text."""
+    parts = [worker.ask({"do": "away", "windows": text[at : at + AT_ONCE]}) for at in range(0, len(text), AT_ONCE)]
+    total, logits, others, tokens = (sum(part[i] for part in parts) for i in range(1, 5))
+    return {
+        "largest difference": f"{max(part[0] for part in parts):.3f}",
+        "mean": f"{total / logits:.4f}",
+        "another likeliest, %": f"{100 * others / tokens:.2f}",
+    }
+
+
 def perplexities(workers: dict[str, Worker], text: list[list[int]]) -> list[dict[str, Any]]:
-    """One row per worker: e to the mean loss, and how far it is from bfloat16's. A few windows at a time, in turns."""
+    """One row per worker: e to the mean loss, and how far it is from the second's. A few windows at a time."""
     losses, count = dict.fromkeys(workers, 0.0), 0
     for start in range(0, len(text), AT_ONCE):
         part = text[start : start + AT_ONCE]
@@ -126,12 +142,13 @@ def perplexities(workers: dict[str, Worker], text: list[list[int]]) -> list[dict
         sofar = ", ".join(f"{name} {math.exp(loss / count):.4f}" for name, loss in losses.items())
         print(f"after {count} tokens: {sofar}", file=sys.stderr, flush=True)
     means = {name: loss / count for name, loss in losses.items()}
+    base = list(means.values())[1]
     return [
         {
-            "weights": name,
+            "kind": name,
             "tokens": count,
             "perplexity": f"{math.exp(mean):.4f}",
-            "against bfloat16, %": f"{100 * (math.exp(mean - means['dequantized']) - 1):+.3f}",
+            "against bfloat16, %": f"{100 * (math.exp(mean - base) - 1):+.3f}",
         }
         for name, mean in means.items()
     ]

@@ -1,7 +1,8 @@
 """The forward pass of tailrace's runner on a GGUF file, without server and sampler: a worker of bench/gguf.py.
 
 The first line says which file, how its weights are kept and how many threads there are. Then, per line: `prefill` of so
-many tokens; `decode` of so many streams; `losses` of windows of ids. Answers are seconds, or nats.
+many tokens; `decode` of so many streams; `losses` of windows of ids; `away`, the error of a KV cache in eight bits.
+Answers are seconds, or nats, or differences of logits.
 """
 
 from __future__ import annotations
@@ -77,18 +78,36 @@ class Ours:
                 total += float(torch.nn.functional.cross_entropy(part, targets, reduction="sum"))
         return total
 
+    def away(self, windows: list[list[int]]) -> list[float]:
+        """Of all logits, the largest and the sum of the differences that the cache's codes make, and the number of
+        logits; of the tokens, how many have another likeliest token, and how many there are."""
+        layers, blocks = self.runner.layers, len(self.runner.layers.caches[0].keys)
+        coded, plain = layers.caches, self.runner.make_caches(blocks)
+        most, total, logits, others, tokens = 0.0, 0.0, 0, 0, 0
+        for ids in windows:
+            found = []
+            for layers.caches in (coded, plain):
+                found.append(self.forward([ids], [len(ids)], list(range(len(ids))))[0].float().clone())
+            off = (found[0] - found[1]).abs()
+            most, total = max(most, float(off.max())), total + float(off.sum(dtype=torch.float64))
+            logits, tokens = logits + off.numel(), tokens + len(ids)
+            others += int((found[0].argmax(-1) != found[1].argmax(-1)).sum())
+        layers.caches = coded
+        return [most, total, logits, others, tokens]
+
 
 def main() -> None:
     """Answer questions until stdin closes."""
     first = json.loads(sys.stdin.readline())
-    config = ModelConfig(model=first["file"], weights=first["weights"], threads=first["threads"])
+    names = ("weights", "kv_cache_dtype", "threads")
+    config = ModelConfig(model=first["file"], **{name: first[name] for name in names})
     ours = Ours(config, first["streams"], first["window"])
     print(json.dumps({"vocab": ours.runner.vocab_size}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(ours, json.loads(line))), flush=True)
 
 
-def answer(model: Any, question: dict[str, Any]) -> float:
+def answer(model: Any, question: dict[str, Any]) -> float | list[float]:
     """Call the method that the question names."""
     name = question.pop("do")
     return getattr(model, name)(**question)

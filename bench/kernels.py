@@ -2,7 +2,8 @@
 
 The shapes are the default model's (SmolLM2-135M: 576 wide, 9 query and 3 KV heads of 64, vocabulary 49,152) and a
 vocabulary of 128,256. The linear layers are those of a whole forward pass, 30 layers of different weights, so that
-weights do not stay in the cache. Prints medians and ratios (torch / ours: above 1 we are faster).
+weights do not stay in the cache. Attention is also compared with itself over KV caches in eight bits. Prints medians
+and ratios (torch / ours: above 1 we are faster).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from tailrace import kernels
 
 WIDTH, INNER, VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK = 576, 1536, 49152, 30, 9, 3, 64, 16
+KV_CODES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,30 @@ def linear_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"linear, whole forward, {rows} rows", ours, {"F.linear": plain, "oneDNN packed": reordered})
 
 
-def caches(lengths: list[int]) -> tuple[kernels.KVCache, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """A filled paged cache, its block tables, and the same keys and values as plain tensors [Hkv, length, D]."""
+def caches(
+    lengths: list[int],
+) -> tuple[list[kernels.KVCache], torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Filled paged caches, of bfloat16 and of every code, their block tables, and the same keys and values as plain
+    tensors [Hkv, length, D]."""
     width = max(-(-length // BLOCK) for length in lengths)
     tables = torch.randperm(width * len(lengths), dtype=torch.int32).view(len(lengths), width)
-    cache = kernels.make_cache(width * len(lengths), KV_HEADS, BLOCK, HEAD_DIM, torch.bfloat16)
+    shape = (width * len(lengths), KV_HEADS, BLOCK, HEAD_DIM, torch.bfloat16)
+    filled = [kernels.make_cache(*shape), *(kernels.make_quantized_cache(*shape, code) for code in KV_CODES)]
     plain = []
     for i, length in enumerate(lengths):
         key, value = random(length, KV_HEADS, HEAD_DIM), random(length, KV_HEADS, HEAD_DIM)
         at = torch.arange(length)
-        kernels.store_kv(cache, key, value, tables[i].long()[at // BLOCK] * BLOCK + at % BLOCK)
+        for cache in filled:
+            kernels.store_kv(cache, key, value, tables[i].long()[at // BLOCK] * BLOCK + at % BLOCK)
         plain.append((key.transpose(0, 1).contiguous(), value.transpose(0, 1).contiguous()))
-    return cache, tables, plain
+    return filled, tables, plain
+
+
+def in_eight_bits(
+    filled: list[kernels.KVCache], attend: Callable[[kernels.KVCache], torch.Tensor]
+) -> dict[str, Callable[[], object]]:
+    """The same attention over the caches with codes."""
+    return {f"ours, {code}": partial(attend, cache) for code, cache in zip(KV_CODES.values(), filled[1:], strict=True)}
 
 
 def padded(plain: list[tuple[torch.Tensor, torch.Tensor]], lengths: list[int]) -> tuple[torch.Tensor, ...]:
@@ -104,7 +119,7 @@ def padded(plain: list[tuple[torch.Tensor, torch.Tensor]], lengths: list[int]) -
 
 
 def decode_case(name: str, lengths: list[int]) -> KernelCase:
-    cache, tables, plain = caches(lengths)
+    filled, tables, plain = caches(lengths)
     query = random(len(lengths), HEADS, HEAD_DIM)
     start, kv_len = torch.arange(len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
     scale = 1 / math.sqrt(HEAD_DIM)
@@ -127,15 +142,16 @@ def decode_case(name: str, lengths: list[int]) -> KernelCase:
             for i, (k, v) in enumerate(plain)
         ]
 
-    def ours() -> torch.Tensor:
+    def ours(cache: kernels.KVCache) -> torch.Tensor:
         return kernels.paged_attention(query, cache, tables, start, kv_len, scale=scale)
 
     baselines: dict[str, Callable[[], object]] = {"SDPA, padded batch": batched, "SDPA, repeated KV": repeated}
-    return KernelCase(name, ours, baselines | ({} if len(lengths) == 1 else {"SDPA, one by one": alone}))
+    baselines |= {} if len(lengths) == 1 else {"SDPA, one by one": alone}
+    return KernelCase(name, partial(ours, filled[0]), baselines | in_eight_bits(filled, ours))
 
 
 def prefill_case(name: str, chunk: int, length: int) -> KernelCase:
-    cache, tables, [(key, value)] = caches([length])
+    filled, tables, [(key, value)] = caches([length])
     query = random(chunk, HEADS, HEAD_DIM)
     start, kv_len = torch.tensor([0, chunk], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
     mask = torch.ones(chunk, length, dtype=torch.bool).tril(length - chunk)
@@ -147,10 +163,10 @@ def prefill_case(name: str, chunk: int, length: int) -> KernelCase:
             wide, key[None], value[None], None if causal else mask, is_causal=causal, enable_gqa=True
         )
 
-    def ours() -> torch.Tensor:
+    def ours(cache: kernels.KVCache) -> torch.Tensor:
         return kernels.paged_attention(query, cache, tables, start, kv_len, scale=1 / math.sqrt(HEAD_DIM))
 
-    return KernelCase(name, ours, {"SDPA": torch_sdpa})
+    return KernelCase(name, partial(ours, filled[0]), {"SDPA": torch_sdpa} | in_eight_bits(filled, ours))
 
 
 def attention_cases() -> Iterator[KernelCase]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tailrace.api.body import BodyReader
@@ -55,3 +57,35 @@ def test_what_is_refused_says_why(raw, error, message):
     with pytest.raises(error) as caught:
         READER.decoded(raw, ITEMS)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "literal"),
+    [
+        (b"NaN", "", "NaN"),
+        (b" -Infinity", "", "-Infinity"),
+        (b"Infinity", "", "Infinity"),
+        (b"-inf", "", "-inf"),
+        (b"nan", "", "nan"),
+        (b'{"7": 1.0, "8": NaN}', ".8", "NaN"),
+        (b'[1, {"a": [], "b": "x,]"}, [2, -NaN]]', "[2][1]", "-NaN"),
+    ],
+)
+@pytest.mark.parametrize("name", ["temperature", "of_nobody", "suffix", 'a"b'])
+def test_what_json_has_no_number_for_names_its_field(value, field, literal, name):
+    """Before it: fields of every kind, with braces and quotes in strings."""
+    before = json.dumps({"prompt": 'NaN {[,\\" x', "stop": ["}", "]"], "n": 1}).encode()
+    with pytest.raises(ParameterError) as caught:
+        READER.decoded(before[:-1] + b", " + json.dumps(name).encode() + b": " + value + b"}", ITEMS)
+    assert caught.value.param == name + field
+    assert str(caught.value) == f"{name + field}: JSON has no {literal}; give a number, or leave the field out"
+
+
+OTHER_MISTAKES = [b"NaN", b'{"prompt": x}', b'{"prompt": "x", NaN: 3}', b"{NaN: 3}", b'{"prompt": "NaN', b'{"nan": x}']
+
+
+@pytest.mark.parametrize("raw", OTHER_MISTAKES)
+def test_other_mistakes_of_json_name_no_field(raw):
+    with pytest.raises(RequestError, match="the body is not valid JSON") as caught:
+        READER.decoded(raw, ITEMS)
+    assert caught.value.param is None

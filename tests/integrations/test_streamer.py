@@ -4,6 +4,8 @@ tokenizer and any ids."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from queue import Empty
 from threading import Thread
@@ -170,6 +172,95 @@ def test_who_reads_hears_of_an_error(model):
         list(streamer)
 
 
+def broken(*_: Any) -> Any:
+    raise RuntimeError("out of memory")
+
+
+def no_such(model: LlamaForCausalLM, streamer: TailraceStreamer) -> None:
+    """generate refuses its arguments: before it says anything to a streamer, or calls what is to draw."""
+    model.generate(torch.tensor([[104]]), custom_generate=TailraceSampling(streamer=streamer), no_such_option=1)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_errors_before_the_first_token_are_handed_on(model, pooled):
+    streamer = TailraceStreamer(theirs("byte-level"))
+    call = streamer.watch(lambda: no_such(model, streamer))
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(call) if pooled else None
+        if failed is None:
+            Thread(target=swallowed(call), daemon=True).start()
+        with pytest.raises(ValueError, match="no_such_option"):
+            read(streamer)
+        assert failed is None or isinstance(failed.exception(), ValueError)
+
+
+def swallowed(call: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        with suppress(BaseException):
+            call()
+
+    return run
+
+
+def read(streamer: TailraceStreamer) -> str:
+    """All of the text, in a thread of its own: a reader that waits for ever is a failure here."""
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: "".join(streamer))
+        try:
+            return reading.result(30)
+        except TimeoutError:
+            streamer.end()  # or the pool never ends
+            raise AssertionError("the reader waits for ever") from None
+
+
+def test_a_plain_generate_that_fails_in_its_thread_ends_the_text(model):
+    """Nobody hands the error on: the thread is seen to be gone."""
+    streamer = TailraceStreamer(theirs("byte-level"))
+    ids = torch.tensor([[104, 105]])
+    call = swallowed(lambda: model.generate(ids, streamer=streamer, logits_processor=[broken], max_new_tokens=3))
+    thread = Thread(target=call, name="the generating one", daemon=True)
+    thread.start()
+    with pytest.raises(RuntimeError, match=r"the generating one has ended, and the text has not.*watch"):
+        read(streamer)
+
+
+def test_an_error_of_the_streamer_itself_reaches_the_reader(model):
+    streamer = TailraceStreamer(theirs("byte-level"))
+    ids = torch.tensor([[104, 105], [104, 105]])
+    with pytest.raises(ParameterError, match="for one row, got 2"):
+        model.generate(ids, streamer=streamer, max_new_tokens=3)
+    with pytest.raises(ParameterError, match="for one row, got 2"):
+        read(streamer)
+
+
+def test_an_error_that_looks_like_an_end_is_none():
+    streamer = TailraceStreamer(theirs("byte-level"))
+    with pytest.raises(StopIteration):
+        streamer.watch(lambda: next(iter(())))()
+    with pytest.raises(RuntimeError, match="generate has raised StopIteration"):
+        read(streamer)
+
+
+def test_a_row_that_has_ended_keeps_its_end(model):
+    """The batch fails later on; the row's next generation does not begin with that error."""
+    streamers = [TailraceStreamer(theirs("byte-level"), True) for _ in range(2)]
+    ids, calls = torch.tensor([[104, 105], [107, 108]]), []
+
+    def broken_at_last(input_ids, scores):
+        calls.append(input_ids.shape)
+        return broken() if len(calls) > 4 else scores
+
+    params = [SamplingParams(seed=3, max_tokens=2), SamplingParams(seed=4)]
+    sampling = TailraceSampling(params, streamer=streamers)
+    for _ in range(2):
+        calls.clear()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model.generate(ids, custom_generate=sampling, logits_processor=[broken_at_last], max_new_tokens=9)
+        assert len(read(streamers[0])) > 0
+        with pytest.raises(RuntimeError, match="out of memory"):
+            read(streamers[1])
+
+
 def test_what_cannot_be_streamed_is_said():
     tokenizer = theirs("byte-level")
     with pytest.raises(ParameterError, match="errors"):
@@ -181,5 +272,7 @@ def test_what_cannot_be_streamed_is_said():
     streamer = TailraceStreamer(tokenizer, timeout=0.01)
     with pytest.raises(ParameterError, match="for one row, got 2"):
         streamer.put(torch.zeros(2, 3))
+    with pytest.raises(ParameterError, match="for one row, got 2"):
+        next(streamer)
     with pytest.raises(Empty):
         next(streamer)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from tailrace import _cpu
 from tailrace.api import error_handlers
+from tailrace.api.json_place import not_a_number
 from tailrace.api.schema.common import TOLERATED
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError, RequestError
@@ -101,6 +102,8 @@ class BodyReader(Generic[T]):
         except msgspec.ValidationError as error:
             raise error_handlers.of_validation(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if named := not_a_number(error, raw):
+                raise named from error
             raise RequestError(f"the body is not valid JSON: {error_handlers.of_json(error, raw)}") from error
 
     def _check_refused(self, name: str, value: msgspec.Raw) -> None:

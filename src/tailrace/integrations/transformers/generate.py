@@ -98,14 +98,16 @@ class TailraceSampling:
         """As `generate` calls it. Returns what `generate` returns; with `return_dict_in_generate` also `logprobs` and
         `sampling_masks`: of each row a list with an entry per token (TokenLogprobs; int32 ids, ascending), empty where
         the row did not ask."""
+        watched = [streamer for streamer in self.streamers if isinstance(streamer, TailraceStreamer)]
+        for streamer in watched:
+            streamer.expect()
         try:
             return self._generate(
                 model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
             )
         except BaseException as error:
-            for streamer in self.streamers:
-                if isinstance(streamer, TailraceStreamer):
-                    streamer.fail(error)
+            for streamer in watched:
+                streamer.fail(error)
             raise
 
     def _generate(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from queue import Empty
+from threading import Thread, current_thread
+from time import monotonic
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from tailrace.text.tokenizer import Tokenizer
 
 # of a row's parameters, those that the text's end depends on
 STOP_FIELDS = ("stop", "stop_regex", "stop_outside", "include_stop_str_in_output", "min_tokens")
+LOOK_S = 0.2  # how often who waits for text looks whether somebody generates
 TEXT_FIELDS = (*STOP_FIELDS[:-1], "skip_special_tokens")  # those that nobody else acts on
 
 
@@ -52,6 +57,8 @@ class TailraceStreamer(TextIteratorStreamer):
         self._skip_special = bool(decode_kwargs.get("skip_special_tokens", False))
         self._tokenizer = of_backend(tokenizer.backend_tokenizer)
         self._stream: TextStream | None = None
+        self._open = True  # the reader waits for an end
+        self._generating: Thread | None = None  # who has put tokens
 
     @property
     def finished(self) -> bool:
@@ -59,34 +66,87 @@ class TailraceStreamer(TextIteratorStreamer):
         return self._stream is not None and self._stream.finished
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt first, then tokens as they come."""
-        if value.dim() > 1 and len(value) > 1:
-            raise ParameterError(f"a streamer is for one row, got {len(value)}", "streamer")
-        ids: list[int] = value.flatten().tolist()
-        if self._stream is None:
-            self._begin(ids)
-        elif not self._stream.finished:
-            self._say(self._stream.feed(ids).text)
+        """The prompt first, then tokens as they come. An error is the reader's too."""
+        self._open, self._generating = True, current_thread()
+        try:
+            if value.dim() > 1 and len(value) > 1:
+                raise ParameterError(f"a streamer is for one row, got {len(value)}", "streamer")
+            ids: list[int] = value.flatten().tolist()
+            if self._stream is None:
+                self._begin(ids)
+            elif not self._stream.finished:
+                self._say(self._stream.feed(ids).text)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def end(self) -> None:
         """The rest of the text, and no more. The next `put` is another prompt's."""
         if self._stream is not None and not self._stream.finished:
             self._say(self._stream.flush("length").text)
-        self._stream = None
-        self.text_queue.put(self.stop_signal, timeout=self.timeout)
+        self._close(self.stop_signal)
 
     def fail(self, error: BaseException) -> None:
-        """Who reads the text gets this error: else he would wait for ever."""
-        self._stream = None
-        self.text_queue.put(error, timeout=self.timeout)  # type: ignore[arg-type]
+        """Who reads the text gets this error, unless it has ended already: else he would wait for ever."""
+        if self._open:
+            self._close(error)
+
+    def expect(self) -> None:
+        """A generation begins: from here on `fail` reaches the reader, also before the first `put`."""
+        self._open = True
+
+    def watch(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        """`generate`, whose errors end the text too: `Thread(target=streamer.watch(model.generate), kwargs=…)`. Nobody
+        else can tell of those that come before the first `put`, or in a thread of a pool."""
+
+        @wraps(generate)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.expect()
+            try:
+                return generate(*args, **kwargs)
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+        return watched
 
     def __next__(self) -> str:
-        value: Any = self.text_queue.get(timeout=self.timeout)
+        value: Any = self._wait()
+        if isinstance(value, StopIteration):  # it would end the reader's loop as if all were well
+            raise RuntimeError("generate has raised StopIteration") from value
         if isinstance(value, BaseException):
             raise value
         if value is self.stop_signal:
             raise StopIteration
         return value
+
+    def _wait(self) -> Any:
+        """What is next in the queue.
+
+        Raises:
+            Empty: nothing came within `timeout`. RuntimeError: the thread that has put tokens is gone, and has put no
+                end.
+        """
+        until = None if self.timeout is None else monotonic() + self.timeout
+        while True:
+            try:
+                return self.text_queue.get(
+                    timeout=LOOK_S if until is None else max(0, min(LOOK_S, until - monotonic()))
+                )
+            except Empty:
+                if until is not None and monotonic() >= until:
+                    raise
+            thread = self._generating
+            if thread is not None and not thread.is_alive() and self.text_queue.empty():
+                self._generating = None
+                raise RuntimeError(
+                    f"{thread.name} has ended, and the text has not: generate failed there; "
+                    "Thread(target=streamer.watch(model.generate), …) hands the error on"
+                )
+
+    def _close(self, last: Any) -> None:
+        self._stream, self._open, self._generating = None, False, None
+        self.text_queue.put(last, timeout=self.timeout)
 
     def _begin(self, prompt: list[int]) -> None:
         given = self.params or self.of_row or SamplingParams()

@@ -335,7 +335,7 @@ BAD = {
         "what_if.allowed_token_ids",
     ),
     "what if: of another type": (OUTPUT | {"what_if": 3}, "what_if"),
-    "what if: nothing left": (OUTPUT | {"what_if": {"allowed_token_ids": [70], "logit_bias": {"70": -1e9}}}, "what_if"),
+    "what if: a bias": (OUTPUT | {"what_if": {"logit_bias": {"70": -1e9}}}, "what_if.logit_bias"),
     "an output for a response": ({"response_id": "resp_1", "output_token_ids": [65]}, "output_token_ids"),
     **{
         f"{name} for a response": ({"response_id": "resp_1", name: value}, name)

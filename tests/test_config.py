@@ -122,6 +122,19 @@ def test_errors_of_models(models: dict, said: str):
         load({"models": {"a": {}}, "model": {"name": "b"}}, env={})
 
 
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_model_that_nobody_would_get_is_an_error(tmp_path: Path, source: str):
+    """--model X beside models of a file that have their own."""
+    path, models = tmp_path / "tailrace.toml", '[models.a.model]\nmodel = "x"\n[models.b.model]\nmodel = "y"\n'
+    path.write_text(models + ('[model]\nmodel = "z"\n' if source == "file" else ""))
+    flags = {"model": {"model": "z"}} if source == "flag" else {}
+    env = {"TAILRACE_MODEL_MODEL": "z"} if source == "environment" else {}
+    with pytest.raises(ConfigError, match=r"model\.model 'z' \(--model\) has no name.*\(a, b; .*--model NAME=z"):
+        load(flags, env=env, file=path)
+    path.write_text(path.read_text() + "[models.c.cache]\nnum_blocks = 7\n")  # which has none of its own
+    assert [m.model.model for m in load(flags, env=env, file=path).models.values()] == ["x", "y", "z"]
+
+
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(ConfigError, match="nothing"):
         load(env={}, file=tmp_path / "nothing.toml")

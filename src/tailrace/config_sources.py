@@ -33,10 +33,12 @@ def load(
     file: str | Path | None = None,
 ) -> Config:
     """Settings from flags ({section: {field: value}}; None is skipped), environment and file, in that precedence.
-    Settings of one model ({"models": {name: {section: {field: value}}}} in flags and file) go before the common ones.
+    Settings of one model ({"models": {name: {section: {field: value}}}} in flags and file) go before the common ones; a
+    common model.model is for those that set none.
 
     Raises:
-        ConfigError: an unknown table or field, a wrong type, or a file that can't be read; the message names the field.
+        ConfigError: an unknown table or field, a wrong type, a file that can't be read, or a model that would not be
+            served; the message names the field.
     """
     merged: dict[str, dict[str, Any]] = {name: {} for name in (*SECTIONS, MODELS)}
     if file is not None:
@@ -59,6 +61,7 @@ def load(
             merge_models(merged[MODELS], given)
             continue
         merged[name].update({field: value for field, value in given.items() if value is not None})
+    check_taken(merged)
     merged[MODELS] = {name: model_sections(name, own, merged) for name, own in merged[MODELS].items()}
     try:
         return msgspec.convert(merged, Config, strict=False)
@@ -74,6 +77,18 @@ def merge_models(models: dict[str, Any], given: Mapping[str, Any]) -> None:
         for section, table in own.items():
             models.setdefault(name, {}).setdefault(section, {}).update(table)
         models.setdefault(name, {})
+
+
+def check_taken(merged: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError where a model without a name is given beside models by name, none of which takes it: it would
+    not be served."""
+    unnamed, named = merged["model"].get("model"), merged[MODELS]
+    if unnamed is not None and named and all("model" in own.get("model", {}) for own in named.values()):
+        raise ConfigError(
+            f"model.model {unnamed!r:.200} (--model) has no name, and the models with names ({', '.join(named)}; "
+            f"--model NAME=MODEL, [models.NAME.model]) have their own: give it one (--model NAME={unnamed:.200}) to "
+            "serve it beside them, or leave it out"
+        )
 
 
 def model_sections(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:

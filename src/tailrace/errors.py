@@ -53,6 +53,14 @@ class ParameterError(RequestError, ValueError):
     code = "invalid_value"
 
 
+def within(outer: str, error: RequestError) -> ParameterError:
+    """The error of a field that stands inside the field `outer`: it names both."""
+    text, inner = str(error), error.param
+    if inner is None:
+        return ParameterError(f"{outer}: {text}", outer)
+    return ParameterError(f"{outer}.{text}" if text.startswith(inner) else f"{outer}: {text}", f"{outer}.{inner}")
+
+
 class NothingLeftError(RequestError):
     """What the request allows, bans and asks for leaves no token to draw."""
 

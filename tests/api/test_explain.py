@@ -327,10 +327,15 @@ BAD = {
     "top": (OUTPUT | {"explain": {"top": 0}}, "explain"),
     "ids that no message can hold": (OUTPUT | {"explain": {"ids": [2**64]}}, "explain.ids"),
     "arguments that no message can hold": (OUTPUT | {"processors": {"x": {"y": [2**64]}}}, "processors"),
-    "what if: another field": (OUTPUT | {"what_if": {"n": 2}}, "what_if"),
-    "what if: a range": (OUTPUT | {"what_if": {"top_p": 2}}, "what_if"),
-    "what if: a type": (OUTPUT | {"what_if": {"top_p": "much"}}, "what_if"),
-    "what if: nothing left": (OUTPUT | {"what_if": {"allowed_token_ids": [70], "logit_bias": {"70": -1e9}}}, "what_if"),
+    "what if: another field": (OUTPUT | {"what_if": {"n": 2}}, "what_if.n"),
+    "what if: a range": (OUTPUT | {"what_if": {"top_p": 2}}, "what_if.top_p"),
+    "what if: a type": (OUTPUT | {"what_if": {"top_p": "much"}}, "what_if.top_p"),
+    "what if: ids beyond the vocabulary": (
+        OUTPUT | {"what_if": {"allowed_token_ids": [10**6]}},
+        "what_if.allowed_token_ids",
+    ),
+    "what if: of another type": (OUTPUT | {"what_if": 3}, "what_if"),
+    "what if: a bias": (OUTPUT | {"what_if": {"logit_bias": {"70": -1e9}}}, "what_if.logit_bias"),
     "an output for a response": ({"response_id": "resp_1", "output_token_ids": [65]}, "output_token_ids"),
     **{
         f"{name} for a response": ({"response_id": "resp_1", name: value}, name)

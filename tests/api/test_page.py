@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urljoin
 
 import pytest
 
@@ -57,7 +57,8 @@ async def test_the_page_and_its_files_come_with_their_types(front, folder):
 
 
 async def test_nothing_is_allowed_but_its_own(front, folder):
-    for path in ("/", "/page/js/app.js", "/page/fields.json", "/page/status"):
+    every = ("/", "/page", "/page/", "/page/js/app.js", "/page/fields.json", "/page/status", "/page/no.js", "/page/js")
+    for path in every:
         headers = (await front.http.get(path)).headers
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
@@ -68,6 +69,16 @@ async def test_nothing_is_allowed_but_its_own(front, folder):
         assert headers["x-frame-options"] == "DENY"
         assert headers["referrer-policy"] == "no-referrer"
         assert headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ["/page", "/page/"])
+async def test_the_folders_own_address_leads_to_the_page(front, folder, path):
+    answer = await front.http.get(path, follow_redirects=False)
+    assert answer.status_code == 308
+    followed = await front.http.get(path, follow_redirects=True)
+    assert (followed.status_code, followed.url.path, followed.text) == (200, "/", FILES["index.html"])
+    # behind a proxy that has put the server below a path of its own
+    assert urljoin(f"https://there/tailrace{path}", answer.headers["location"]) == "https://there/tailrace/"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +96,6 @@ async def test_nothing_is_allowed_but_its_own(front, folder):
         "js/.map.js",
         "js",
         "js/",
-        "",
         "js//app.js",
         "js/app.js%00.css",
         "./js/app.js%3f",
@@ -164,7 +174,8 @@ async def test_with_keys_the_page_is_open_and_calls_are_not(tokenizer, folder):
     async with front_of(LocalClient(saying(b"Hello")), tokenizer, ServerConfig(api_keys="one")) as front:
         for path in ("/", "/page/js/app.js", "/page/fields.json", "/page/status"):
             assert (await front.http.get(path)).status_code == 200
-        for path in ("/page", "/pages", "/x/page/js/app.js", "/v1/models", "//", "/page%2f../v1/models"):
+        assert (await front.http.get("/page", follow_redirects=False)).status_code == 308
+        for path in ("/pages", "/x/page/js/app.js", "/v1/models", "//", "/page%2f../v1/models"):
             assert (await front.http.get(f"http://localhost{path}")).status_code in (401, 404)
         assert (await front.http.get("/v1/models")).status_code == 401
         assert (await front.chat()).status_code == 401

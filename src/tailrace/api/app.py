@@ -30,7 +30,7 @@ from tailrace.api.routes.health import health, ping, version
 from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import metrics
 from tailrace.api.routes.models import list_models, retrieve_model
-from tailrace.api.routes.page import asset, fields, index, status
+from tailrace.api.routes.page import asset, fields, index, moved, status
 from tailrace.api.routes.requests import cancel_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
 from tailrace.api.routes.stored_responses import (
@@ -78,6 +78,8 @@ PAGE: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/", index),
     ("GET", "/page/fields.json", fields),
     ("GET", "/page/status", status),
+    ("GET", "/page", moved),
+    ("GET", "/page/", moved),
     ("GET", "/page/{path:path}", asset),
 )
 

@@ -15,7 +15,7 @@ from tailrace.errors import AuthenticationError
 
 # load balancers, scrapers and tools have no key
 OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
-PAGE = re.compile(r"/|/page/.*", re.DOTALL)  # a browser that opens the page has none yet
+PAGE = re.compile(r"/|/page(?:/.*)?", re.DOTALL)  # a browser that opens the page has none yet
 
 
 class ApiKeys:

@@ -26,10 +26,11 @@ from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Ending
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.sequence import LIVING, Sequence
-from tailrace.errors import EngineError, ParameterError, RowError, TailraceError
+from tailrace.errors import EngineError, ParameterError, RowError, TailraceError, within
 from tailrace.explanation import Explanation
 from tailrace.kernels.rows import Guidance, Rows
 from tailrace.kernels.status import EMPTY, MESSAGES, OK
+from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler, SequenceState, Slots
 from tailrace.sampling.backends.reference import mask_of_row
 from tailrace.sampling.explain import explain_row, guided_pair
@@ -119,22 +120,33 @@ class Replays:
         assert walker is not None
         assert replay is not None
         assert sequence.wanted is not None
-        places, what_if = [place - walker.num_prompt for place in sequence.wanted.places], None
-        if replay.what_if is not None:
-            what_if = Slots(1, self.slots.vocab_size)
-            what_if.add(
+        places = [place - walker.num_prompt for place in sequence.wanted.places]
+        what_if = None if replay.what_if is None else self._other(sequence, walker, replay.what_if)
+        walk = self._walks[sequence] = ReplayWalk(
+            sequence, walker, replay, places, frozenset(replay.positions), what_if
+        )
+        return walk
+
+    def _other(self, sequence: Sequence, walker: Sequence, params: SamplingParams) -> Slots:
+        """The same sequence with other parameters.
+
+        Raises:
+            ParameterError: naming the field, inside what_if.
+        """
+        slots = Slots(1, self.slots.vocab_size)
+        try:
+            slots.add(
                 0,
-                replay.what_if,
+                params,
                 key=walker.key,
                 prompt=walker.tokens,
                 eos_token_ids=sequence.request.eos_token_ids,
                 sequence_state=SequenceState(forced=walker.sequence_state.forced),  # the same, also later on
                 handled_by_caller=(*CALLER_FIELDS, "seed"),
             )
-        walk = self._walks[sequence] = ReplayWalk(
-            sequence, walker, replay, places, frozenset(replay.positions), what_if
-        )
-        return walk
+        except ParameterError as error:
+            raise within("what_if", error) from error
+        return slots
 
     def _send(self, walk: ReplayWalk) -> None:
         """What this step has found."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.token_bytes import TokenBytes
-from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError
+from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError, within
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.sampling import processors
@@ -91,7 +91,10 @@ class RequestLimits:
             raise ParameterError("positions must not be empty", "positions")
         replay.options.check_vocab(self.vocab_size)
         if replay.what_if is not None:
-            replay.what_if.check_vocab(self.vocab_size)
+            try:
+                replay.what_if.check_vocab(self.vocab_size)
+            except ParameterError as error:
+                raise within("what_if", error) from error
 
     def _check_guided(self, submit: Submit) -> None:
         """Raise for a pair that can never be computed."""

@@ -35,7 +35,7 @@ from tailrace.api.streaming import json_response
 from tailrace.api.verdict import verdict
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, within
 from tailrace.explanation import ExplainOptions
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Replay
@@ -218,6 +218,6 @@ async def other_parameters(request: Request, output: OutputOrigin, what_if: dict
         work = partial(changed, output.params, ask, what_if, service.tokenizer)
         return await service.work_queue.run(request, work, effort(ask, 0))
     except msgspec.ValidationError as error:
-        raise ParameterError(f"what_if: {of_validation(error)}", "what_if") from error
+        raise within("what_if", of_validation(error)) from error
     except ParameterError as error:
-        raise ParameterError(f"what_if: {error}", "what_if") from error
+        raise within("what_if", error) from error

@@ -89,6 +89,12 @@ async def index(request: Request) -> Response:
     return found(request, INDEX)
 
 
+async def moved(request: Request) -> Response:
+    """/page and /page/ → the page, at the root: wherever a proxy has put the root."""
+    up = "../" if request.url.path.endswith("/") else "./"
+    return Response(status_code=308, headers=HEADERS | {"location": up})
+
+
 async def asset(request: Request) -> Response:
     """One of its files."""
     return found(request, request.path_params["path"])
@@ -117,16 +123,16 @@ def found(request: Request, path: str) -> Response:
     """A file, or 304 where the browser has it already.
 
     Raises:
-        HTTPException: 404.
+        HTTPException: 404, with the headers of the page's files.
     """
     kind = TYPES.get(Path(path).suffix)
     if kind is None or not PATH.fullmatch(path):
-        raise HTTPException(404)
+        raise HTTPException(404, headers=HEADERS)
     file = FOLDER / path
     try:
         content, tag = read(file, file.stat().st_mtime_ns)
     except OSError:
-        raise HTTPException(404) from None
+        raise HTTPException(404, headers=HEADERS) from None
     headers = HEADERS | {"etag": tag}
     if tag in re.findall(r'"[^"]*"', request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)

@@ -517,6 +517,7 @@ def test_a_chunk_whose_size_has_zeros_before_it_is_read_by_clients(door):
     line.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hold", [False, True], ids=["running", "before its first token"])
@@ -542,6 +543,7 @@ def test_the_end_before_the_end_of_a_request(door):
     assert not door.client.engine.requests
 
 
+@pytest.mark.long
 def test_an_unread_answer_does_not_hold_the_door(tokenizer, free_port):
     """A client that takes nothing of a large answer is cut when the connection has been idle for its time."""
     with place(tokenizer, free_port(), idle_timeout_s=0.2) as found, connected(found.port) as line:

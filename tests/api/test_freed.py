@@ -87,7 +87,7 @@ def ask(port: int, body: dict[str, object], leave: bool = False) -> None:
             pass
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_request_leaves_nothing_to_be_collected(tokenizer, free_port, kind, leave):

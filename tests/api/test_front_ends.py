@@ -98,6 +98,7 @@ def test_all_of_them_serve_and_each_answers_for_all(launch):
         assert everyone(server, "POST", "/v1/responses", json=ask | {"previous_response_id": first["id"]}) == {404}
 
 
+@pytest.mark.long
 def test_one_that_dies_is_replaced_and_its_requests_end(launch):
     with launch(front_ends=2) as server:
         _, [other] = ready(server, 2)

@@ -139,6 +139,7 @@ async def trickle(server: Process) -> tuple[asyncio.Event, asyncio.Task[bytes]]:
     return hurry, asyncio.create_task(read())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["cut", pytest.param("keep", marks=pytest.mark.long)])
 def test_case_24_a_client_that_reads_a_byte_per_second(launch, policy):
     async def story(server: Process) -> None:
@@ -173,6 +174,7 @@ def test_case_24_a_client_that_reads_a_byte_per_second(launch, policy):
 # ---- two thousand streams
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streams", [500, pytest.param(2000, marks=pytest.mark.long)])
 def test_case_27_two_thousand_open_streams(launch, streams):
     body = {

@@ -57,6 +57,7 @@ def test_a_second_signal_does_not_wait(launch):
         assert not reader.whole()
 
 
+@pytest.mark.long
 def test_the_engines_death_ends_every_stream_and_the_server(launch):
     with launch() as server:
         server.until(200)
@@ -98,6 +99,7 @@ def test_it_listens_while_the_engine_starts_and_can_be_stopped_then(launch):
         assert gone(engine)
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_an_error(launch):
     with launch() as first:
         first.until(200)

@@ -69,6 +69,7 @@ def test_any_vocabulary(vocab):
         torch.testing.assert_close(got.q.cpu(), due.q, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_broken_rows_beside_good_ones(bad):
@@ -104,6 +105,7 @@ def test_q_is_verified_where_it_lies(rule):
     assert any(len(tokens) > 1 for tokens in found[0])
 
 
+@pytest.mark.long
 @QUIET
 def test_another_noise_or_another_place_is_seen(monkeypatch):
     """Planted: the stream of another draft; q of the row before."""

@@ -66,6 +66,7 @@ def test_states_are_those_of_every_position(runner_and_samples):
     again.close()
 
 
+@pytest.mark.long
 def test_a_head_learns_and_its_file_is_the_same_again(runner_and_samples, tmp_path):
     folder, runner, _, samples = runner_and_samples
     ends = eagle_head.ends_of(runner)

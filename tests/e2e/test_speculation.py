@@ -192,6 +192,7 @@ def joined(chunks: list[dict]) -> list:
     return [parts, [chunk["usage"] for chunk in chunks if chunk.get("usage")]]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("asked", ENDS.values(), ids=ENDS.keys())
 async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, asked, known):

@@ -42,7 +42,7 @@ def letters(ids: list[int]) -> int:
     return hash(tuple(ids)) % 12
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.disturbs
 @pytest.mark.parametrize("banned", [("abc",), ("ab", "ca"), (" ",), ("c a", "aa", "bca")])
 @pytest.mark.parametrize("num_blocks", [64, 6])

@@ -30,7 +30,7 @@ def conditions(server: Process, times: int = 8) -> set[tuple[int, str]]:
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("front_ends", [1, 2])
 def test_a_stopped_engine_is_stalled_until_it_goes_on(tmp_path, free_port, capfd, front_ends):
     with launched(tmp_path, free_port(), scheduler={"stall_s": 1.0}, front_ends=front_ends) as server:

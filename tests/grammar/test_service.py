@@ -139,7 +139,7 @@ def test_fifty_at_once_and_equal_ones_together(service: Grammars):
     assert not any(future.cancel() for future in futures)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_and_costs_this_process_nothing(service: Grammars, name: str):
     service.compile(number(99)).result(120)  # the library is there before memory is measured
@@ -165,6 +165,7 @@ def test_what_only_forces_much_costs_nothing(service: Grammars, name: str):
     assert resident_mib() - before < 24
 
 
+@pytest.mark.long
 def test_a_process_killed_in_the_middle_is_replaced(service: Grammars):
     service.compile(number(1)).result(120)
     (pid,) = service.pids
@@ -261,6 +262,7 @@ def test_closing_ends_what_is_being_compiled_and_leaves_nothing():
     assert len(os.listdir("/proc/self/fd")) <= files
 
 
+@pytest.mark.long
 def test_one_that_takes_long_keeps_no_other_waiting():
     made = grammars(GrammarConfig(timeout_s=60, memory_mib=1024))
     for i in range(4):  # one after the other they need one process
@@ -294,6 +296,7 @@ def test_a_process_that_was_lost_has_a_successor_before_anybody_asks(service: Gr
     assert service.pids == successor
 
 
+@pytest.mark.long
 def test_closing_an_idle_one_leaves_nothing():
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with_masks = grammars()
@@ -587,6 +590,7 @@ def test_a_panic_while_loading_fails_that_grammar_alone(service: Grammars, monke
     assert service.compile(number(300)).result(120).matcher().prefix(b"x3004") == 5
 
 
+@pytest.mark.long
 def test_no_process_outlives_an_engine_that_just_exits():
     code = """if True:
         import os, time

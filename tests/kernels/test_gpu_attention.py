@@ -84,7 +84,7 @@ OPTIONS = (
 )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
@@ -166,6 +166,7 @@ def test_small_faults_are_seen(fault):
 # ---- what does not matter, bit for bit
 
 
+@pytest.mark.long
 def test_a_short_sequence_does_not_depend_on_the_batch(monkeypatch):
     scene = Scene([(300, 1), (64, 5), (30, 30), (560, 8), (20, 1)])
     whole = scene.run()

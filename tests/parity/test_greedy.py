@@ -189,6 +189,7 @@ def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, e
         assert engine.stats().cached_tokens > stats.cached_tokens
 
 
+@pytest.mark.long
 def test_n_3_shares_the_prompt_and_gives_the_same_tokens(engine_parts, reference, dtype, prompts, expected, scene):
     engine = engine_parts(WORLDS["batched"])
     client = InProcessClient(engine)

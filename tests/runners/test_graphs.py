@@ -157,6 +157,7 @@ def test_a_graph_computes_what_the_model_does(runner, graphs, cache, which):
     torch.testing.assert_close(graphs(batch), runner.logits(batch), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_tokens_drawn_in_the_step_before_are_read_on_the_device(runner, graphs, cache):
     batch = decodes(cache, [0, 1, 2])
@@ -207,6 +208,7 @@ def test_what_a_graph_serves(graphs):
     assert not graphs.serves(cache.batch([(i, [1], 0) for i in range(MOST + 1)]))
 
 
+@pytest.mark.long
 def test_who_computes_a_step(runner, graphs, cache, monkeypatch):
     served = []
     monkeypatch.setattr(Graphs, "__call__", lambda self, batch: served.append(batch) or self.logits[:1])
@@ -222,6 +224,7 @@ def test_who_computes_a_step(runner, graphs, cache, monkeypatch):
     assert served == [decode]
 
 
+@pytest.mark.long
 def test_graphs_are_compared_with_the_model_first(runner, caplog, monkeypatch):
     def refused(step):
         raise RuntimeError("operation not permitted when stream is capturing")

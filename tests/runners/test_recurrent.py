@@ -60,6 +60,7 @@ def sequences(request, tmp_path_factory) -> Sequences:
     return Sequences(save(request.param, tmp_path_factory.mktemp("model")))
 
 
+@pytest.mark.few(5)
 def test_neighbours_and_cuts_do_not_matter(sequences):
     [alone] = sequences.begin().step((0, 0, 50))
     _, beside = sequences.begin().step((1, 0, 33), (0, 0, 50))

@@ -113,6 +113,7 @@ def test_what_is_forced_comes_at_once(world):
     world.steps(3)  # the last without
 
 
+@pytest.mark.long
 @QUIET
 def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
     """The planted fault: what a token changes never gets there."""
@@ -135,7 +136,7 @@ def test_a_row_is_the_same_bits_alone_and_in_company():
     assert repr(company.logprobs[2]) == repr(alone.logprobs[0])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @QUIET
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", [V, 5])

@@ -163,6 +163,7 @@ def settle(client: Any, steps: int = 1) -> None:
     raise AssertionError(client.stats)
 
 
+@pytest.mark.few(1)
 def test_a_request_gets_its_tokens_and_one_end(client):
     tokens, ends = tell(client.submit([10], greedy()))
     assert tokens == {0: [11, 12, 13, 14, 15]}
@@ -287,7 +288,7 @@ ABANDONED = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("leave", ABANDONED, ids=lambda leave: leave.__name__)
 def test_an_abandoned_stream_gives_back_its_slots_and_blocks(client, leave):
     """Fewer steps than its 3,000 tokens would take say that nobody waited for its end."""
@@ -367,7 +368,7 @@ UNKNOWN = ("scripted:nothing", ConfigError, "no scripted model 'nothing'")
 NOWHERE = ("/nowhere/at/all", ModelLoadError, "nowhere")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "model", "error", "words"),
     [

@@ -93,6 +93,7 @@ def compare(
 DRAFTERS = [("ngram", {}), ("suffix", {"max_drafts": 8}), ("early_exit", {"max_drafts": 3, "layers": 24})]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_two_prompts_say_the_same_whoever_guesses(model, model_folder):
     compare(partial(model, "bfloat16"), model_folder, 2, 18, [DRAFTERS[0], DRAFTERS[2]])

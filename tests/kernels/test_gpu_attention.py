@@ -185,6 +185,7 @@ def test_a_short_sequence_does_not_depend_on_the_batch(monkeypatch):
     assert torch.equal(scene.run(), whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options", [{}, {"window": 100, "sinks": torch.tensor([0.5, -3.0, 9.0, -9.0], device=DEVICE)}], ids=str
 )

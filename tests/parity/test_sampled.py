@@ -113,7 +113,7 @@ def generated(reference, prompt: list[int], fields: dict, key: int, monkeypatch:
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.few(3)  # test_processors has all fields
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fields", "some"),
     [

@@ -89,6 +89,7 @@ def test_going_back_leaves_no_trace(sequences, rows):
     torch.testing.assert_close(before, alone[50 - back :], atol=0, rtol=0)
 
 
+@pytest.mark.few(2)
 def test_copied_states_go_on_alone(sequences):
     [alone] = sequences.begin().step((0, 0, 50))
     sequences.begin()

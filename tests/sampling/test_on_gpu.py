@@ -80,13 +80,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @QUIET
-def test_history_grows_and_is_taken_back(world):
-    world.steps(3)
+@pytest.mark.parametrize("steps", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_history_grows_and_is_taken_back(world, steps):
+    world.steps(steps)
     for slot in range(len(ASKED)):
-        world.slots.rewind(slot, 2)
+        world.slots.rewind(slot, steps - 1)
         world.slots.ban(slot, world.rng.randrange(12))
-        world.length[slot] -= 2
-    world.steps(2)
+        world.length[slot] -= steps - 1
+    world.steps(steps - 1)
 
 
 @pytest.mark.long

@@ -170,6 +170,7 @@ def test_a_request_gets_its_tokens_and_one_end(client):
     assert ends[0].reason == "length"
 
 
+@pytest.mark.few(1)
 def test_records_of_why_tokens_came_arrive_with_them_and_afterwards(client):
     params = greedy(explain=ExplainOptions(top=2))
     events = [event for batch in client.submit([10], params) for event in batch]

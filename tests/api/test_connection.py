@@ -282,15 +282,16 @@ def test_slow_senders_are_all_gone_after_the_limit(door, what):
     assert not door.client.engine.requests
 
 
+@pytest.mark.long
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tokenizer, free_port):
-    with place(tokenizer, free_port(), idle_timeout_s=2.0) as found:
+    with place(tokenizer, free_port(), tick_s=0.03, idle_timeout_s=6.0) as found:
         with connected(found.port) as line:
             for _ in range(3):
                 line.sendall(GET + b"\r\n")
-                time.sleep(0.7)  # together longer than it may be idle
+                time.sleep(2.1)  # together longer than it may be idle
                 assert line.recv(4096).startswith(b"HTTP/1.1 200")
             assert rest(line) == b""
-        answer = say(found.port, post(asked(max_tokens=220), b"Connection: close\r\n"))  # 2.2 s
+        answer = say(found.port, post(asked(max_tokens=220), b"Connection: close\r\n"))  # 6.6 s
         assert read(answer)[0] == 200
 
 
@@ -305,10 +306,12 @@ def test_connections_in_all(tokenizer, free_port):
         idle[7].sendall(GET + b"\r\n")
         assert idle[7].recv(4096).startswith(b"HTTP/1.1 200")
         busy = [connected(found.port) for _ in range(8)]
+        found.client.hold = True
         for line in busy:
-            line.sendall(post(asked(max_tokens=250)))
+            line.sendall(post(asked()))
         wait_for(lambda: len(found.client.engine.requests) == 8)
         refused(say(found.port, GET + b"\r\n"), 503, "8 connections")
+        found.client.hold = False
         for line in [*idle, *busy]:
             line.close()
         wait_for(found.client.idle)
@@ -409,9 +412,11 @@ def test_what_waits_behind_requests_is_counted_as_elsewhere(door):
 def test_a_body_that_waits_behind_a_long_answer_is_not_late(door):
     with connected(door.port) as line:
         second = post(asked(max_tokens=3), b"Connection: close\r\n")
-        line.sendall(post(asked(max_tokens=100)) + second[:-10])  # a second
-        time.sleep(1.2)
+        door.client.hold = True
+        line.sendall(post(asked(max_tokens=5)) + second[:-10])
+        time.sleep(1.2)  # twice what a body may take
         line.sendall(second[-10:])
+        door.client.hold = False
         assert rest(line).count(b"HTTP/1.1 200") == 2
 
 

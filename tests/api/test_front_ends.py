@@ -116,7 +116,7 @@ def test_one_that_dies_is_replaced_and_its_requests_end(launch):
 
 @pytest.mark.long
 def test_a_drain_lets_all_of_them_finish(launch, capfd):
-    with launch(front_ends=FRONT_ENDS, drain_timeout_s=20) as server:
+    with launch(front_ends=FRONT_ENDS, drain_timeout_s=300) as server:
         engine, others = ready(server)
         body = ENDLESS | {"stream": False, "max_tokens": 300}
         with ThreadPoolExecutor(12) as pool:
@@ -139,7 +139,7 @@ def test_a_second_signal_does_not_wait_for_the_others(launch):
         engine, others = ready(server, 2)
         readers = [server.stream() for _ in range(8)]
         server.send(signal.SIGINT)
-        time.sleep(0.5)
+        server.leaves(200)
         assert server.process.poll() is None
         server.send(signal.SIGINT)
         assert server.process.wait(300) == 0
@@ -149,7 +149,7 @@ def test_a_second_signal_does_not_wait_for_the_others(launch):
             assert not reader.whole()
 
 
-async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
+async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch, leaps):
     monkeypatch.setattr(workers, "REPLACE_AFTER_S", 0.3)
     monkeypatch.setattr(workers, "POLL_S", 0.02)
 
@@ -164,6 +164,7 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch):
     group.on_launched("m", "ipc://nowhere")
     watch = asyncio.create_task(group.watch())
     group._processes[0].kill()
+    group._processes[0].wait()
     await asyncio.sleep(0.15)  # it is found dead, and about to be replaced
     group.drain()
     await asyncio.sleep(0.4)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from cpu_seconds import spent
 from grammar.vocabularies import EOS, PADDED, SPECIAL, small, spelled
 from tailrace.config import GrammarConfig
 from tailrace.errors import (
@@ -185,8 +186,9 @@ def test_a_grammar_whose_process_breaks_is_refused():
     made = grammars(GrammarConfig(timeout_s=60, memory_mib=8192))
     made.compile(number(0)).result(120)
     (pid,) = made.pids
+    before = spent(pid)
     future = made.compile(BOMBS["patterns that all must match"])
-    time.sleep(0.5)
+    until(lambda: spent(pid) > before + 0.2)  # it has begun
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ParameterError, match="breaks the compiler"):
         future.result(120)

@@ -118,7 +118,7 @@ THINKING = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize("patient", [False, True])
 async def test_tokens_of_thoughts_are_counted(tokenizer, name, patient):

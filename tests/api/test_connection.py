@@ -260,6 +260,7 @@ SLOW = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", SLOW)
 def test_slow_senders_are_all_gone_after_the_limit(door, what):
     begin, more, status = SLOW[what]

@@ -66,6 +66,7 @@ def everyone(server: Process, method: str, path: str, **options) -> set[int]:
     return {alone(server, method, path, **options).status_code for _ in range(TRIES)}
 
 
+@pytest.mark.long
 def test_all_of_them_serve_and_each_answers_for_all(launch):
     with launch(front_ends=FRONT_ENDS) as server:
         _, others = ready(server)

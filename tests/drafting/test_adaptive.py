@@ -103,7 +103,7 @@ def best_constant(machine: str, text: str, streams: int, **options) -> float:
     return max(constants(machine, text, streams, **options).values())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("streams", [1, 4, 16, 64])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_never_stands_costs_three_percent_at_most(machine, streams):
@@ -118,7 +118,7 @@ def test_free_text_loses_three_percent_at_most(machine, ready):
         assert run(machine, "free", streams, ready=ready) >= 0.97 * run(machine, "free", streams, 0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("machine", "text", "streams"),
     [
@@ -142,7 +142,7 @@ def test_near_the_best_constant_number(machine, text, streams):
     assert run(machine, text, streams) >= 0.94 * best_constant(machine, text, streams)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("machine", "text", "streams"),
     [

@@ -76,7 +76,7 @@ def test_any_vocabulary(vocab):
         torch.testing.assert_close(got.q.cpu(), due.q, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @QUIET
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_broken_rows_beside_good_ones(bad):

@@ -50,6 +50,7 @@ def options(*more: str):
     return train_eagle.arguments([*flags, *more])
 
 
+@pytest.mark.long
 def test_states_are_those_of_every_position(runner_and_samples):
     folder, _, prompts, samples = runner_and_samples
     assert len(samples) == len(prompts)

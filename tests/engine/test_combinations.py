@@ -131,7 +131,7 @@ def name_of(case: Case) -> str:
 # ---- token for token
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", covering(2), ids=name_of)
 def test_any_two_together(lab, case):
     lab.compare(case)
@@ -436,7 +436,7 @@ def shared_by_forks(patch) -> None:
     patch.setattr(Slots, "fork", fork)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("fault", "case"),
     [
@@ -507,7 +507,7 @@ def noise_that_serves_twice(patch) -> None:
     patch.setattr(verify, "kernels", SimpleNamespace(uniform=uniform))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "law"),
     [

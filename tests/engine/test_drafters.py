@@ -100,7 +100,7 @@ def test_they_change_nothing(folder, tmp_path, name):
     assert greedy == plainly(folder, temperature=0.0, n=1)[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "blind"),
     [

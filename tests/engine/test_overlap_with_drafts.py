@@ -66,7 +66,7 @@ known = functools.cache(functools.partial(both, plainly=functools.cache(plainly)
 # ---- token for token
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", CROWDS)
 def test_a_crowd_is_told_the_same_whoever_drafts(grammars, seed, name):
@@ -90,7 +90,7 @@ def test_crowds_meet_everything(grammars, name):
     assert sum(c.drafted_tokens - c.accepted_tokens for c in found) > 20
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
@@ -132,7 +132,7 @@ def test_an_abort_between_any_two_steps(grammars, kind, drafter):
 # ---- the law of the other rules
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "drafter", "rule", "asked"),
     [
@@ -344,7 +344,7 @@ def assumptions_stay(patch) -> None:
     patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -486,7 +486,7 @@ def never_forgets(patch) -> None:
     patch.setattr(TokenAppender, "append_token", append)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [without_history, of_the_row_before, never_forgets], ids=lambda f: f.__name__)
 def test_the_test_can_fail(grammars, monkeypatch, fault):
     many = requests(0, 25)

@@ -64,7 +64,7 @@ def expected(fields: dict, prompt: list[int], index: int, tokens: list[int]) -> 
     return found
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("accuracy", [None, 0.7])
 @pytest.mark.parametrize("name", [name for name, fields in ASKED.items() if "banned_strings" not in fields])
 def test_masks_are_those_of_plain_sampling(name, accuracy):

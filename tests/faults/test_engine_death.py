@@ -136,6 +136,7 @@ async def test_200_clients_that_vanish_at_random_leave_nothing():
     await client.close()
 
 
+@pytest.mark.long
 def test_malformed_frames_do_no_harm():
     import zmq
 

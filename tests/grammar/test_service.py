@@ -239,6 +239,7 @@ def test_what_is_wrong_is_said(service: Grammars, grammar: Grammar, message: str
     assert "<state>" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_closing_ends_what_is_being_compiled_and_leaves_nothing():
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     made = grammars(GrammarConfig(timeout_s=60, memory_mib=4096, workers=2))

@@ -98,7 +98,7 @@ def test_a_mixed_batch(dtype, options):
     agree(Scene(CONTEXTS, dtype=dtype), **options)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dims", [(48, 32), (20, 36)])
 def test_values_of_another_width(dims):
     sinks = torch.tensor([0.5, -3.0, 1.0, -0.5], device=DEVICE)
@@ -136,6 +136,7 @@ def test_prefills_longer_than_a_tile_and_a_context_of_many_chunks():
 sequence = st.integers(1, 40).flatmap(lambda count: st.tuples(st.integers(count, count + 300), st.just(count)))
 
 
+@pytest.mark.long
 @given(
     contexts=st.lists(st.one_of(sequence, st.tuples(st.integers(1, 400), st.just(1))), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),

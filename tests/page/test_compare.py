@@ -33,6 +33,7 @@ def ids_of(page: Page, name: str) -> list[str]:
     return page.get_by_role("article", name=name).locator(".tokens .t").all_inner_texts()
 
 
+@pytest.mark.long
 def test_they_part_where_the_ladders_differ(page: Page):
     asked: list[dict[str, Any]] = []
     page.on("request", lambda r: asked.append(json.loads(r.post_data or "")) if "completions" in r.url else None)

@@ -48,6 +48,7 @@ def test_every_field_has_a_knob_with_its_sentence(modules: Page):
         assert field.name in OWN or field.doc in text
 
 
+@pytest.mark.long
 def test_only_what_differs_is_sent_and_a_reset_takes_it_back(page: Page):
     page.locator("[data-field=top_p]").wait_for()
     assert not {"top_p", "temperature"} & sent(page).keys()

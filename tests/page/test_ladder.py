@@ -147,6 +147,7 @@ def test_the_winner_and_the_margin_are_those_of_the_scores(page: Page):
     assert f"{record['draw']['margin']:.2f}" in page.locator(".numbers").inner_text()
 
 
+@pytest.mark.long
 def test_what_if_a_knob_stood_elsewhere(page: Page):
     """The server says what would have come under the same noise; the ladder shows it, and one can go on from there."""
     asked = sent(page)

@@ -125,6 +125,7 @@ def test_a_tool_is_called_and_its_result_goes_back(page: Page):
     assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "20 degrees 5"}
 
 
+@pytest.mark.long
 def test_a_key_is_asked_for_and_stays_in_the_tab(open_page: Callable[..., Page]):
     with Served(fake_server.create("secret"), a_port()) as served:
         page = open_page(served.url)

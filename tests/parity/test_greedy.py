@@ -169,7 +169,7 @@ def check(reference, dtype: str, prompts, expected, outputs: list[list[int]]) ->
             assert abs(margin(reference, prompt, theirs, ours)) <= BF16_MARGIN
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name == "alone" else ()) for name in WORLDS]
 )

@@ -171,6 +171,7 @@ def test_tokens_drawn_in_the_step_before_are_read_on_the_device(runner, graphs, 
     assert not torch.equal(graphs(replace(batch, token_ids=ids, previous=previous))[0], plain[0])
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_a_row_does_not_see_its_neighbours_in_attention(runner, graphs, cache):
     """The same matrix sizes with other neighbours: the same bits."""
@@ -178,6 +179,7 @@ def test_a_row_does_not_see_its_neighbours_in_attention(runner, graphs, cache):
     assert torch.equal(graphs(decodes(cache, [1, 3, 2]))[0], mine)
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_padding_leaves_the_cache_alone(runner, graphs, cache):
     batch = decodes(cache, [0, 1, 2])

@@ -120,6 +120,7 @@ def packs_of(model: nn.Module) -> list[Any]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_has_the_same_logits_however_its_prompt_is_cut(file: Path, cache: Path, dtype: str):
     runner = Served(file, cache, "quantized", dtype).runner

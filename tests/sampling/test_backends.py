@@ -177,6 +177,7 @@ def meets(name: str, vocab: int) -> bool:
     return vocab in (257, [size for size in SIZES if size != 257][list(PARAMS).index(name) % 7])
 
 
+@pytest.mark.few(90)
 @pytest.mark.parametrize(
     ("name", "vocab"),
     [
@@ -220,6 +221,7 @@ def few(count: int, name: str) -> list[int]:
     return [(list(PARAMS).index(name) + 3 * i) % len(ALL) for i in range(count)]
 
 
+@pytest.mark.few(26)
 @QUIET
 @pytest.mark.parametrize(
     ("name", "vocab", "kinds"),

@@ -144,6 +144,7 @@ def test_the_law_of_three_drafts_of_six_tokens(rule, dense, name, monkeypatch):
     assert error(World(6, 3, PARAMS[name], True), rule, dense, monkeypatch) < 1e-6
 
 
+@pytest.mark.long
 def test_block_verification_accepts_more(monkeypatch):
     world = World(3, 3, {}, False)
     mean = {

@@ -36,7 +36,7 @@ PROPOSALS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "step"), [("cpu", 1), ("gpu", 101), pytest.param("gpu", 29, marks=pytest.mark.long)]

@@ -193,6 +193,7 @@ def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="r
     return out
 
 
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_numbers_at_their_limits(backend):

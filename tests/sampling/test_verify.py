@@ -127,6 +127,7 @@ def test_proposals_of_the_wrong_position_are_seen():
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
 
 
+@pytest.mark.long
 def test_accepting_everything_is_seen(monkeypatch):
     monkeypatch.setattr(verify.kernels, "uniform", lambda *_: 0.0)
     found = outcomes(2000, "rejection", "reference", True)

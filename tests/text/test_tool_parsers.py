@@ -339,7 +339,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
         assert (said, thought) == (content, "")
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
@@ -412,7 +412,7 @@ def check_witnesses(name: str, text: str) -> None:
     assert sorted(re.findall("⟦\\d+⟧", seen)) == sorted(re.findall("⟦\\d+⟧", text)), seen
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))

@@ -349,7 +349,7 @@ def test_a_slow_reader_gets_everything_in_fewer_pieces(client):
     assert tokens == list(range(11, 51))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["blocking", "asyncio"])
 def test_drain_finishes_what_runs_and_close_is_idempotent(name):
     made = MAKERS[name]()

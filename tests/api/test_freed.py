@@ -81,7 +81,7 @@ def ask(port: int, body: dict[str, object], leave: bool = False) -> None:
     """One request on a connection of its own, to its end; `leave`: to its first bytes."""
     raw = json.dumps({"max_tokens": 20, "temperature": 0} | body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n"  # noqa: E501, one text
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as line:
         line.sendall(head.encode() + b"Connection: close\r\n\r\n" + raw)
         while line.recv(65536) and not leave:
             pass

@@ -54,7 +54,7 @@ class Server:
             return 0
 
     def metric(self, name: str) -> float:
-        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=300).read().decode()
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
     def engine_pid(self) -> int:

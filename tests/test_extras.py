@@ -125,6 +125,7 @@ def test_the_library_imports_nothing_but_the_core():
     assert not [name for name in foreign if not name.startswith(("_", "sitecustomize"))]
 
 
+@pytest.mark.long
 def test_what_is_refused_is_seen():
     allowed = [name for name in core_modules() if name != "msgspec"]
     ended, _ = probe(allowed, ["tailrace.sampling"])
@@ -168,6 +169,7 @@ def test_every_other_module_names_its_extra(bare):
         assert "pip install 'tailrace[" in how, (name, how)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("command", "extra"),
     [("serve", "serve"), ("chat", "serve"), ("generate", "serve"), ("explain", "serve"), ("conform", "conform")],
@@ -268,6 +270,7 @@ def test_an_import_without_a_guard_would_be_seen():
     assert not owners("zmq") & brought("grammar")
 
 
+@pytest.mark.long
 def test_doctor_works_where_only_the_core_is():
     code = PROBE.partition("import torch")[0] + "from tailrace.cli import main; sys.exit(main(['doctor', '--json']))"
     allowed = json.dumps([core_modules(), []])

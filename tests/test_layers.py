@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -122,10 +123,22 @@ LIGHT = (
 )
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """The trees are large: they are not kept for the tests of other files."""
+    yield
+    parsed.cache_clear()
+
+
 def imported(path: Path) -> set[str]:
     """Dotted names below `tailrace` that a source file imports, at any depth."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tailrace":
             base = node.module.removeprefix("tailrace").lstrip(".")
             found.update(f"{base}.{alias.name}".lstrip(".") for alias in node.names)
@@ -186,7 +199,7 @@ def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         found[name] = set()
-        for node in at_module_level(ast.parse(path.read_text())):
+        for node in at_module_level(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
@@ -255,7 +268,7 @@ def test_a_circle_would_be_seen(tmp_path: Path):
 def test_each_class_name_is_defined_once():
     found: dict[str, list[str]] = {}
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(SOURCE)))
     twice = {name: files for name, files in found.items() if len(files) > 1}
@@ -270,9 +283,7 @@ def test_only_sockets_imports_zmq():
 def test_files_are_short_or_say_why():
     """At most 300 lines; a longer file says in its docstring "(More than 300 lines: why.)", and has at most 460."""
     long = {path: n for path in sources() if (n := path.read_text().count("\n")) > 300}
-    silent = [
-        path for path in long if "(More than 300 lines: " not in (ast.get_docstring(ast.parse(path.read_text())) or "")
-    ]
+    silent = [path for path in long if "(More than 300 lines: " not in (ast.get_docstring(parsed(path)) or "")]
     assert not [str(path.relative_to(SOURCE)) for path in silent]
     assert not {str(path.relative_to(SOURCE)): n for path, n in long.items() if n > 460}
 
@@ -311,7 +322,7 @@ def test_functions_are_short_or_say_why():
     six parameters: why.)"."""
     files = [*sources(), *sorted(BENCH.rglob("*.py"))]
     assert len(files) > 250
-    assert not [line for path in files for line in too_long(path.relative_to(ROOT), ast.parse(path.read_text()))]
+    assert not [line for path in files for line in too_long(path.relative_to(ROOT), parsed(path))]
 
 
 def test_a_long_function_would_be_seen():

@@ -37,6 +37,7 @@ def test_the_loop_has_thirty_lines():
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in BLOCKS[0]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_greedy_row_is_what_transformers_generates(page):
     with torch.inference_mode():
@@ -60,6 +61,7 @@ def test_the_batch_is_four_texts_and_seeds_say_the_same_again(page):
     assert len({tuple(ids) for ids in page["outputs"]}) == 4
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_texts_end_before_their_stops(page):
     texts = page["texts"]
@@ -85,6 +87,7 @@ def test_drafts_change_speed_alone(page):
     assert page["calls"] < len(page["drafted"]), "nothing was guessed right on text that repeats itself"
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_stateless_call_draws_what_slots_draw(page):
     params = [

@@ -161,7 +161,7 @@ name = "tailrace.kernels.{module}"
 sys.modules.pop(name, None)
 importlib.import_module(name)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "ImportError: " in done.stderr
     assert message in done.stderr.splitlines()[-1]

@@ -128,9 +128,9 @@ def test_with_serve_it_serves(empty: Path, mine: Path, model_folder: Path, free_
             f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )
         wait_for(f"http://127.0.0.1:{port}/health", server)
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             assert "Paris" in json.load(response)["choices"][0]["text"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=300) as response:
             assert response.read() == (PAGE / "index.html").read_bytes()
     finally:
         server.terminate()

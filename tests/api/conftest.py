@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -20,6 +21,22 @@ async def front(tokenizer) -> AsyncIterator[Front]:
     """A front end whose model says "Hello" and stops."""
     async with front_of(LocalClient(saying(b"Hello")), tokenizer) as front:
         yield front
+
+
+@pytest.fixture
+async def leaps(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Time of the event loop passes in leaps: whoever sleeps is woken at once, in the order of the times that they ask
+    for, on a busy machine too. Its clock."""
+    loop = asyncio.get_running_loop()
+    select, now = loop._selector.select, [loop.time()]
+
+    def leap(timeout: float | None) -> list:
+        now[0] += timeout or 0.0
+        return select(None if timeout is None else 0)
+
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    monkeypatch.setattr(loop._selector, "select", leap)
+    return loop.time
 
 
 @pytest.fixture

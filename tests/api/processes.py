@@ -65,6 +65,13 @@ class Process:
             assert time.monotonic() < until, f"health never was {status}"
             time.sleep(0.05)
 
+    def leaves(self, status: int) -> None:
+        """Wait until /health has this status no more, or nobody listens."""
+        until = time.monotonic() + 300
+        while self.health() == status:
+            assert time.monotonic() < until, f"health stays {status}"
+            time.sleep(0.05)
+
     def send(self, sig: int) -> None:
         """A signal."""
         self.process.send_signal(sig)

@@ -375,6 +375,7 @@ def test_flags(monkeypatch):
         parsed(["--log-format", "yaml"])
 
 
+@pytest.mark.long
 def test_the_engine_process_logs_the_same_way():
     """It reads its settings from stdin, which ends at once: what it says of a broken start is JSON too."""
     program = (

@@ -56,6 +56,7 @@ async def test_chat(tokenizer, ask, extra):
         assert without_cache(whole["usage"]) == without_cache(chunks[-1]["usage"])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1}, {"echo": True}])
 @pytest.mark.parametrize("ask", ASKS)
 async def test_completions(tokenizer, ask, extra):

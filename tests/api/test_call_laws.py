@@ -280,7 +280,7 @@ def read_both(
     return [(name, json.loads(arguments)) for name, arguments in calls], said
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("form", "how"), WALKED)
 def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, how):
     """Any allowed token at each place. One forced call is exactly one."""
@@ -303,7 +303,7 @@ def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, 
     assert walked > (0.1 if form in TREES else 0.6) * WALKS
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(form):
     """As with tool_choice "auto" and strict tools."""
@@ -375,7 +375,7 @@ def sayable(schema: dict[str, Any], value: Any) -> bool:
     return not nullable and not any(end in value for end in TAGS)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "minimax_m3"])  # which has no word for null
 def test_random_calls_are_read_back_to_themselves(form):
     for seed in range(80):

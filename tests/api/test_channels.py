@@ -118,6 +118,7 @@ THINKING = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize("patient", [False, True])
 async def test_tokens_of_thoughts_are_counted(tokenizer, name, patient):
@@ -195,6 +196,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FORMATS)
 async def test_other_formats(tokenizer, name):
     async with fronting(tokenizer, FORMATS[name], ServerConfig(tool_parser=name)) as front:

@@ -260,6 +260,7 @@ SLOW = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", SLOW)
 def test_slow_senders_are_all_gone_after_the_limit(door, what):
     begin, more, status = SLOW[what]
@@ -282,15 +283,16 @@ def test_slow_senders_are_all_gone_after_the_limit(door, what):
     assert not door.client.engine.requests
 
 
+@pytest.mark.long
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tokenizer, free_port):
-    with place(tokenizer, free_port(), idle_timeout_s=2.0) as found:
+    with place(tokenizer, free_port(), tick_s=0.03, idle_timeout_s=6.0) as found:
         with connected(found.port) as line:
             for _ in range(3):
                 line.sendall(GET + b"\r\n")
-                time.sleep(0.7)  # together longer than it may be idle
+                time.sleep(2.1)  # together longer than it may be idle
                 assert line.recv(4096).startswith(b"HTTP/1.1 200")
             assert rest(line) == b""
-        answer = say(found.port, post(asked(max_tokens=220), b"Connection: close\r\n"))  # 2.2 s
+        answer = say(found.port, post(asked(max_tokens=220), b"Connection: close\r\n"))  # 6.6 s
         assert read(answer)[0] == 200
 
 
@@ -305,10 +307,12 @@ def test_connections_in_all(tokenizer, free_port):
         idle[7].sendall(GET + b"\r\n")
         assert idle[7].recv(4096).startswith(b"HTTP/1.1 200")
         busy = [connected(found.port) for _ in range(8)]
+        found.client.hold = True
         for line in busy:
-            line.sendall(post(asked(max_tokens=250)))
+            line.sendall(post(asked()))
         wait_for(lambda: len(found.client.engine.requests) == 8)
         refused(say(found.port, GET + b"\r\n"), 503, "8 connections")
+        found.client.hold = False
         for line in [*idle, *busy]:
             line.close()
         wait_for(found.client.idle)
@@ -409,9 +413,11 @@ def test_what_waits_behind_requests_is_counted_as_elsewhere(door):
 def test_a_body_that_waits_behind_a_long_answer_is_not_late(door):
     with connected(door.port) as line:
         second = post(asked(max_tokens=3), b"Connection: close\r\n")
-        line.sendall(post(asked(max_tokens=100)) + second[:-10])  # a second
-        time.sleep(1.2)
+        door.client.hold = True
+        line.sendall(post(asked(max_tokens=5)) + second[:-10])
+        time.sleep(1.2)  # twice what a body may take
         line.sendall(second[-10:])
+        door.client.hold = False
         assert rest(line).count(b"HTTP/1.1 200") == 2
 
 
@@ -517,6 +523,7 @@ def test_a_chunk_whose_size_has_zeros_before_it_is_read_by_clients(door):
     line.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hold", [False, True], ids=["running", "before its first token"])
@@ -542,6 +549,7 @@ def test_the_end_before_the_end_of_a_request(door):
     assert not door.client.engine.requests
 
 
+@pytest.mark.long
 def test_an_unread_answer_does_not_hold_the_door(tokenizer, free_port):
     """A client that takes nothing of a large answer is cut when the connection has been idle for its time."""
     with place(tokenizer, free_port(), idle_timeout_s=0.2) as found, connected(found.port) as line:

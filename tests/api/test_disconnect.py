@@ -74,6 +74,7 @@ def wait_until_idle(client: LocalClient, live: set) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_case_25_200_disconnects_leave_nothing(tokenizer, free_port):
     port = free_port()
     client = LocalClient(endless, tick_s=0.05)  # 250 tokens at 50 ms: no answer would end by itself

@@ -111,6 +111,7 @@ BAD_TYPES = [
 ]
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 @pytest.mark.parametrize(("fields", "param", "words"), [*BAD_SAMPLING, *BAD_TYPES])
 async def test_a_bad_value_is_a_400_that_names_the_field(front, path, fields, param, words):

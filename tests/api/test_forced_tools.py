@@ -159,7 +159,7 @@ WALKED = [  # each form in one of the ways, others for the next; the rest with t
 ]
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("form", "how"), WALKED)
 def test_every_text_of_the_grammar_is_read_as_calls_that_fit(form, how):
     """Random texts out of the grammar's own masks."""
@@ -184,7 +184,7 @@ CALLED = ("paint", {"where": "a", "coats": 2, "rooms": []})
 WRITTEN = {name: written(name, [CALLED]) for name in TOOL_FORMATS}
 
 
-@pytest.mark.few
+@pytest.mark.few(7)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_a_call_as_a_model_writes_it_and_nothing_else(form, how):
@@ -206,7 +206,7 @@ def test_a_call_as_a_model_writes_it_and_nothing_else(form, how):
         assert other == text or not words.accepts(source, other), other
 
 
-@pytest.mark.few
+@pytest.mark.few(7)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_free_text_and_calls_that_fit(form, how):
@@ -223,7 +223,7 @@ def test_free_text_and_calls_that_fit(form, how):
         assert read(form, "Well. " + text) == ([CALLED], "Well. ")
 
 
-@pytest.mark.few
+@pytest.mark.few(10)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_calls_or_json(form, how):

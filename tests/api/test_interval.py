@@ -102,6 +102,7 @@ async def events_of(front, **fields) -> list[int]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("of_server", [False, True])
 async def test_a_stream_goes_at_the_interval_that_is_asked_for(tokenizer, of_server):
     config = ServerConfig(stream_interval=8) if of_server else ServerConfig()

@@ -139,6 +139,7 @@ async def trickle(server: Process) -> tuple[asyncio.Event, asyncio.Task[bytes]]:
     return hurry, asyncio.create_task(read())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["cut", pytest.param("keep", marks=pytest.mark.long)])
 def test_case_24_a_client_that_reads_a_byte_per_second(launch, policy):
     async def story(server: Process) -> None:
@@ -173,7 +174,8 @@ def test_case_24_a_client_that_reads_a_byte_per_second(launch, policy):
 # ---- two thousand streams
 
 
-@pytest.mark.parametrize("streams", [500, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("streams", [500, 2000])
 def test_case_27_two_thousand_open_streams(launch, streams):
     body = {
         "prompt": "many",
@@ -206,7 +208,7 @@ def test_case_27_two_thousand_open_streams(launch, streams):
         assert await witnesses == expected
         assert (await idle(server))['tailrace_request_finished_total{finish_reason="length"}'] >= streams
 
-    with launch(**FAST | {"model": "scripted:next:20"}) as server:  # slow enough that they gather
+    with launch(**FAST | {"model": "scripted:next:50"}) as server:  # slow enough that they gather
         server.until(200)
         asyncio.run(story(server))
 

@@ -278,6 +278,7 @@ async def test_thoughts_are_counted(tokenizer):
         assert chat["completion_tokens_details"]["reasoning_tokens"] == len("hm")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("interval", [1, 7, 100])
 @pytest.mark.parametrize(
     "said",

@@ -41,6 +41,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("k", [1, 3])
 async def test_chat_has_a_list_per_token_streamed_or_not(tokenizer, case, k):

@@ -13,6 +13,8 @@ import pytest
 
 from api.processes import ENDLESS, gone
 
+PROMPT_TOKENS = "tailrace_prompt_tokens_total"
+
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
 
@@ -25,14 +27,17 @@ def test_drain_lets_finish_what_can_and_ends_the_rest(launch):
         short: list[httpx.Response] = []
         asking = threading.Thread(
             target=lambda: short.append(
-                server.http.post("/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 100})
+                server.http.post("/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 40})
             )
         )
         asking.start()
-        time.sleep(0.2)
+        until = time.monotonic() + 300
+        while server.metrics()[PROMPT_TOKENS] < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
         server.send(signal.SIGTERM)
         asking.join(300)
-        assert short[0].json()["usage"]["completion_tokens"] == 100
+        assert short[0].json()["usage"]["completion_tokens"] == 40
         error = reader.last()["error"]
         assert (error["code"], error["message"]) == ("not_ready", "the server is shutting down")
         assert server.process.wait(300) == 0
@@ -47,7 +52,7 @@ def test_a_second_signal_does_not_wait(launch):
         [engine] = server.children()
         reader = server.stream()
         server.send(signal.SIGINT)
-        time.sleep(0.3)
+        server.leaves(200)
         assert server.process.poll() is None
         server.send(signal.SIGINT)
         assert server.process.wait(300) == 0
@@ -57,6 +62,7 @@ def test_a_second_signal_does_not_wait(launch):
         assert not reader.whole()
 
 
+@pytest.mark.long
 def test_the_engines_death_ends_every_stream_and_the_server(launch):
     with launch() as server:
         server.until(200)
@@ -98,6 +104,7 @@ def test_it_listens_while_the_engine_starts_and_can_be_stopped_then(launch):
         assert gone(engine)
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_an_error(launch):
     with launch() as first:
         first.until(200)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from api.harness import LocalClient, events, front_of, saying
+from tailrace.api import streaming
 from tailrace.api.streaming import COMMENT, EventStream, frame
 from tailrace.errors import EngineError
 
@@ -60,7 +62,9 @@ async def test_done_only_after_the_last_chunk():
     assert events((await run(rest())).body) == [{"text": "first"}, {"text": "second"}, "[DONE]"]
 
 
-async def test_case_26_comments_fill_silences_between_frames_and_end_with_the_stream():
+async def test_case_26_comments_fill_silences_between_frames_and_end_with_the_stream(leaps, monkeypatch):
+    monkeypatch.setattr(streaming, "time", SimpleNamespace(monotonic=leaps))
+
     async def rest():
         await asyncio.sleep(0.08)
         yield Chunk("second")

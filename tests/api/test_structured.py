@@ -178,6 +178,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("kind", ["chat", "text"])
 @pytest.mark.parametrize(("fields", "param", "words"), BAD)
 async def test_a_bad_constraint_is_a_400_that_names_the_field(front, kind, fields, param, words):

@@ -186,6 +186,7 @@ async def test_an_exporter_that_hangs_does_not_keep_the_process(front, monkeypat
     hang.set()
 
 
+@pytest.mark.long
 def test_without_configuration_opentelemetry_is_not_imported():
     program = (
         "import os, sys, tailrace.api.app; from tailrace.api.trace_exporters import start_tracing; start_tracing(os.environ);"  # noqa: E501, one text

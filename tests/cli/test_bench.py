@@ -39,6 +39,7 @@ def test_every_case_of_the_sampler_on_a_gpu_runs(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_without_a_gpu_it_says_so():
     code = "import torch; torch.cuda.is_available = lambda: False; import sys; from tailrace.cli import main; sys.exit(main(sys.argv[1:]))"  # noqa: E501, one text
     words = ("bench", "sampler", "--device", "cuda")
@@ -88,6 +89,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_every_bench_says_what_it_takes():
     done = subprocess.run(
         [sys.executable, "-c", HELP, *BENCHES], capture_output=True, text=True, timeout=300, check=False

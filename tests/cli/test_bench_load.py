@@ -55,6 +55,7 @@ def test_what_can_not_be_asked_is_refused(flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_mixed_load_on_a_scripted_model(free_port):
     port = free_port()
     command = [

@@ -25,6 +25,7 @@ def test_version(capsys):
     assert __version__ in capsys.readouterr().out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -62,6 +63,7 @@ def test_generate(model_folder):
     assert "Paris" in json.dumps([json.loads(line) for line in done.stdout.splitlines()])
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_chat(model_folder):
     talk = tailrace("chat", *flags_of(model_folder), stdin="What is the capital of France?\n/quit\n")

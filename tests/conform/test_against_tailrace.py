@@ -25,28 +25,16 @@ pytestmark = pytest.mark.model
 
 ON_PURPOSE = {"errors.unknown-field": "ignored"}  # docs/api/index.md: no effect, and logged once by name
 NO_THOUGHTS = {"structure.thinking"}  # the default model has none
-# Of each family the laws that say most for their time: a minute on two cores.
+# Laws that need no frequencies, for which hundreds of answers are counted.
 QUICK = (
-    "streams.incremental",
-    "streams.event-format",
     "streams.chunk-shape",
     "streams.deltas-join",
-    "streams.done-last",
     "streams.usage",
-    "streams.refusal-status",
     "stops.cut",
-    "stops.several",
-    "logprobs.frequencies",
-    "knobs.temperature",
-    "knobs.top-p",
-    "knobs.truncation-order",
     "seeds.same",
-    "seeds.choices-differ",
     "structure.choice",
     "errors.out-of-range",
-    "errors.named-field",
     "errors.unknown-field",
-    "errors.bad-json",
 )
 FLAGS = ("--tool-parser", "hermes", "--num-blocks", "4000")
 

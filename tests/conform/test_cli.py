@@ -87,6 +87,7 @@ async def test_an_interrupted_run_has_a_report(tmp_path: Path):
     assert json.loads(file.read_text())["left_out"] == ["errors.bad-json"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -24,6 +24,7 @@ def options(name: str) -> dict[str, Any]:
     return {"budget": FAULTS[name].budget, "timeout_s": PATIENCE_S.get(name, 30.0)}
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", CASES)
 async def test_a_fault_is_found_by_its_law(name: str):
     async with HonestServer(name) as server:

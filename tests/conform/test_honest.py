@@ -20,6 +20,7 @@ async def test_the_honest_server_keeps_every_law(seed: int):
     assert not [one.law.id for one in run.judged if one.verdict.kind in UNSURE], said(run)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("server", "family"),
     [

@@ -168,6 +168,7 @@ def test_looking_often_with_a_fixed_size_test_would_be_seen():
     assert wrong / 200 > 0.25
 
 
+@pytest.mark.long
 def test_false_holds_is_no_more_frequent_than_beta():
     for truth in shifts(LAW, 0.7).values():
         rng = random.Random(2)

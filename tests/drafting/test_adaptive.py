@@ -103,14 +103,14 @@ def best_constant(machine: str, text: str, streams: int, **options) -> float:
     return max(constants(machine, text, streams, **options).values())
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("streams", [1, 4, 16, 64])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_what_never_stands_costs_three_percent_at_most(machine, streams):
     assert run(machine, "never", streams) >= 0.97 * run(machine, "never", streams, 0)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ready", [1.0, 0.35])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_free_text_loses_three_percent_at_most(machine, ready):
@@ -118,7 +118,7 @@ def test_free_text_loses_three_percent_at_most(machine, ready):
         assert run(machine, "free", streams, ready=ready) >= 0.97 * run(machine, "free", streams, 0)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("machine", "text", "streams"),
     [
@@ -142,6 +142,7 @@ def test_near_the_best_constant_number(machine, text, streams):
     assert run(machine, text, streams) >= 0.94 * best_constant(machine, text, streams)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("machine", "text", "streams"),
     [
@@ -156,7 +157,7 @@ def test_better_than_any_constant_number_where_texts_differ_or_change(machine, t
     assert run(machine, text, streams) >= 1.05 * best_constant(machine, text, streams)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_noisy_clock(machine):
     for text, streams in (("never", 1), ("never", 16), ("copy", 1)):
@@ -236,6 +237,7 @@ def test_prefills_in_a_step_pay_for_nothing():
     assert sum(mixed.counts(asks, 500)) <= sum(alone.counts(asks, 0)) + PROBE
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("streams", [1, 16])
 @pytest.mark.parametrize("text", ["never", "mixed", "copy"])
 @pytest.mark.parametrize("held", [0.1, 0.5])

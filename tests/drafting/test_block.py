@@ -141,6 +141,7 @@ def test_drafts_are_what_the_paper_says(name, made):
     torch.testing.assert_close(got, plain(config, weights, tokens, BLOCK - 1, list(range(36))), atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["published", "a causal window", "an open window"])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_history_leaves_what_a_fresh_start_would(name, seed, made):

@@ -222,7 +222,7 @@ def test_verified_drafts_have_the_targets_law(rule):
     assert law_of_verified(rule, 8000) > ALPHA
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [ACCEPT_STREAM, ACCEPT_STREAM - 1])
 def test_noise_shared_with_verification_is_seen(stream, monkeypatch):
     """The first or the second draft's noise is the acceptance's own."""

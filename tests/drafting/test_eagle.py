@@ -169,6 +169,7 @@ def test_drafts_are_what_the_papers_say(name, made):
     torch.testing.assert_close(got, plain(config, weights, tokens, 4, list(range(36))), atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["first", "third"])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_history_leaves_what_a_fresh_start_would(name, seed, made):

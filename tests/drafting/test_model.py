@@ -60,6 +60,7 @@ def balanced(drafter: DraftModel) -> bool:
     return holds and sorted([*owned, *pages.pool.free]) == list(range(pages.pool.num_blocks))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fields", [{"temperature": 0.8}, {"temperature": 0.0}])
 def test_the_target_as_its_own_draft_model_is_always_right(fields, tmp_path):
     """Under `exact`: tokens drawn by plain sampling are the drafts, through 12 steps of any outcome."""

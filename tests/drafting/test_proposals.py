@@ -249,6 +249,7 @@ def test_tokens_differ_between_places_and_steps():
 # ---- memory and rows
 
 
+@pytest.mark.long
 def test_memory_that_is_used_again_holds_nothing_from_before():
     """Dense, few, many, one: in whatever order."""
     sampler = sampler_for({}, {"top_k": 5}, {"top_p": 0.999, "temperature": 9.0}, {"forced_token_ids": (9, 30)})

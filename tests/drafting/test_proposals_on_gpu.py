@@ -31,13 +31,19 @@ def drafts_by(backend: str, fields: list[dict], logits: torch.Tensor) -> list[Dr
 
 
 @QUIET
-@pytest.mark.few(4)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_q_and_tokens_are_the_cpus(dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "every", "vocab"),
+    [
+        pytest.param(torch.float32, 8, 257, id="few"),
+        pytest.param(torch.float32, 1, VOCAB, id="dtype0", marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, 1, VOCAB, id="dtype1", marks=pytest.mark.long),
+    ],
+)
+def test_q_and_tokens_are_the_cpus(dtype, every, vocab, monkeypatch):
     """All methods side by side, drafts before counted."""
     monkeypatch.setattr(DraftBatch, "_sample_from_q_in_torch", None)
-    names = [name for name in FIELDS if name not in FALLING_BACK]
-    logits = torch.cat([rows_of(3, VOCAB, seed) for seed in range(len(names))], 1).to(dtype)
+    names = [name for name in FIELDS if name not in FALLING_BACK][::every]
+    logits = torch.cat([rows_of(3, vocab, seed) for seed in range(len(names))], 1).to(dtype)
     mine = drafts_by("gpu", [FIELDS[name] for name in names], logits)
     for name, got, due in zip(names, mine, drafts_by("cpu", [FIELDS[name] for name in names], logits), strict=True):
         assert got.q is not None
@@ -58,6 +64,7 @@ def test_what_the_kernels_lack_is_drawn_in_torch(name):
     assert torch.equal(got.q.cpu(), due.q)
 
 
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize("vocab", [8, 31, 513, 20_000])
 def test_any_vocabulary(vocab):
@@ -69,6 +76,7 @@ def test_any_vocabulary(vocab):
         torch.testing.assert_close(got.q.cpu(), due.q, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.long
 @QUIET
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_broken_rows_beside_good_ones(bad):
@@ -81,6 +89,7 @@ def test_broken_rows_beside_good_ones(bad):
     assert torch.equal(mine[1].q, alone[1].q)
 
 
+@pytest.mark.long
 @QUIET
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
 def test_q_is_verified_where_it_lies(rule):
@@ -104,6 +113,7 @@ def test_q_is_verified_where_it_lies(rule):
     assert any(len(tokens) > 1 for tokens in found[0])
 
 
+@pytest.mark.long
 @QUIET
 def test_another_noise_or_another_place_is_seen(monkeypatch):
     """Planted: the stream of another draft; q of the row before."""

@@ -50,6 +50,7 @@ def options(*more: str):
     return train_eagle.arguments([*flags, *more])
 
 
+@pytest.mark.long
 def test_states_are_those_of_every_position(runner_and_samples):
     folder, _, prompts, samples = runner_and_samples
     assert len(samples) == len(prompts)
@@ -66,6 +67,7 @@ def test_states_are_those_of_every_position(runner_and_samples):
     again.close()
 
 
+@pytest.mark.long
 def test_a_head_learns_and_its_file_is_the_same_again(runner_and_samples, tmp_path):
     folder, runner, _, samples = runner_and_samples
     ends = eagle_head.ends_of(runner)

@@ -73,6 +73,7 @@ def run(engine: Engine, asked: list[Submit]) -> tuple[dict[str, list[Explanation
     return found, replays
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [5, pytest.param(40, marks=pytest.mark.long)])
 def test_records_are_the_same_live_and_afterwards(engine_of, model_folder, count):
     texts = prompts(Tokenizer.load(model_folder), count)

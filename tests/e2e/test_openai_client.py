@@ -54,7 +54,7 @@ class Server:
             return 0
 
     def metric(self, name: str) -> float:
-        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=300).read().decode()
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
     def engine_pid(self) -> int:
@@ -116,6 +116,7 @@ def test_streamed_chat_is_the_same_text(client):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+@pytest.mark.long
 def test_responses(client):
     ask = {"model": NAME, "input": QUESTION[0]["content"], "temperature": 0, "max_output_tokens": 40}
     whole = client.responses.create(**ask)
@@ -145,6 +146,7 @@ def test_echo_and_logprobs_of_a_prompt(client):
     assert all(logprob <= 0 for logprob in logprobs[1:])
 
 
+@pytest.mark.long
 def test_seeds_stops_and_lengths(client):
     ask = {"model": NAME, "messages": QUESTION, "temperature": 1.0, "top_p": 0.9, "max_tokens": 24, "n": 3}
     first = [c.message.content for c in client.chat.completions.create(**ask, seed=7).choices]
@@ -160,6 +162,7 @@ def test_seeds_stops_and_lengths(client):
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3)
 
 
+@pytest.mark.long
 def test_completions(client):
     ask = {
         "model": NAME,
@@ -182,6 +185,7 @@ def test_completions(client):
     assert echoed.choices[0].text.startswith("Once upon a time")
 
 
+@pytest.mark.long
 def test_extra_parameters_reach_the_sampler(client):
     ids = client.completions.create(
         model=NAME,
@@ -223,6 +227,7 @@ def test_models(client):
     assert client.models.retrieve(NAME).id == NAME
 
 
+@pytest.mark.long
 async def test_the_async_client_streams_many_at_once(server):
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
 

@@ -163,6 +163,7 @@ def drafter(sampler) -> NGram:
 GUIDED = {"guidance_scale": 1.5, "negative_prompt": (1, 2, 3)}
 
 
+@pytest.mark.long
 def test_some_small_schemas(world, records):
     chosen = world.taken([r for r in records if len(json.dumps(r["schema"])) < 250], 2)
     room = 40

@@ -93,6 +93,7 @@ def compare(
 DRAFTERS = [("ngram", {}), ("suffix", {"max_drafts": 8}), ("early_exit", {"max_drafts": 3, "layers": 24})]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_two_prompts_say_the_same_whoever_guesses(model, model_folder):
     compare(partial(model, "bfloat16"), model_folder, 2, 18, [DRAFTERS[0], DRAFTERS[2]])
@@ -192,6 +193,7 @@ def joined(chunks: list[dict]) -> list:
     return [parts, [chunk["usage"] for chunk in chunks if chunk.get("usage")]]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("asked", ENDS.values(), ids=ENDS.keys())
 async def test_case_15_an_end_inside_a_guess_cuts_everything_there(tokenizer, asked, known):

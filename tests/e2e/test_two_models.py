@@ -112,6 +112,7 @@ def health(url: str) -> int:
         return 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_says_what_it_says_alone(pair, name, stream):

@@ -131,7 +131,7 @@ def name_of(case: Case) -> str:
 # ---- token for token
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", covering(2), ids=name_of)
 def test_any_two_together(lab, case):
     lab.compare(case)
@@ -157,6 +157,7 @@ def test_what_is_certain_is_said_without_being_asked(lab):
     assert found.harness.engine.counters.accepted_tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("guided", [False, True])
 def test_a_tight_cache_preempts_and_nothing_changes(lab, guided):
     for drafter, ruled in itertools.product(("suffix", "draft model", "oracle"), (False, True)):
@@ -182,7 +183,7 @@ def test_all_of_them_together(lab, rule, drafter):
 # ---- aborts
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", ["roomy", "tight"])
 @pytest.mark.parametrize("drafter", FACTORS["drafter"])
 def test_aborts_at_every_step_leave_nothing_and_disturb_nobody(lab, drafter, world):
@@ -290,7 +291,7 @@ def p_value(count: int, world: str, drafter: str, rule: str, asked: str, grammar
     return laws.p_value(list(laws.drawn(made, count, drafter, rule, asked, grammars, seed)), laws.law_of(made, asked))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("world", "drafter", "rule", "asked"), QUICK)
 def test_the_law_over_several_steps(small_grammars, world, drafter, rule, asked):
     assert p_value(DRAWN.get(asked, FEWEST), world, drafter, rule, asked, small_grammars) > ALPHA
@@ -435,6 +436,7 @@ def shared_by_forks(patch) -> None:
     patch.setattr(Slots, "fork", fork)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("fault", "case"),
     [
@@ -505,7 +507,7 @@ def noise_that_serves_twice(patch) -> None:
     patch.setattr(verify, "kernels", SimpleNamespace(uniform=uniform))
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "law"),
     [

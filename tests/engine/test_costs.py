@@ -38,6 +38,7 @@ from tailrace.wire.messages import Failed, Finished
 AMBIGUOUS = 'root ::= s\ns ::= s s | "a" | "b"'  # the ways to read n letters are as many as n has partitions
 
 
+@pytest.mark.long
 def test_a_grammar_that_takes_too_long_to_match_ends_its_request():
     [a] = ids("a")
     grammars = Grammars(GrammarConfig(step_ms=2), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
@@ -63,6 +64,7 @@ def test_a_grammar_that_takes_too_long_to_match_ends_its_request():
     assert len(stories["other", 0, 0].tokens) == 490
 
 
+@pytest.mark.long
 def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monkeypatch):
     """The mask of one grammar is held back: all others go on meanwhile, but those of the same grammar, whose matchers
     share a lock. (A step waited for all masks.)"""
@@ -135,6 +137,7 @@ def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
     assert max(said.count(step) for step in set(said)) <= 2, "of two steps, where they overlap"
 
 
+@pytest.mark.long
 def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypatch):
     """64 sequences looked at one place each in a step, however long that took."""
     looked: list[int] = []

@@ -79,7 +79,7 @@ def plainly(folder, **asked):
     return stories(folder, None, **asked)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-1", "eagle-3", "block"])
 def test_they_change_nothing(folder, tmp_path, name):
     config = settings(name, folder, tmp_path)
@@ -100,7 +100,7 @@ def test_they_change_nothing(folder, tmp_path, name):
     assert greedy == plainly(folder, temperature=0.0, n=1)[0]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "blind"),
     [
@@ -140,7 +140,7 @@ def load_captures(config: SpeculationConfig, folder) -> tuple[int, ...]:
 GUIDED = {"guidance_scale": 1.5, "negative_prompt": (3,)}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "asked"),
     [

@@ -32,7 +32,7 @@ WORLDS = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world", WORLDS)
 def test_outputs_are_those_of_running_alone(world):
     harness = Harness(**WORLDS[world])
@@ -105,7 +105,7 @@ def wrong_match(monkeypatch):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [faulty_copy, no_copy_on_write, wrong_match])
 def test_planted_faults_are_seen(fault, monkeypatch):
     """With tokens drawn apart (seeded, n = 3), siblings that write into one block disturb each other."""
@@ -349,6 +349,7 @@ def test_priority_then_arrival_decides_who_starts():
     assert order == ["z", "a", "b", "c", "d"]
 
 
+@pytest.mark.few(1)
 def test_the_oldest_is_never_starved_by_preemption():
     harness = Harness(num_blocks=6, max_num_seqs=6)
     for i in range(12):

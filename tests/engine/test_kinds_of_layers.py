@@ -84,33 +84,34 @@ def stateful(request, loaded) -> Loaded:
     return loaded(request.param)
 
 
+@pytest.mark.few(1)
 def test_random_models_say_something(model):
     """A model that repeats one token would hide faults."""
     assert len({token for said in model.expected for token in said}) > 8
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_alone_and_in_chunked_batches(model, overlap):
     model.check(max_num_seqs=1, max_num_batched_tokens=512, overlap=overlap)
     model.check(max_num_batched_tokens=23, overlap=overlap)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_across_preemption(model, overlap):
     harness = model.check(2, num_blocks=10, overlap=overlap)
     assert harness.engine.stats().preemptions > 0 or not model.runner.block_bytes
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_with_prefix_reuse(model):
     harness = model.check(2, prefix_reuse=True)
     cached = sum(story.cached for story in harness.stories.values())
     assert (cached > 0) == (model.runner.state_bytes == 0)  # a state is no block's
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_with_drafts_that_are_rejected(model, overlap):
     fickle = model.fickle()
@@ -123,7 +124,7 @@ def test_with_drafts_that_are_rejected(model, overlap):
 # ---- states per slot
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_forks_take_the_state_along(stateful, overlap):
     """18 forks: two more than sample with the prefill, so that some go back by a token."""
@@ -158,6 +159,7 @@ def test_a_sequence_that_goes_back_too_far_begins_anew(stateful):
     assert stories["a", 0, 0].tokens[first:] == stateful.expected[0][first:]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["one entry only", "forks keep what they had", "nothing begins anew"])
 def test_faults_are_seen(loaded, monkeypatch, fault):
     model = loaded("qwen3.5")

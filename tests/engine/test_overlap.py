@@ -59,6 +59,7 @@ known = functools.cache(both)  # not where something is patched
 # ---- token for token
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", CROWDS)
 def test_a_crowd_is_told_the_same(grammars, seed):
     assert known(grammars, seed)[0]
@@ -84,7 +85,7 @@ def test_crowds_meet_everything(grammars):
     assert {"stop", "length", "abort"} <= set().union(*(c.finished for c in counters))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
@@ -134,7 +135,7 @@ def test_steps_overlap_when_the_drafter_is_given_up():
 # ---- aborts and ends
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["nothing", "n", "guided", "grammar", "banned", "thinking", "forced"])
 def test_an_abort_between_any_two_steps(grammars, kind):
     case = Case()
@@ -628,6 +629,7 @@ def references_stay(patch) -> None:
     patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fault",
     [

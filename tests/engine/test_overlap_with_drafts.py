@@ -66,6 +66,7 @@ known = functools.cache(functools.partial(both, plainly=functools.cache(plainly)
 # ---- token for token
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", CROWDS)
 def test_a_crowd_is_told_the_same_whoever_drafts(grammars, seed, name):
@@ -79,6 +80,7 @@ def test_many_crowds_are_told_the_same_whoever_drafts(grammars, first, name):
     assert [seed for seed in range(first, first + 50) if not both(grammars, seed, name)[0]] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_crowds_meet_everything(grammars, name):
     """Else the tests above say little."""
@@ -88,7 +90,7 @@ def test_crowds_meet_everything(grammars, name):
     assert sum(c.drafted_tokens - c.accepted_tokens for c in found) > 20
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
@@ -102,7 +104,7 @@ def test_combinations_are_told_the_same(grammars, name, world, monkeypatch):
         assert found.told == expected.told
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafter", ["oracle", "draft model"])
 @pytest.mark.parametrize("kind", ["nothing", "n", "guided", "grammar", "banned", "thinking", "forced"])
 def test_an_abort_between_any_two_steps(grammars, kind, drafter):
@@ -130,6 +132,7 @@ def test_an_abort_between_any_two_steps(grammars, kind, drafter):
 # ---- the law of the other rules
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "drafter", "rule", "asked"),
     [
@@ -155,6 +158,7 @@ def p_value(grammars: Grammars | None, world: str, drafter: str, rule: str, aske
     return laws.p_value(list(laws.drawn(made, count, drafter, rule, asked, grammars, seed)), laws.law_of(made, asked))
 
 
+@pytest.mark.long
 def test_a_planted_fault_of_the_law_is_seen(monkeypatch):
     """Each draft comes with the distribution of the one before it."""
     monkeypatch.setattr(Harness, "overlap", "on")
@@ -340,7 +344,7 @@ def assumptions_stay(patch) -> None:
     patch.setattr(LaunchedDraws, "undo_assumptions", lambda self: None)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from engine.harness import Fickle, Harness
-from runners.quantized_file import VOCAB, write
+from runners.quantized_file import VOCAB, converted, write
 from tailrace.config import ModelConfig
 from tailrace.drafting.ngram import NGram
 from tailrace.engine import cache_size
 from tailrace.engine.cache_size import check_weights
 from tailrace.errors import ModelLoadError
-from tailrace.models import resolve
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners import load_runner
 from tailrace.runners.base import ModelRunner
@@ -29,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Path]:
     config = ModelConfig(
         model=str(write(folder / "tiny.gguf")), cache_dir=str(folder), weights="quantized", threads=1, device="cpu"
     )
-    return config, resolve(config, progress=False).folder
+    return config, converted(config)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ def expected(fields: dict, prompt: list[int], index: int, tokens: list[int]) -> 
     return found
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("accuracy", [None, 0.7])
 @pytest.mark.parametrize("name", [name for name, fields in ASKED.items() if "banned_strings" not in fields])
 def test_masks_are_those_of_plain_sampling(name, accuracy):
@@ -74,6 +75,7 @@ def test_masks_are_those_of_plain_sampling(name, accuracy):
         assert lists(story) == expected(fields, PROMPTS[int(id[1:])], index, story.tokens)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("blocks", [48, 9])
 @pytest.mark.parametrize("accuracy", [None, 0.7])
 def test_tokens_that_are_taken_back_take_their_masks_along(accuracy, blocks):

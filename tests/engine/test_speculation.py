@@ -65,7 +65,7 @@ def stories(drafter=None, **asked):
     }, world
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
 def test_exact_guesses_change_nothing(asked):
     plain, slow = stories(**asked)

@@ -141,7 +141,7 @@ def stories(grammars, name, drafter=None, **asked):
     return {key: (s.tokens, s.logprobs, s.end) for key, s in found.items()}, harness
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
@@ -255,7 +255,7 @@ def test_a_model_that_does_not_think_is_ruled_from_the_start(grammars):
     assert re.fullmatch("[0-9]{4}", text_of(found.tokens))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("room", [30, 45, 60, 90])
 def test_closed_in_time(grammars, room):
     asked = Grammar(kind="json_schema", source=json.dumps({"type": "array", "items": SCHEMA}), close_in_time=True)
@@ -268,6 +268,7 @@ def test_closed_in_time(grammars, room):
             assert len(story.tokens) <= room
 
 
+@pytest.mark.long
 def test_a_search_that_takes_many_steps_finds_the_same(grammars, monkeypatch):
     """With no time at all each step looks at one place per sequence; others go on meanwhile."""
     asked = Grammar(kind="json_schema", source=json.dumps({"type": "array", "items": SCHEMA}), close_in_time=True)

@@ -78,6 +78,7 @@ async def test_a_restarted_engine_serves_again():
     await client.close()
 
 
+@pytest.mark.long
 def test_a_hanging_engine_does_not_hang_close():
     client = SyncClient(SLOW)
     client.start()
@@ -104,6 +105,7 @@ def test_the_engine_dies_with_its_parent():
             time.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_200_clients_that_vanish_at_random_leave_nothing():
     client = AsyncClient(SLOW)
     await client.start()
@@ -134,6 +136,7 @@ async def test_200_clients_that_vanish_at_random_leave_nothing():
     await client.close()
 
 
+@pytest.mark.long
 def test_malformed_frames_do_no_harm():
     import zmq
 

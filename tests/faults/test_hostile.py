@@ -63,6 +63,7 @@ def check(record: dict[str, Any]) -> None:
     assert not record["health_failed"]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_one_of_each_kind_hurts_nobody(free_port):
     with serving(free_port()) as server:

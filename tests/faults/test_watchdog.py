@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from api.processes import Process, launched
+from tailrace.wire import pulse as pulse_module
 from tailrace.wire.pulse import LOADING, Pulse, PulseReader
 
 
@@ -30,7 +32,7 @@ def conditions(server: Process, times: int = 8) -> set[tuple[int, str]]:
     return found
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("front_ends", [1, 2])
 def test_a_stopped_engine_is_stalled_until_it_goes_on(tmp_path, free_port, capfd, front_ends):
     with launched(tmp_path, free_port(), scheduler={"stall_s": 1.0}, front_ends=front_ends) as server:
@@ -83,7 +85,9 @@ def test_a_step_that_hangs_is_told_with_its_part_its_requests_and_the_stack(tmp_
     assert "requests: none" not in line
 
 
-def test_a_pulse_is_seen_from_outside(tmp_path):
+def test_a_pulse_is_seen_from_outside(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(pulse_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     url = f"ipc://{tmp_path}/engine"
     reader = PulseReader(url)
     assert reader.stall() is None, "there is no engine yet"
@@ -98,7 +102,7 @@ def test_a_pulse_is_seen_from_outside(tmp_path):
     pulse.beat(7)
     assert reader.stall() is None
     before = pulse.enter("mask")
-    time.sleep(0.06)
+    now[0] += 0.06
     stall = reader.stall()
     assert stall is not None
     assert (stall.part, stall.step) == ("mask", 7)

@@ -21,7 +21,7 @@ def follow(matcher: GrammarMatcher, tokens: list[int]) -> None:
     assert matcher.accept(EOS[0])
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @cases
 def test_every_place_of_a_random_text_is_closed(name: str):
     tried = closed = 0

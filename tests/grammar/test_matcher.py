@@ -177,6 +177,7 @@ def test_every_word_that_ends_is_one_of_the_language(name: str):
     assert ended > 5 or name in ("object", "schema", "tight")
 
 
+@pytest.mark.few(3)
 @cases
 def test_forks_are_independent_and_prefix_changes_nothing(name: str):
     for matcher, mask, _ in walks(name, 3, 10):

@@ -480,6 +480,7 @@ def spells(matcher: Matcher, text: str) -> bool:
     return all(matcher.accept(byte) for byte in text.encode()) and matcher.accept(small().eos[0])
 
 
+@pytest.mark.few(54)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].replace(" ", "-"))
 def test_what_does_not_validate_cannot_be_written(case: tuple[str, Any, list[str], list[str]]):
     name, schema, good, bad = case

@@ -24,6 +24,7 @@ def run(page: str, folder: Path, url: str = "") -> dict[str, Any]:
     return scope
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_transformers(model_folder):
     page = run("integrations/transformers.md", model_folder)
@@ -37,6 +38,7 @@ def test_transformers(model_folder):
     assert "\n\n" not in page["text"]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_trainers(model_folder):
     """Importance weights are 1 with masks and without truncation, and are not where top-p's masks are left out."""

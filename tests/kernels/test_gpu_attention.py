@@ -84,7 +84,7 @@ OPTIONS = (
 )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
@@ -98,7 +98,7 @@ def test_a_mixed_batch(dtype, options):
     agree(Scene(CONTEXTS, dtype=dtype), **options)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dims", [(48, 32), (20, 36)])
 def test_values_of_another_width(dims):
     sinks = torch.tensor([0.5, -3.0, 1.0, -0.5], device=DEVICE)
@@ -136,6 +136,7 @@ def test_prefills_longer_than_a_tile_and_a_context_of_many_chunks():
 sequence = st.integers(1, 40).flatmap(lambda count: st.tuples(st.integers(count, count + 300), st.just(count)))
 
 
+@pytest.mark.long
 @given(
     contexts=st.lists(st.one_of(sequence, st.tuples(st.integers(1, 400), st.just(1))), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
@@ -166,6 +167,7 @@ def test_small_faults_are_seen(fault):
 # ---- what does not matter, bit for bit
 
 
+@pytest.mark.long
 def test_a_short_sequence_does_not_depend_on_the_batch(monkeypatch):
     scene = Scene([(300, 1), (64, 5), (30, 30), (560, 8), (20, 1)])
     whole = scene.run()
@@ -184,6 +186,7 @@ def test_a_short_sequence_does_not_depend_on_the_batch(monkeypatch):
     assert torch.equal(scene.run(), whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options", [{}, {"window": 100, "sinks": torch.tensor([0.5, -3.0, 9.0, -9.0], device=DEVICE)}], ids=str
 )

@@ -12,6 +12,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_gpu.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architectures", "wide"),
     [(["90"], 0), pytest.param(["80", "90", "100"], 3, marks=pytest.mark.long)],

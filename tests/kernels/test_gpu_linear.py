@@ -44,6 +44,7 @@ def ours(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     return gpu.linear(x, gpu.pack_linear(weight, bias))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", [(70, 40), (64, 64), (5, 1100), (1, 3)])
 def test_integers_are_exact(shape, dtype):

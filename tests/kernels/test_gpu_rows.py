@@ -40,6 +40,7 @@ def arguments(case: str, dim: int, dtype: torch.dtype) -> tuple:
     return tuple(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in OF_ROWS[case](dim))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("case", OF_ROWS)
 def test_rows(case, dtype):
@@ -87,6 +88,7 @@ def test_products_of_pairs(dtype):
         find("bmm", "gpu")(a, b.double())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("counts", [[3, 0, 18, 1], [0, 0, 0, 0], [22, 0, 0, 0], [0, 1, 1, 1]])
 def test_groups_of_rows(dtype, counts):

@@ -15,6 +15,7 @@ print([sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/sel
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux pins threads")
 def test_a_worker_does_not_share_the_core_that_openmp_has_pinned_its_maker_to() -> None:
     """vLLM's CPU worker runs with such places; a worker that inherits its maker's core halves the kernels' speed."""

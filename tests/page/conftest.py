@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+PATIENCE_MS = 300_000  # for whatever a test waits for: longer than a busy machine takes
 
 
 class Served:
@@ -43,13 +44,13 @@ class Served:
         self._thread.join(20)
 
 
-@pytest.fixture(scope="module")  # while Playwright is there its event loop runs, and asynchronous tests can't
+@pytest.fixture(scope="package")  # while Playwright is there its event loop runs, and asynchronous tests can't
 def browser() -> Iterator[Browser]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright: make install")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: Debian's and Ubuntu's package chromium, or CHROMIUM=path")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
         yield started
         started.close()
 
@@ -78,7 +79,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light", **more)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("console", lambda said: trouble.append(said.text) if "Security Policy" in said.text else None)
         page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
@@ -96,10 +97,11 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     assert not trouble
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def modules(browser: Browser, served: Served) -> Iterator[Page]:
-    """A page that several tests share, for modules without markup: import("./page/js/….js") in it."""
+    """A page that many tests share, for modules without markup: import("./page/js/….js") in it."""
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(served.url)
     yield page
     page.close()

@@ -60,6 +60,7 @@ def test_axe_would_see_it(ready: Callable[..., Page]):
     assert any(found.startswith("label:") for found in serious(page))
 
 
+@pytest.mark.long
 def test_everything_fits_on_a_phone(open_page: Callable[..., Page], served: Served):
     page = open_page(served.url, size=PHONE)
     say(page, "hostile draft 80")

@@ -53,6 +53,7 @@ def test_another_candidate_is_followed_under_the_same_seed(page: Page):
     assert page.locator(".tokens .o-forced").count() == 0
 
 
+@pytest.mark.long
 def test_a_branch_of_a_branch_is_forced_by_its_own_tokens(page: Page):
     asked = sent(page)
     say(page, "hello 40")
@@ -65,6 +66,7 @@ def test_a_branch_of_a_branch_is_forced_by_its_own_tokens(page: Page):
     assert page.locator(".siblings").inner_text().split() == ["‹", "2/3", "›"]
 
 
+@pytest.mark.long
 def test_the_tree_is_walked_and_two_answers_are_compared(page: Page):
     say(page, "hello 40")
     branch(page, 15)
@@ -95,6 +97,7 @@ def saved(page: Page, folder: Path) -> Path:
     return folder / "kept.json"
 
 
+@pytest.mark.long
 def test_what_was_exported_is_imported_whole(page: Page, open_page: Callable[..., Page], tmp_path: Path):
     page.locator(".system summary").click()
     page.get_by_label("System prompt").last.fill("Be brief.")
@@ -133,10 +136,15 @@ def talk(modules: Page) -> Any:
           await say("tool", "9 degrees, 20", last.id, { call: last.run.value.calls[0].id });
         }"""
     )
-    return modules.evaluate(EXPORTED)
+    return exported(modules)
 
 
-EXPORTED = """async () => JSON.parse(JSON.stringify((await import("/page/js/files.js")).exported()))"""
+def exported(page: Page) -> Any:
+    """As text, which Playwright hands over at once, and objects value by value."""
+    asked = """async () => JSON.stringify((await import("/page/js/files.js")).exported())"""
+    return json.loads(page.evaluate(asked))
+
+
 IMPORT = """async (text) => {
   try {
     (await import("/page/js/files.js")).imported(JSON.parse(text));
@@ -238,15 +246,17 @@ RUINED: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-def test_a_file_that_is_none_of_ours_is_refused_whole(modules: Page, talk: Any):
-    text = json.dumps(talk)
-    for ruined, message in RUINED:
+@pytest.mark.parametrize("cases", [RUINED[::5], pytest.param(RUINED, marks=pytest.mark.long)], ids=["few", "all"])
+def test_a_file_that_is_none_of_ours_is_refused_whole(modules: Page, talk: Any, cases):
+    text, before = json.dumps(talk), exported(modules)
+    for ruined, message in cases:
         assert message in (modules.evaluate(IMPORT, json.dumps(ruined(json.loads(text)))) or "it was taken")
-    assert modules.evaluate(EXPORTED) == talk
+    assert exported(modules) == before
     assert modules.evaluate(IMPORT, text) is None
-    assert len(modules.evaluate(EXPORTED)["tree"]["nodes"]) == 2 * len(talk["tree"]["nodes"])
+    assert len(exported(modules)["tree"]["nodes"]) == len(before["tree"]["nodes"]) + len(talk["tree"]["nodes"])
 
 
+@pytest.mark.long
 def test_why_a_file_was_refused_is_said(page: Page, tmp_path: Path):
     say(page, "hello 5")
     page.locator(".tokens .t").first.click()

@@ -46,6 +46,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("key", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_copied_is_what_would_be_sent(modules: Page, text: str, key: bool):
@@ -70,7 +71,7 @@ def test_what_is_copied_is_what_would_be_sent(modules: Page, text: str, key: boo
 def by_a_shell(command: str) -> list[str]:
     """The arguments that a real shell gives to curl."""
     script = command.replace("curl ", "printf '%s\\0' ", 1)
-    done = subprocess.run(["sh", "-c", script], check=True, capture_output=True, timeout=20)
+    done = subprocess.run(["sh", "-c", script], check=True, capture_output=True, timeout=300)
     return [word.decode() for word in done.stdout.split(b"\0")][:-1]
 
 
@@ -116,6 +117,7 @@ def test_the_openai_package_takes_these_fields():
         assert names <= set(inspect.signature(method).parameters)
 
 
+@pytest.mark.long
 def test_the_panel_shows_the_request_of_the_answer(page: Page):
     page.fill("[data-field=top_p] input[type=text]", "0.9")
     say(page, "it's")
@@ -133,6 +135,7 @@ def test_the_panel_shows_the_request_of_the_answer(page: Page):
     assert row.inner_text().split() == ["max_tokens", "10000", "the", "server"]
 
 
+@pytest.mark.long
 def test_copying_works_with_and_without_the_clipboard(open_page, served):
     page = open_page(served.url, permissions=["clipboard-read", "clipboard-write"])
     say(page, "hello 3")

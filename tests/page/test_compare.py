@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -31,6 +33,7 @@ def ids_of(page: Page, name: str) -> list[str]:
     return page.get_by_role("article", name=name).locator(".tokens .t").all_inner_texts()
 
 
+@pytest.mark.long
 def test_they_part_where_the_ladders_differ(page: Page):
     asked: list[dict[str, Any]] = []
     page.on("request", lambda r: asked.append(json.loads(r.post_data or "")) if "completions" in r.url else None)
@@ -50,6 +53,7 @@ def test_they_part_where_the_ladders_differ(page: Page):
     assert {mark.get_attribute("data-i") for mark in marked.all()} == {str(first)}
 
 
+@pytest.mark.long
 def test_the_same_parameters_give_the_same(page: Page):
     compare(page, "hello 40", {"top_p": "0.9"}, {"top_p": "0.9"})
     page.get_by_text("The same, token for token.").wait_for()
@@ -57,6 +61,7 @@ def test_the_same_parameters_give_the_same(page: Page):
     assert page.locator(".side .t.parts").count() == 0
 
 
+@pytest.mark.long
 def test_a_token_is_selected_on_both_sides_until_they_part(page: Page):
     compare(page, "hello 80", {}, {"top_k": "1"})
     first = int(page.locator(".side .t.parts").first.get_attribute("data-i") or "")
@@ -66,6 +71,7 @@ def test_a_token_is_selected_on_both_sides_until_they_part(page: Page):
     assert page.locator(".side .t.sel").count() == 1
 
 
+@pytest.mark.long
 def test_a_refusal_stands_at_its_side(page: Page):
     page.get_by_role("tab", name="Side by side").click()
     page.get_by_label("Prompt for both").fill("refuse")
@@ -75,6 +81,7 @@ def test_a_refusal_stands_at_its_side(page: Page):
     page.get_by_role("button", name="Run both").wait_for()
 
 
+@pytest.mark.long
 def test_stopping_ends_both(page: Page):
     page.get_by_role("tab", name="Side by side").click()
     page.get_by_label("Prompt for both").fill("hello 2000 rate 20")
@@ -86,6 +93,7 @@ def test_stopping_ends_both(page: Page):
     assert len(ids_of(page, "Left")) < 2000
 
 
+@pytest.mark.long
 def test_hostile_text_is_text(page: Page):
     compare(page, "hostile", {}, {"top_k": "1"})
     assert page.locator(".compare script, .compare img, .compare b").count() == 0

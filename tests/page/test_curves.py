@@ -42,6 +42,7 @@ def record_of(row: torch.Tensor, top: int, **fields: Any) -> Explanation:
     return explain_row(row, slot, 3, ExplainOptions(top))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "base", [{}, {"temperature": 0.6}, {"temperature": 1.4, "top_k": 40}, {"presence_penalty": 3.0}]
 )

@@ -25,6 +25,7 @@ PARSE = """async ([field, form, text]) => (await import("./page/js/fields.js")).
 def knob(page: Page, name: str) -> Any:
     """The knob of a field, with its group open."""
     found = page.locator(f".knobs-panel [data-field={name}]")
+    found.wait_for(state="attached")  # before, an open group would look like a closed one, and be closed
     if not found.is_visible():
         page.locator(".knobs-panel details", has=page.locator(f"[data-field={name}]")).locator("summary").click()
     return found
@@ -37,16 +38,17 @@ def sent(page: Page) -> dict[str, Any]:
     return json.loads(asked.value.post_data or "")
 
 
-def test_every_field_has_a_knob_with_its_sentence(page: Page):
-    shown = page.locator(".knobs-panel .knob")
-    shown.first.wait_for()
-    names = {one.get_attribute("data-field") for one in shown.all()}
-    assert names == {field.name for field in shown_fields() if "chat" in field.forms} - OWN
-    text = page.locator(".knobs-panel").text_content() or ""
+def test_every_field_has_a_knob_with_its_sentence(modules: Page):
+    shown = modules.locator(".knobs-panel .knob")
+    shown.first.wait_for(state="attached")
+    names = shown.evaluate_all("all => all.map((one) => one.dataset.field)")
+    assert set(names) == {field.name for field in shown_fields() if "chat" in field.forms} - OWN
+    text = modules.locator(".knobs-panel").text_content() or ""
     for field in shown_fields():
         assert field.name in OWN or field.doc in text
 
 
+@pytest.mark.long
 def test_only_what_differs_is_sent_and_a_reset_takes_it_back(page: Page):
     page.locator("[data-field=top_p]").wait_for()
     assert not {"top_p", "temperature"} & sent(page).keys()
@@ -96,8 +98,9 @@ def test_only_what_differs_is_sent_and_a_reset_takes_it_back(page: Page):
         ("watermark", "{", "this is no JSON"),
     ],
 )
-def test_what_is_out_of_range_is_said_and_not_sent(page: Page, name, typed, error):
-    one = knob(page, name)
+def test_what_is_out_of_range_is_said_and_not_sent(modules: Page, name, typed, error):
+    modules.evaluate("async () => { (await import('/page/js/state.js')).params.value = {}; }")
+    one = knob(modules, name)
     one.locator("input[type=text], textarea").fill(typed)
     one.get_by_role("alert").filter(has_text=error).wait_for()
     assert one.locator("[aria-invalid=true]").count() == 1
@@ -138,6 +141,7 @@ def test_lists_and_maps_are_read_as_they_are_written(modules: Page):
         assert modules.evaluate(PARSE, [field, form, text]) == {"value": value}, text
 
 
+@pytest.mark.long
 def test_a_knob_without_effect_says_so(page: Page):
     one = knob(page, "dry_base")
     one.locator("input[type=text]").fill("2")
@@ -175,11 +179,15 @@ def test_what_takes_the_effect_of_a_field_away_is_the_declarations(modules: Page
     assert idle > 10
 
 
-def test_presets_replace_what_bends_and_cuts_and_leave_the_rest(page: Page):
+@pytest.mark.parametrize(
+    "names", [("precise", "wild"), pytest.param(tuple(PRESETS), marks=pytest.mark.long)], ids=["two", "all"]
+)
+def test_presets_replace_what_bends_and_cuts_and_leave_the_rest(page: Page, names: tuple[str, ...]):
     knob(page, "max_tokens").locator("input[type=text]").fill("5")
     knob(page, "top_k").locator("input[type=text]").fill("7")
     choice = page.locator(".knobs-panel .presets select")
-    for name, fields in PRESETS.items():
+    for name in names:
+        fields = PRESETS[name]
         choice.select_option(name)
         assert page.locator(".knobs-panel .preset-sentence").inner_text()
         body = sent(page)
@@ -191,6 +199,7 @@ def test_presets_replace_what_bends_and_cuts_and_leave_the_rest(page: Page):
         assert choice.input_value() == "" or choice.input_value() == name
 
 
+@pytest.mark.long
 def test_a_preset_of_ones_own_is_kept_by_the_browser(page: Page):
     knob(page, "top_p").locator("input[type=text]").fill("0.42")
     page.get_by_role("button", name="Keep…").click()
@@ -241,6 +250,7 @@ def test_a_models_own_defaults_are_where_a_knob_begins(modules: Page):
     assert [one["from"] for one in found["preset"]] == ["the preset greedy", "the request"]
 
 
+@pytest.mark.long
 def test_a_curve_comes_with_a_selected_token(page: Page):
     say(page, "hello 20")
     one = knob(page, "top_p")
@@ -253,6 +263,7 @@ def test_a_curve_comes_with_a_selected_token(page: Page):
     assert caption.inner_text().startswith("Keeps 1 token,")
 
 
+@pytest.mark.long
 def test_knobs_are_found_by_their_words(page: Page):
     page.get_by_label("Find a knob").fill("penal")
     names = {one.get_attribute("data-field") for one in page.locator(".knobs-panel .knob:visible").all()}

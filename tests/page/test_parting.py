@@ -34,6 +34,7 @@ def records(row: torch.Tensor, key: int, left: dict[str, Any], right: dict[str, 
     return [msgspec.to_builtins(record) | {"tokens": [f"t{id}" for id in record.ids]} for record in made]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("left", "right", "stage", "words"),
     [

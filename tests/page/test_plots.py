@@ -55,6 +55,7 @@ def open_plots(page: Page, text: str) -> None:
     page.locator(".plot canvas").first.wait_for()
 
 
+@pytest.mark.long
 def test_a_click_in_a_plot_selects_the_token(page: Page):
     open_plots(page, "hello 60")
     over = page.locator(".plot[data-plot=surprise] .u-over")
@@ -64,6 +65,7 @@ def test_a_click_in_a_plot_selects_the_token(page: Page):
     assert page.locator(".tokens .t.sel").get_attribute("data-i") == "30"
 
 
+@pytest.mark.long
 def test_the_arrow_keys_walk_the_tokens_of_a_plot(page: Page):
     open_plots(page, "hello 20")
     plot = page.get_by_role("slider", name="Surprise and entropy")
@@ -75,11 +77,13 @@ def test_the_arrow_keys_walk_the_tokens_of_a_plot(page: Page):
     assert "token 1: surprise" in (plot.get_attribute("aria-valuetext") or "")
 
 
+@pytest.mark.long
 def test_plots_without_anything_to_show_are_left_out(page: Page):
     open_plots(page, "hello 20")
     assert {one.get_attribute("data-plot") for one in page.locator(".plot").all()} == {"surprise", "speed", "gap"}
 
 
+@pytest.mark.long
 def test_guesses_are_plotted_where_there_are_some(page: Page):
     open_plots(page, "draft 30")
     page.locator(".plot[data-plot=guesses] canvas").wait_for()

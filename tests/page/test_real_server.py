@@ -17,7 +17,7 @@ from api.harness import EOS, NAME, START, VOCAB, LocalClient, events, make_token
 from api.harness import served as serving
 from page import fake_server
 from page.conftest import Served, a_port, say, sent
-from page.test_branches import EXPORTED, IDS, IMPORT, branch
+from page.test_branches import IDS, IMPORT, branch, exported
 from page.test_compare import compare
 from tailrace.api.app import create_app
 from tailrace.api.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
@@ -46,6 +46,7 @@ def known(said: dict[str, Any], *types: type[msgspec.Struct]) -> None:
     assert said.keys() <= {name for kind in types for name in kind.__struct_fields__}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 @pytest.mark.parametrize("text", PROMPTS)
 def test_the_tests_server_speaks_as_the_real_one(served: Served, text: str, params: dict[str, Any]):
@@ -119,6 +120,7 @@ RECORD = """async () => (await import('/page/js/state.js')).record.value"""
 WINNER = """async () => (await import('/page/js/whatif.js')).outcome.value.record.draw.winner"""
 
 
+@pytest.mark.long
 def test_from_a_prompt_to_a_comparison(open_page: Callable[..., Page], real: str, tmp_path: Path):
     page = open_page(real)
     asked = sent(page)
@@ -162,7 +164,7 @@ def test_from_a_prompt_to_a_comparison(open_page: Callable[..., Page], real: str
         ["explain", '{"top":3}', "this page"],
     ]
 
-    kept = page.evaluate(EXPORTED)
+    kept = exported(page)
     assert page.evaluate(IMPORT, json.dumps(kept)) is None
     assert page.evaluate(IDS) == [first, second] * 2
 

@@ -8,6 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from page.conftest import PATIENCE_MS
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -74,6 +76,7 @@ def test_a_new_engines_counters_make_no_negative_rate(modules: Page):
     assert found["first_s"] is None
 
 
+@pytest.mark.long
 def test_the_view_shows_load_and_speed(page: Page):
     page.get_by_role("tab", name="Server").click()
     page.get_by_text("fake is ready").wait_for()
@@ -86,6 +89,7 @@ def test_the_view_shows_load_and_speed(page: Page):
     assert "the model" in parts.inner_text()
 
 
+@pytest.mark.long
 def test_a_server_that_loads_says_which_part_it_is_in(browser, served):
     """Until it is ready; then the line goes away by itself."""
     said = {"version": "1", "models": ["m"], "keys": False, "loading": {"m": "grammars"}}
@@ -97,6 +101,7 @@ def test_a_server_that_loads_says_which_part_it_is_in(browser, served):
         route.fulfill(json=said | {"health": {"status": status, "error": None}, "loading": loading})
 
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     page.route("**/page/status", answer)
     page.goto(served.url)
     page.get_by_text("is loading").wait_for()

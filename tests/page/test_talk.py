@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
+@pytest.mark.long
 def test_an_answer_streams_and_each_token_is_a_span(page: Page):
     say(page, "hello 40")
     assert page.locator(".tokens .t").count() == 41
@@ -42,6 +43,7 @@ def test_what_is_sent(page: Page):
     assert second["messages"][3] == {"role": "user", "content": "again 4"}
 
 
+@pytest.mark.long
 def test_raw_text_is_continued(page: Page):
     asked = sent(page)
     page.get_by_label("Raw text").check(force=True)
@@ -55,8 +57,9 @@ def test_raw_text_is_continued(page: Page):
     assert page.locator(".tokens .t").count() == 13
 
 
+@pytest.mark.long
 def test_stop_ends_it_and_keeps_what_came(page: Page):
-    page.fill(".composer textarea", "hello 4000 rate 100")
+    page.fill(".composer textarea", "hello 4000 rate 20")
     page.keyboard.press("Enter")
     page.wait_for_selector(".tokens [data-i='20']")
     page.get_by_role("button", name="Stop").click()
@@ -68,6 +71,7 @@ def test_stop_ends_it_and_keeps_what_came(page: Page):
     assert page.locator(".turn.answer").count() == 2
 
 
+@pytest.mark.long
 def test_an_edited_turn_is_a_branch_beside_the_old_one(page: Page):
     say(page, "first 6")
     page.get_by_role("button", name="Edit").click()
@@ -81,6 +85,7 @@ def test_an_edited_turn_is_a_branch_beside_the_old_one(page: Page):
     assert page.locator(".tokens .t").count() == 7
 
 
+@pytest.mark.long
 def test_again_answers_the_same_turn_with_another_seed(page: Page):
     asked = sent(page)
     say(page, "first 6")
@@ -92,6 +97,7 @@ def test_again_answers_the_same_turn_with_another_seed(page: Page):
     assert one["seed"] != two["seed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "message"),
     [("hello fail", "The engine is gone."), ("hello refuse", "temperature must lie between 0 and 1000000, got -1.0")],
@@ -103,6 +109,7 @@ def test_what_fails_is_said(page: Page, words: str, message: str):
     assert page.locator(".turn.answer").last.locator(".t").count() == 5
 
 
+@pytest.mark.long
 def test_a_tool_is_called_and_its_result_goes_back(page: Page):
     asked = sent(page)
     say(page, "tool")
@@ -118,6 +125,7 @@ def test_a_tool_is_called_and_its_result_goes_back(page: Page):
     assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "20 degrees 5"}
 
 
+@pytest.mark.long
 def test_a_key_is_asked_for_and_stays_in_the_tab(open_page: Callable[..., Page]):
     with Served(fake_server.create("secret"), a_port()) as served:
         page = open_page(served.url)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from page.conftest import say
+from page.conftest import answered, say
 from page.fake_model import EMOJI, HOSTILE, bytes_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def ids_of(page: Page) -> list[int]:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", ["hostile", "emoji", "think tool", "hostile emoji draft grammar"])
 def test_the_text_is_the_bytes(page: Page, words: str):
     """Each character once, whole, whatever it is, with and without what is hidden drawn."""
@@ -52,6 +53,7 @@ def test_text_of_the_model_is_no_markup(page: Page):
         )
 
 
+@pytest.mark.long
 def test_hidden_characters_are_named(page: Page):
     say(page, "hostile")
     named = "() => [...document.querySelectorAll('.tokens .char')].map(each => each.dataset.name)"
@@ -62,6 +64,7 @@ def test_hidden_characters_are_named(page: Page):
     assert {"RLO", "ZWSP", "BOM", "NBSP", "·", "⇥"} <= set(page.evaluate(named))
 
 
+@pytest.mark.long
 def test_right_to_left_stays_where_it_is(page: Page):
     """An override in the answer turns nothing outside itself: neighbours, the ladder's labels, the head."""
     say(page, "hostile")
@@ -82,6 +85,7 @@ def test_right_to_left_stays_where_it_is(page: Page):
     assert order["ascending"]
 
 
+@pytest.mark.long
 def test_a_character_of_several_tokens_can_be_pointed_at_in_each(page: Page):
     say(page, "emoji")
     parts = page.locator(".tokens .t.part")
@@ -96,6 +100,7 @@ def test_a_character_of_several_tokens_can_be_pointed_at_in_each(page: Page):
     assert "\\xf0" in page.locator(".ladder-title h2").inner_text()
 
 
+@pytest.mark.long
 def test_cursor_keys_walk(page: Page):
     say(page, "draft 200")
     page.locator(".tokens").focus()
@@ -125,28 +130,36 @@ def test_cursor_keys_walk(page: Page):
     assert page.evaluate("() => document.activeElement.classList.contains('tokens')")
 
 
+@pytest.mark.long
 def test_who_cannot_see_hears_the_token_and_the_end_but_not_each_token(page: Page):
-    said: list[str] = []
-    page.expose_function("heard", lambda text: said.append(text))
     page.evaluate(
-        """() => new MutationObserver(
-          () => document.querySelectorAll('[aria-live]').forEach(each => heard(each.textContent)))
-          .observe(document.body, {childList: true, subtree: true, characterData: true})"""
+        """() => { window.heard = new Set();
+          new MutationObserver(
+            () => document.querySelectorAll('[aria-live]').forEach(each => heard.add(each.textContent)))
+            .observe(document.body, {childList: true, subtree: true, characterData: true}); }"""
     )
-    say(page, "hello 60 rate 100")
-    page.wait_for_timeout(300)
-    while_it_came = {text for text in said if text}
-    assert len(while_it_came) == 2
-    assert any("is being written" in text for text in while_it_came)
-    assert any("61 tokens" in text for text in while_it_came)
+    heard = "words => [...heard].some(text => text.includes(words))"
+    page.fill(".composer textarea", "hello 4000 rate 20")
+    page.keyboard.press("Enter")
+    page.wait_for_function(heard, arg="is being written")
+    page.wait_for_selector(".tokens [data-i='10']")
+    page.get_by_role("button", name="Stop").click()
+    answered(page)
+    count = page.locator(".tokens .t").count()
+    page.wait_for_function(heard, arg=f"The answer is there, {count} tokens")
+    assert page.evaluate("() => [...heard].filter((text) => text).length") == 2
     page.locator(".tokens").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("() => document.querySelector('.tokens-frame .heard').textContent.includes('Token 1 of 61')")
+    page.wait_for_function(
+        "words => document.querySelector('.tokens-frame .heard').textContent.includes(words)",
+        arg=f"Token 1 of {count}",
+    )
 
 
 KINDS = {"draft 60": ("accepted", "replaced"), "grammar 30": ("forced",)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", KINDS)
 def test_kinds_differ_by_more_than_colour(page: Page, words: str):
     say(page, words)
@@ -158,6 +171,7 @@ def test_kinds_differ_by_more_than_colour(page: Page, words: str):
     assert {"accepted": "guessed", "replaced": "refused", "forced": "forced"}[KINDS[words][0]] in legend
 
 
+@pytest.mark.long
 def test_thoughts_and_calls_stand_apart(page: Page):
     say(page, "think tool")
     assert page.locator("details.thought summary").inner_text().startswith("Thought")
@@ -190,6 +204,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_steps_of_colour_can_be_read_and_told_apart_by_lightness_alone(page: Page, theme: str):
     """Contrast 4.5 everywhere; the steps' luminance goes one way, so that people who see no hues can order them."""

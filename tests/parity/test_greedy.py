@@ -169,6 +169,7 @@ def check(reference, dtype: str, prompts, expected, outputs: list[list[int]]) ->
             assert abs(margin(reference, prompt, theirs, ours)) <= BF16_MARGIN
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name == "alone" else ()) for name in WORLDS]
 )
@@ -189,6 +190,7 @@ def test_greedy_equals_generate(name, engine_parts, reference, dtype, prompts, e
         assert engine.stats().cached_tokens > stats.cached_tokens
 
 
+@pytest.mark.long
 def test_n_3_shares_the_prompt_and_gives_the_same_tokens(engine_parts, reference, dtype, prompts, expected, scene):
     engine = engine_parts(WORLDS["batched"])
     client = InProcessClient(engine)

@@ -182,6 +182,7 @@ def test_guided_logits_are_those_of_two_passes(runner, folder, reference, prompt
         assert float((ours - theirs).abs().max()) < BOUND
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_guided_logits_of_the_default_model(model_folder, reference_of, runner_of):
     """Its logits reach 40, and thirty layers in float32 add up rounding of their own, without guidance too: the bound

@@ -113,7 +113,7 @@ def generated(reference, prompt: list[int], fields: dict, key: int, monkeypatch:
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.few(3)  # test_processors has all fields
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fields", "some"),
     [
@@ -129,12 +129,14 @@ def test_sampled_equals_generate_on_equal_noise(client, reference, prompts, fiel
         assert ours == theirs
 
 
+@pytest.mark.long
 def test_another_key_is_seen(client, reference, prompts, monkeypatch):
     """The planted fault: noise of another seed."""
     theirs = generated(reference, prompts[2], {"temperature": 0.9}, request_key(1, 0), monkeypatch)
     assert said(client, prompts[2:3], {"temperature": 0.9}, 0) != [theirs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names", [NEUTRAL, *(pytest.param([name], marks=pytest.mark.long) for name in NEUTRAL)], ids=" ".join
 )

@@ -157,6 +157,7 @@ def test_a_graph_computes_what_the_model_does(runner, graphs, cache, which):
     torch.testing.assert_close(graphs(batch), runner.logits(batch), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_tokens_drawn_in_the_step_before_are_read_on_the_device(runner, graphs, cache):
     batch = decodes(cache, [0, 1, 2])
@@ -170,6 +171,7 @@ def test_tokens_drawn_in_the_step_before_are_read_on_the_device(runner, graphs, 
     assert not torch.equal(graphs(replace(batch, token_ids=ids, previous=previous))[0], plain[0])
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_a_row_does_not_see_its_neighbours_in_attention(runner, graphs, cache):
     """The same matrix sizes with other neighbours: the same bits."""
@@ -177,6 +179,7 @@ def test_a_row_does_not_see_its_neighbours_in_attention(runner, graphs, cache):
     assert torch.equal(graphs(decodes(cache, [1, 3, 2]))[0], mine)
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_padding_leaves_the_cache_alone(runner, graphs, cache):
     batch = decodes(cache, [0, 1, 2])
@@ -207,6 +210,7 @@ def test_what_a_graph_serves(graphs):
     assert not graphs.serves(cache.batch([(i, [1], 0) for i in range(MOST + 1)]))
 
 
+@pytest.mark.long
 def test_who_computes_a_step(runner, graphs, cache, monkeypatch):
     served = []
     monkeypatch.setattr(Graphs, "__call__", lambda self, batch: served.append(batch) or self.logits[:1])
@@ -222,6 +226,7 @@ def test_who_computes_a_step(runner, graphs, cache, monkeypatch):
     assert served == [decode]
 
 
+@pytest.mark.long
 def test_graphs_are_compared_with_the_model_first(runner, caplog, monkeypatch):
     def refused(step):
         raise RuntimeError("operation not permitted when stream is capturing")

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, dequantize
 from torch import nn
 
-from runners.quantized_file import INNER, KINDS, LAYERS, VOCAB, WIDTH, write
+from runners.quantized_file import INNER, KINDS, LAYERS, VOCAB, WIDTH, converted, write
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import resolve
@@ -31,7 +31,7 @@ class Served:
 
     def __init__(self, file: Path, cache: Path, weights: Any, dtype: Any = "float32") -> None:
         self.config = ModelConfig(model=str(file), cache_dir=str(cache), weights=weights, dtype=dtype, device="cpu")
-        self.folder = resolve(self.config, progress=False).folder
+        self.folder = converted(self.config)
         self.runner = TransformersRunner.load(self.config, self.folder, block_size=16)
         self.runner.allocate(64)
 
@@ -120,6 +120,7 @@ def packs_of(model: nn.Module) -> list[Any]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_has_the_same_logits_however_its_prompt_is_cut(file: Path, cache: Path, dtype: str):
     runner = Served(file, cache, "quantized", dtype).runner

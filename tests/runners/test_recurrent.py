@@ -60,6 +60,7 @@ def sequences(request, tmp_path_factory) -> Sequences:
     return Sequences(save(request.param, tmp_path_factory.mktemp("model")))
 
 
+@pytest.mark.few(5)
 def test_neighbours_and_cuts_do_not_matter(sequences):
     [alone] = sequences.begin().step((0, 0, 50))
     _, beside = sequences.begin().step((1, 0, 33), (0, 0, 50))
@@ -88,6 +89,7 @@ def test_going_back_leaves_no_trace(sequences, rows):
     torch.testing.assert_close(before, alone[50 - back :], atol=0, rtol=0)
 
 
+@pytest.mark.few(2)
 def test_copied_states_go_on_alone(sequences):
     [alone] = sequences.begin().step((0, 0, 50))
     sequences.begin()

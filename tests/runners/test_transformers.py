@@ -103,6 +103,7 @@ def loaded(tmp_path_factory):
     return load
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_transformers(name, loaded):
     """Three sequences: prefilled in chunks beside each other's decodes; every position's logits must be right."""
@@ -226,6 +227,7 @@ def test_devices_and_dtypes_that_are_not_there(tmp_path):
         load_runner(ModelConfig(device="abacus"), folder, block_size=SIZE)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_default_model_in_bfloat16(model_folder, reference_of):
     ours = load_runner(ModelConfig(threads=1, device="cpu"), model_folder, block_size=SIZE)

@@ -177,6 +177,7 @@ def meets(name: str, vocab: int) -> bool:
     return vocab in (257, [size for size in SIZES if size != 257][list(PARAMS).index(name) % 7])
 
 
+@pytest.mark.few(90)
 @pytest.mark.parametrize(
     ("name", "vocab"),
     [
@@ -220,6 +221,7 @@ def few(count: int, name: str) -> list[int]:
     return [(list(PARAMS).index(name) + 3 * i) % len(ALL) for i in range(count)]
 
 
+@pytest.mark.few(26)
 @QUIET
 @pytest.mark.parametrize(
     ("name", "vocab", "kinds"),
@@ -274,7 +276,7 @@ def test_what_the_gpu_does_not_have_goes_apart_and_leaves_its_neighbours_alone()
     assert int(sampled(slots, logits.to(DEVICES["gpu"]), "gpu").token_ids[0, 0]) == int(logits[0].argmax())
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @QUIET
 @pytest.mark.parametrize("name", sorted(FALLING_BACK))
 def test_what_the_gpu_does_not_have_falls_back(name):
@@ -288,6 +290,7 @@ def test_what_the_gpu_does_not_have_falls_back(name):
     assert found.token_ids.tolist() == expected.token_ids.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @QUIET
 def test_the_other_threshold_of_p_less_is_seen(backend):
@@ -348,7 +351,7 @@ CROWD_ROWS = {
 }
 
 
-@pytest.mark.few(15)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -379,7 +382,7 @@ def test_crowds(name, kind):
     assert len(differ) <= 2
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", [*PARAMS, *CROWDS])
 def test_the_same_bits_with_and_without_avx512(name):
     """The hand-written AVX-512 and the portable loops; on a machine without it both are the same."""
@@ -417,7 +420,7 @@ MODES = ("raw", "processed")
 RAW = ("greedy", "temperature", "allowed")
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(14)
 @QUIET
 @pytest.mark.parametrize(
     ("name", "mode", "backend", "vocab", "kinds"),
@@ -455,7 +458,7 @@ def test_the_same_reports(name, vocab, mode, backend, kinds):
         assert mine.varentropy == pytest.approx(theirs.varentropy, rel=1e-3, abs=1e-3)
 
 
-@pytest.mark.few
+@pytest.mark.few(30)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_container_and_its_strides_do_not_matter(name, dtype):
@@ -471,7 +474,7 @@ def test_the_container_and_its_strides_do_not_matter(name, dtype):
     assert torch.equal(wide, before)
 
 
-@pytest.mark.few(35)
+@pytest.mark.few(15)
 @pytest.mark.parametrize("name", PARAMS)
 def test_threads_order_and_company_do_not_matter(name):
     vocab = 4097

@@ -67,6 +67,7 @@ def p_values(found: torch.Tensor) -> list[float]:
     return out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rule", "dense"), [("rejection", True), ("block", True), ("rejection", False)])
 def test_each_depth_has_its_rows_law_in_a_few_draws(rule, dense):
     assert min(p_values(emitted(rule, dense, 2**11))) > ALPHA
@@ -81,11 +82,12 @@ def test_each_depth_has_its_rows_law_in_many_draws(rule, dense):
     assert min(p_values(emitted(rule, dense, 2**17))) > ALPHA
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_proposals_of_another_position_are_seen(rule):
     assert min(p_values(emitted(rule, True, 2**12, q_shift=1))) < ALPHA
 
 
+@pytest.mark.long
 def test_a_lossy_rule_is_seen():
     assert min(p_values(emitted("typical", True, 2**11))) < ALPHA

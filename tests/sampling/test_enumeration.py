@@ -128,7 +128,7 @@ LOSSLESS = [
 ]
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize(("rule", "dense"), LOSSLESS)
@@ -144,6 +144,7 @@ def test_the_law_of_three_drafts_of_six_tokens(rule, dense, name, monkeypatch):
     assert error(World(6, 3, PARAMS[name], True), rule, dense, monkeypatch) < 1e-6
 
 
+@pytest.mark.long
 def test_block_verification_accepts_more(monkeypatch):
     world = World(3, 3, {}, False)
     mean = {
@@ -218,6 +219,7 @@ def test_a_residual_that_is_the_whole_target_is_seen(rule, monkeypatch):
     assert error(World(4, 2, {}, False), rule, True, monkeypatch) > 1e-3
 
 
+@pytest.mark.long
 def test_a_residual_without_its_scale_is_seen(monkeypatch):
     rest = verify.remainder
     monkeypatch.setattr(verify, "remainder", lambda p, q, scale: rest(p, q, 1.0))

@@ -74,6 +74,7 @@ def explained(
     return [record for one in records for record in one]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_records_name_what_is_drawn_whatever_is_asked(seed, backend):
@@ -91,6 +92,7 @@ def test_records_name_what_a_gpu_draws(seed):
     assert explained(slots, logits, rows, "gpu", ExplainOptions(2))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_guided_rows_have_both_rows_and_the_combined_one(backend):
     slots, logits, rows = test_mixed.world(4, [*test_mixed.PARAMS.values()])
@@ -104,6 +106,7 @@ def test_guided_rows_have_both_rows_and_the_combined_one(backend):
             assert both[n + source, record.ids].tolist() == record.model.unconditional
 
 
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_guided_rows_of_every_kind(backend):
@@ -115,6 +118,7 @@ def test_guided_rows_of_every_kind(backend):
     assert 0 < len(explained(slots, logits, rows, backend, ExplainOptions(5))) < n
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dense", [False, True])
 def test_drafts_say_what_was_proposed_and_what_decided(rule, dense):
@@ -308,6 +312,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_seen(fault, monkeypatch):
     slots, logits, rows = test_mixed.world(4, [*test_mixed.PARAMS.values()])
@@ -390,6 +395,7 @@ def asked(draw: st.DrawFn) -> SamplingParams:
         return SamplingParams(**test_cases.effect(names[0]))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     params=asked(),

@@ -136,6 +136,7 @@ def differing(seed: int, backend: str, tries: int, sizes: tuple[int, ...]) -> li
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 60))])
 def test_extremes_are_the_same_in_the_kernels(seed):
     assert differing(seed, "cpu", 60, (2, 5, 61, 300, 1100)) == []
@@ -157,6 +158,7 @@ def drawn(fields: dict, row: list[float], backend: str) -> set[int]:
     return {tokens[0] for tokens in out.tokens()}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("gap", [1e-30, 0.1, 0.7, 1.0 / 3.0, 1.3, 1e37])
 @pytest.mark.parametrize("n", [2.0, 2.0 - 2**-8])
@@ -215,6 +217,7 @@ def by_hand(tokens: list[int], breakers: set[int]) -> list[tuple[int, int]]:
     return out
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_agreements_of_any_length_grow_and_are_taken_back(seed):
     rng = random.Random(seed)

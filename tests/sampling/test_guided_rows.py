@@ -54,7 +54,7 @@ def the_same(slots: Slots, backend: str, logits: torch.Tensor, rows: Rows) -> No
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.few(90)
+@pytest.mark.few(40)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "name", "vocab", "dtype"),
@@ -70,6 +70,7 @@ def test_combined_while_read_or_before(backend, name, vocab, dtype):
     the_same(slots, backend, logits, Rows.plain(range(n), range(n), [9] * n, guidance=guided(n)))
 
 
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize(
     ("name", "dtype", "some"),

@@ -36,7 +36,7 @@ PROPOSALS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "step"), [("cpu", 1), ("gpu", 101), pytest.param("gpu", 29, marks=pytest.mark.long)]
@@ -78,6 +78,7 @@ def test_case_of_the_issue_a_peaked_row_that_falls_back_under_rule_block():
 # ---- one request fails alone
 
 
+@pytest.mark.few(4)
 @QUIET
 @pytest.mark.parametrize(
     ("where", "backend"),

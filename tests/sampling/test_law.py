@@ -134,7 +134,7 @@ def some(backend: str, name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.long] if backend == "reference" and list(PARAMS).index(name) % 4 else []
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "backend"), [pytest.param(name, backend, marks=some(backend, name)) for name, backend in CASES]
 )
@@ -161,7 +161,7 @@ def rare_wins(draws: int, vocab: int, gap: float) -> int:
     return wins
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("draws", "vocab", "p"),
     [
@@ -180,6 +180,7 @@ def test_tails_are_drawn_as_often_as_they_should(draws, vocab, p):
     assert wins > 0
 
 
+@pytest.mark.long
 def test_coarse_noise_is_seen(monkeypatch):
     """The planted fault: noise of 24-bit uniforms, drawn by the same sampler's reference, leaves the tail out."""
 
@@ -207,7 +208,7 @@ LOOSE = [{}, {"temperature": 1.5}, {"top_k": 1000}, {"min_p": 1e-4}, {"top_p": 0
 SHAPES = ["flat", "two levels", "slope"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [

@@ -162,6 +162,7 @@ def compare(
     return int(kernel.num_tokens.sum()) - rows.num_requests
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_tokens_whatever_is_asked(seed):
     slots, logits, rows = world(seed, [*PARAMS.values(), *RARE.values()] * (2 if seed % 2 else 1))
@@ -175,7 +176,7 @@ def test_the_same_tokens_on_a_gpu(seed):
     assert compare(slots, logits, rows, backend="gpu") > 5
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @QUIET
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rule", RULES)
@@ -281,6 +282,7 @@ def test_what_is_learnt_and_keyed_by_is_seen(fault):
         compare(slots, logits, rows)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name", [name for name, fields in PARAMS.items() if "mirostat" in fields or "watermark" in fields]
 )

@@ -80,13 +80,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @QUIET
-def test_history_grows_and_is_taken_back(world):
-    world.steps(3)
+@pytest.mark.parametrize("steps", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_history_grows_and_is_taken_back(world, steps):
+    world.steps(steps)
     for slot in range(len(ASKED)):
-        world.slots.rewind(slot, 2)
+        world.slots.rewind(slot, steps - 1)
         world.slots.ban(slot, world.rng.randrange(12))
-        world.length[slot] -= 2
-    world.steps(2)
+        world.length[slot] -= steps - 1
+    world.steps(steps - 1)
 
 
 @pytest.mark.long
@@ -113,6 +114,7 @@ def test_what_is_forced_comes_at_once(world):
     world.steps(3)  # the last without
 
 
+@pytest.mark.long
 @QUIET
 def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
     """The planted fault: what a token changes never gets there."""
@@ -135,7 +137,7 @@ def test_a_row_is_the_same_bits_alone_and_in_company():
     assert repr(company.logprobs[2]) == repr(alone.logprobs[0])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @QUIET
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", [V, 5])
@@ -191,6 +193,7 @@ def both(row: torch.Tensor, fields: dict, *, prompt=(1, 2), eos=(0,), backend="r
     return out
 
 
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_numbers_at_their_limits(backend):

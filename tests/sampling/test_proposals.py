@@ -29,7 +29,7 @@ def world():
     return slots, logits, drafts, proposals
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "rule"),

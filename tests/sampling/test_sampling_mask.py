@@ -66,6 +66,7 @@ def test_a_request_that_nothing_cuts_is_refused(fields):
 # ---- every method
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize(
     ("name", "vocab"),
     [
@@ -102,6 +103,7 @@ def test_of_rows_so_flat_that_candidates_are_not_collected(fields, vocab):
     assert all(len(ids) > vocab / 8 for ids in found)
 
 
+@pytest.mark.few(12)
 @QUIET
 @pytest.mark.parametrize("name", ON_GPU)
 def test_the_same_on_a_gpu(name, monkeypatch):
@@ -139,6 +141,7 @@ def test_each_token_of_a_draft_has_its_own_rows(seed, rule):
     assert len(several) > 5
 
 
+@pytest.mark.long
 @QUIET
 def test_drafts_on_a_gpu():
     slots, logits, rows = test_mixed.world(4, MIXED)

@@ -266,7 +266,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 PUT = [(name, argument) for name, (_, good) in CALLS.items() for argument in good]
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("name", "argument"), PUT, ids=lambda part: str(part))
 def test_it_works_or_an_error_of_ours_names_the_argument(name, argument):
     call, good = CALLS[name]

@@ -76,7 +76,7 @@ def continued(found: list[tuple[int, ...]], seed: int = 2) -> list[tuple[int, ..
 SIZES = {"cpu": 2**15, "reference": 2000}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", SIZES)
 @pytest.mark.parametrize("dense", [True, False])
 def test_rejection_has_the_law_of_its_formula(backend, dense):
@@ -85,7 +85,7 @@ def test_rejection_has_the_law_of_its_formula(backend, dense):
     assert p_value(found, brute.rejection_law(TARGETS, q)) > ALPHA
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backend", SIZES)
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("rule", ["exact", "rejection", "block"])
@@ -94,6 +94,7 @@ def test_every_rule_is_lossless(rule, backend, dense):
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) > ALPHA
 
 
+@pytest.mark.long
 def test_block_verification_accepts_at_least_as_many():
     lengths = {rule: sum(len(said) for said in outcomes(2**15, rule, "cpu", True)) for rule in ("rejection", "block")}
     assert lengths["block"] >= lengths["rejection"]
@@ -126,12 +127,14 @@ def test_proposals_of_the_wrong_position_are_seen():
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
 
 
+@pytest.mark.long
 def test_accepting_everything_is_seen(monkeypatch):
     monkeypatch.setattr(verify.kernels, "uniform", lambda *_: 0.0)
     found = outcomes(2000, "rejection", "reference", True)
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
 
 
+@pytest.mark.long
 def test_drawing_what_was_rejected_from_the_whole_target_is_seen(monkeypatch):
     rest = verify.remainder
     monkeypatch.setattr(verify, "remainder", lambda p, q, scale: rest(p, torch.zeros_like(p), 1.0))
@@ -139,6 +142,7 @@ def test_drawing_what_was_rejected_from_the_whole_target_is_seen(monkeypatch):
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
 
 
+@pytest.mark.long
 def test_noise_shared_by_draft_and_acceptance_is_seen():
     """Drafts drawn by the very numbers that then decide on them."""
     n = 2**14
@@ -150,6 +154,7 @@ def test_noise_shared_by_draft_and_acceptance_is_seen():
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shared", [True, False])
 def test_noise_shared_by_draft_and_residual_is_seen(shared):
     """Drafts drawn by Gumbel-max with the noise that then draws what replaces them: what nearly won before wins too

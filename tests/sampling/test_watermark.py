@@ -47,6 +47,7 @@ def test_the_green_list_is_its_share_of_the_vocabulary_and_depends_on_key_and_co
     assert set(green) != set(green_list(Watermark(kind="kgw", key=2), [3], 20_000))
 
 
+@pytest.mark.long
 def test_the_tournament_keeps_the_distribution_on_average_over_keys():
     row = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
     total = torch.zeros(5, dtype=torch.float64)

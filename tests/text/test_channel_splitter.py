@@ -118,6 +118,7 @@ def told(text: str, start: str, form: ReasoningFormat) -> tuple[str, str]:
     return thought, head + lead + re.sub(frame, "", rest[doubled.end() :])
 
 
+@pytest.mark.few(4)
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), start=st.sampled_from(STARTS))
 @pytest.mark.parametrize("name", [name for name, form in MARKED.items() if not form.again])

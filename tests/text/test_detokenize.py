@@ -46,7 +46,7 @@ def bytes_ids(tokenizer: Tokenizer) -> list[int]:
     ]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("skip", [True, False])
 @settings(max_examples=examples(80), deadline=None)
@@ -80,7 +80,7 @@ def test_what_follows_malformed_bytes_comes(name):
     assert said == f"hello😀{'�' * lost}😀hello�hello"
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("skip", [True, False])
 @settings(max_examples=examples(80), deadline=None)

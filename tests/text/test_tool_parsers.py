@@ -329,6 +329,7 @@ def test_every_format_can_be_chosen_and_has_cases():
     assert set(WRITERS) == set(TOOL_FORMATS)
 
 
+@pytest.mark.few(84)
 @pytest.mark.parametrize(("name", "text", "calls", "content"), EVERY)
 def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
     for pieces in ([text], list(text)):
@@ -338,7 +339,7 @@ def test_what_a_model_writes_is_what_it_calls(name, text, calls, content):
         assert (said, thought) == (content, "")
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
@@ -411,7 +412,7 @@ def check_witnesses(name: str, text: str) -> None:
     assert sorted(re.findall("⟦\\d+⟧", seen)) == sorted(re.findall("⟦\\d+⟧", text)), seen
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 10**6), max_size=8))
@@ -427,6 +428,7 @@ def test_an_unclosed_argument_before_a_good_call_costs_that_call_only():
         assert told(split("glm4", pieces)) == ([("g", "{}")], [], text.removesuffix("<tool_call>g</tool_call>"), "")
 
 
+@pytest.mark.long
 def test_the_laws_of_damaged_outputs_can_fail(monkeypatch):
     """A parser that reads what has come at once, and one that loses a character."""
 

@@ -163,12 +163,14 @@ def settle(client: Any, steps: int = 1) -> None:
     raise AssertionError(client.stats)
 
 
+@pytest.mark.few(1)
 def test_a_request_gets_its_tokens_and_one_end(client):
     tokens, ends = tell(client.submit([10], greedy()))
     assert tokens == {0: [11, 12, 13, 14, 15]}
     assert ends[0].reason == "length"
 
 
+@pytest.mark.few(1)
 def test_records_of_why_tokens_came_arrive_with_them_and_afterwards(client):
     params = greedy(explain=ExplainOptions(top=2))
     events = [event for batch in client.submit([10], params) for event in batch]
@@ -287,7 +289,7 @@ ABANDONED = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("leave", ABANDONED, ids=lambda leave: leave.__name__)
 def test_an_abandoned_stream_gives_back_its_slots_and_blocks(client, leave):
     """Fewer steps than its 3,000 tokens would take say that nobody waited for its end."""
@@ -347,7 +349,7 @@ def test_a_slow_reader_gets_everything_in_fewer_pieces(client):
     assert tokens == list(range(11, 51))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["blocking", "asyncio"])
 def test_drain_finishes_what_runs_and_close_is_idempotent(name):
     made = MAKERS[name]()
@@ -367,7 +369,7 @@ UNKNOWN = ("scripted:nothing", ConfigError, "no scripted model 'nothing'")
 NOWHERE = ("/nowhere/at/all", ModelLoadError, "nowhere")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "model", "error", "words"),
     [

@@ -176,7 +176,7 @@ class Neighbours:
     def report(self) -> dict[str, Any]:
         """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had, and differences from
         the first."""
-        out, _ = self._process.communicate(timeout=120)
+        out, _ = self._process.communicate(timeout=300)
         return json.loads(out)
 
     def __enter__(self) -> Neighbours:

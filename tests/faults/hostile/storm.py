@@ -31,8 +31,8 @@ from tailrace.models import resolve
 
 VARIANTS = 10  # that each kind has at least
 Numbered = tuple[Kind, int]
-START_TIMEOUT_S = 120.0
-IDLE_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 300.0
+IDLE_TIMEOUT_S = 300.0
 PEACE_S = 3.0
 SETTLE_S = 8
 # gauges that are 0 where nobody is served
@@ -74,7 +74,7 @@ class Server:
 
     def get(self, path: str) -> str:
         """The body of an answer with 200."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=300) as answer:
             return answer.read().decode()
 
     def metrics(self) -> dict[str, float]:

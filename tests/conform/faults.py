@@ -48,7 +48,12 @@ FRAME_FAULTS: dict[str, Fault] = {
     "n-one-less": Fault("streams.n-complete", ("seeds",)),
     "choices-reversed": Fault("streams.n-complete"),
     "refusals-in-stream": Fault("streams.refusal-status"),
+    "stream-endless": Fault(
+        "streams.ends-or-says-why",
+        ("streams", "stops", "seeds", "logprobs", "structure", "errors.no-5xx", "errors.neighbours"),
+    ),
     "gone-goes-on": Fault("streams.gone-client"),
+    "gone-unseen": Fault("streams.gone-client"),  # without metrics: others are slower for good
     # stops
     "stop-one-late": Fault("stops.cut", CUTS),
     "stop-to-token-end": Fault("stops.cut", CUTS),

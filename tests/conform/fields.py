@@ -8,6 +8,7 @@ from typing import Any
 from conform.script import VOCABULARY
 
 CONTEXT = 4096
+TYPES = {str: "a text", int: "an integer", bool: "true or false", dict: "an object"}
 
 
 class BadRequest(Exception):  # noqa: N818
@@ -30,13 +31,13 @@ def integer(low: int, high: int = 1 << 63) -> tuple[Callable[[Any], bool], str]:
 
 
 def of_type(*types: type) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: type(value) in types), f"of type {' or '.join(one.__name__ for one in types)}"
+    return (lambda value: type(value) in types), " or ".join(TYPES[one] for one in types)
 
 
 def list_of(kind: type, least: int = 0) -> tuple[Callable[[Any], bool], str]:
     return (
         lambda value: isinstance(value, list) and len(value) >= least and all(type(one) is kind for one in value)
-    ), f"a list of {kind.__name__}"
+    ), f"a list, each {TYPES[kind]}"
 
 
 def is_stop(value: Any) -> bool:

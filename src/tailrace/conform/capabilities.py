@@ -27,8 +27,8 @@ CHOICE = {"type": "function", "function": {"name": "look_up"}}
 
 @dataclass(frozen=True)
 class Probe:
-    """fields: what is added to the smallest request. shows: whether the answer has what they ask for; None where the
-    answer can't show it. chat: the field belongs to chats alone."""
+    """fields: what is added to the smallest request. shows: whether the answer has what they ask for; None where no
+    answer can show it. chat: the field belongs to chats alone."""
 
     fields: Mapping[str, Any]
     shows: Callable[[Exchange], bool] | None = None
@@ -36,7 +36,9 @@ class Probe:
 
 
 def has_logprobs(made: Exchange) -> bool:
-    return bool(reply(made).choice().tokens)
+    """Whether tokens are reported; an answer without any text has none to report."""
+    choice = reply(made).choice()
+    return bool(choice.tokens) or not choice.reasoning + choice.text
 
 
 PROBES: dict[str, Probe] = {

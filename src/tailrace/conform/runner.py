@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tailrace.conform.capabilities import Capabilities, probe
+from tailrace.conform.cases import SaysNothing
 from tailrace.conform.context import LawContext, RunBudget
 from tailrace.conform.exchange import NoAnswer, Refused
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.target import TargetServer
 from tailrace.conform.verdict import KINDS, Verdict, ignored, inconclusive, not_offered
 from tailrace.errors import ConfigError
@@ -83,7 +85,7 @@ def chosen(laws: Sequence[Law], only: Sequence[str] = (), skip: Sequence[str] = 
     names = {law.id for law in laws} | {law.family for law in laws}
     if unknown := [name for name in (*only, *skip) if name not in names]:
         families = ", ".join(dict.fromkeys(law.family for law in laws))
-        raise ConfigError(f"no law and no family is called {unknown[0]!r}; the families are {families}")
+        raise ConfigError(f"no law and no family is called {quoted(unknown[0])}; the families are {families}")
     return [
         law
         for law in laws
@@ -137,7 +139,15 @@ class Runner:
         """Find out which model is there and what the server offers."""
         self.server.on_request = self._report
         self.server.model = self.found.model = self.server.model or await find_model(self.server)
-        self.found.capabilities = await probe(self.server)
+        limit_s = self.budget.patience * self.server.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                self.found.capabilities = await probe(self.server)
+        except TimeoutError:
+            raise ConfigError(
+                f"{self.server.base_url} did not say within {limit_s:g} s what it offers: {self.server.num_requests} "
+                "requests were answered"
+            ) from None
 
     async def judge(self, law: Law) -> JudgedLaw:
         """Test one law, and add what was found to the run."""
@@ -174,12 +184,20 @@ async def verdict_of(law: Law, ctx: LawContext) -> Verdict:
         if name == law.needs[0]:
             return ignored(f"{name} is accepted, but the answer has nothing of it", *shown)
         return not_offered(f"{name}, which the test needs, is ignored", *shown)
+    limit_s = ctx.budget.patience * ctx.server.timeout_s
     try:
-        return await law.check(ctx)
+        async with asyncio.timeout(limit_s):
+            return await law.check(ctx)
+    except TimeoutError:
+        return inconclusive(
+            f"not decided within {limit_s:g} s, the most that a law may take", *ctx.server.unanswered[-1:]
+        )
+    except SaysNothing as silent:
+        return inconclusive(silent.why)
     except Refused as refused:
         return not_offered(refused.exchange.error_message[:200], refused.exchange)
     except NoAnswer as failed:
         made = failed.exchange
         return inconclusive(f"no answer: {made.failure or f'status {made.status}'}", made)
-    except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
-        return inconclusive(f"the answer can't be read: {type(error).__name__}: {error}")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return inconclusive("an answer is not in the shape of OpenAI's API, so the law can't be judged by it")

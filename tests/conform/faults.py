@@ -37,7 +37,9 @@ FRAME_FAULTS: dict[str, Fault] = {
     "usage-off-by-one": Fault("streams.usage", ("streams.n-complete", "stops.ends-work", "logprobs")),
     "stream-usage-off": Fault("streams.usage"),
     "usage-with-choice": Fault("streams.usage", ("streams.one-ending",)),
-    "surrogate-halves": Fault("streams.whole-characters", ("streams.deltas-join", "stops.nothing-sent", "seeds")),
+    "surrogate-halves": Fault(
+        "streams.whole-characters", ("streams.deltas-join", "stops.nothing-sent", "stops.include", "seeds")
+    ),
     # a stream's text is another than the plain one: each law that compares the two sees it
     "characters-split": Fault(
         "streams.whole-characters",

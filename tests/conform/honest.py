@@ -251,7 +251,9 @@ class HonestServer:
             text = json.dumps(chunk)
             return [b"data: " + text.encode().replace(b"\\ude00", b"").replace(b"\\udf89", b"") + b"\n\n"]
         if self.fault == "ends-twice" and part.finish:
-            made.append(made[0])
+            empty: dict[str, Any] = {"text": ""} if "text" in chunk["choices"][0] else {"delta": {}}
+            again = {"index": chunk["choices"][0]["index"], "finish_reason": part.finish} | empty
+            made.append(event(chunk | {"choices": [again]}))
         if self.fault == "finish-missing" and part.finish:
             chunk["choices"][0]["finish_reason"] = None
             made = [event(chunk)]

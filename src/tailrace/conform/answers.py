@@ -95,6 +95,8 @@ async def compared(ctx: LawContext, case: Case, made: Exchange, text: str) -> Fi
     if text == wanted:
         return None
     await check_repeatable(ctx, case.having(stop=None, stream=None), whole)
+    if not stops_of(case):  # the smallest request that shows it has none
+        return Finding(f"{quoted(text[-40:])} where {quoted(whole[-40:])} was answered before", (made,))
     stops = " or ".join(map(quoted, stops_of(case)))
     if text == whole:
         return Finding(f"the text goes on after {stops}: {quoted(text)}", (made,), effect=False)

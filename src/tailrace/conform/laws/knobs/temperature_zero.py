@@ -73,7 +73,8 @@ LAW = Law(
     sentence="At temperature 0 the answer is the same with every seed.",
     why="Everybody takes temperature 0 for deterministic: tests, caches and evaluations are built on it.",
     method="The same prompts are asked at temperature 0 with several seeds, at once. Answers may part only where the "
-    "two likeliest tokens are as close as the rounding of logits between batches.",
+    "two likeliest tokens are as close as the rounding of logits between batches. Where all answers at temperature "
+    "1 are alike too, nothing is said.",
     violation="Two answers differ where one token was clearly the likeliest.",
     check=check,
     needs=("temperature",),

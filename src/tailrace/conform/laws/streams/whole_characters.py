@@ -59,7 +59,7 @@ LAW = Law(
     "breaks the client's JSON.",
     "Prompts with emoji and many scripts, greedy and seeded. Surrogates are never allowed. U+FFFD must occur as often "
     "streamed as plain. A shorter answer must begin the longer one; U+FFFD at its very end, where max_tokens cuts a "
-    "character, is allowed.",
+    "character, is allowed. Answers of ASCII alone say nothing.",
     "U+FFFD in the middle of a stream, a lone surrogate, a character lost at a limit.",
     check,
     needs=("stream",),

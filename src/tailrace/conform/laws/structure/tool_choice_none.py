@@ -50,7 +50,8 @@ LAW = Law(
     "structure.tool-choice-none",
     "With tool_choice none nothing is called; with auto every call names a function that was given and fits it.",
     "The last turn of an agent must be an answer.",
-    "The same question with both values of tool_choice; calls are checked against the functions' parameters.",
+    "The same question with both values of tool_choice; calls are checked against the functions' parameters. "
+    "Where a forced function is not called either, nothing is said.",
     "A call in spite of none; a call of a function that does not exist.",
     check,
     needs=("tools", "chat"),

@@ -86,7 +86,7 @@ FRAME_FAULTS: dict[str, Fault] = {
     "fails-at-times": Fault("errors.no-5xx", ("streams.ends-or-says-why", "errors.neighbours"), ("stops.cut",)),
     "range-unchecked": Fault("errors.out-of-range"),
     "types-unchecked": Fault("errors.wrong-types"),
-    "errors-unnamed": Fault("errors.named-field"),
+    "errors-unnamed": Fault("errors.named-field", ("errors.unknown-model",)),
     "errors-are-text": Fault("errors.error-object"),
     "unknown-fields-ignored": Fault("errors.unknown-field"),
     "any-model": Fault("errors.unknown-model"),

@@ -119,22 +119,25 @@ def check(body: Any, chat: bool, fault: str) -> dict[str, Any]:
         raise BadRequest("the body must be a JSON object", "body")
     known = CHAT if chat else COMPLETION
     found = {name: value for name, value in body.items() if value is not None}
+    params: dict[str, Any] = {}
     for name, value in found.items():
         if name not in known:
             if fault == "unknown-fields-ignored":
                 continue
             raise BadRequest(f"{name}: no such field", name)
         right, what = known[name]
-        if not right(value) and not forgiven(fault, value):
+        if right(value):
+            params[name] = value
+        elif not forgiven(fault, value):
             raise BadRequest(f"{name} must be {what}", name)
     needed = "messages" if chat else "prompt"
     for name in ("model", needed):
-        if name not in found:
+        if name not in params:
             raise BadRequest(f"{name} is required", name)
-    return found
+    return params
 
 
 def forgiven(fault: str, value: Any) -> bool:
-    """What the faults of validation let pass."""
+    """What the faults of validation let pass: as if it had not been sent."""
     numeric = type(value) in (int, float)
     return (fault == "range-unchecked" and numeric) or (fault == "types-unchecked" and not numeric)

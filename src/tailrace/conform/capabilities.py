@@ -120,9 +120,10 @@ async def probe(server: TargetServer) -> Capabilities:
         body.pop("seed")
         made.exchanges[name] = await server.request(path, body)
         made.found[name] = "refused" if made.exchanges[name].refused else "offered"
-    failures = [made.exchanges[name].failure for name in ENDPOINTS]
-    if all(failures):  # each law would wait for as long
-        raise ConfigError(f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers: {failures[0]}")
+    asked = [made.exchanges[name] for name in ENDPOINTS]
+    if all(one.failure or one.status >= 500 for one in asked):  # each law would wait for as long, and say nothing
+        failures = " and ".join(one.failure or f"status {one.status}: {one.error_message[:120]}" for one in asked)
+        raise ConfigError(f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers: {failures}")
 
     async def ask(name: str) -> None:
         chat = PROBES[name].chat or not made.offers("completions")

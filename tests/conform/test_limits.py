@@ -16,6 +16,7 @@ from conform.judging import FOREIGN
 from tailrace.conform.context import BUDGETS, LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.plain import quoted
+from tailrace.conform.report.text import summary
 from tailrace.conform.runner import Runner
 from tailrace.conform.target import EVENTS, TargetServer
 from tailrace.conform.verdict import Verdict
@@ -71,6 +72,23 @@ async def test_an_endless_body_is_left_by_its_bytes(streamed: bool, monkeypatch:
         await target.close()
     assert made.failure == "no end after 1 MiB"
     assert len(made.raw) < 2 << 20
+
+
+async def test_a_server_that_goes_away_ends_the_run_and_no_law_is_blamed():
+    async def stop(ctx: LawContext) -> Verdict:
+        await server.__aexit__()
+        await ctx.generate()
+        raise AssertionError
+
+    laws = [Law(name, "s", "w", "m", "v", check) for name, check in (("a.last", stop), ("a.never", for_ever))]
+    server = HonestServer()
+    async with server:
+        target = TargetServer(server.url, timeout_s=30.0)
+        run = await Runner(target, laws, BUDGETS["quick"]).run()
+        await target.close()
+    assert [(one.law.id, one.verdict.kind) for one in run.judged] == [("a.last", "inconclusive")]
+    assert [law.id for law in run.unjudged] == ["a.never"]
+    assert summary(run).endswith("the server is gone, 1 laws left out")
 
 
 async def test_a_server_that_never_says_what_it_offers_ends_the_run():

@@ -16,7 +16,7 @@ from tailrace.conform.context import LawContext, RunBudget
 from tailrace.conform.exchange import NoAnswer, Refused
 from tailrace.conform.law import Law
 from tailrace.conform.plain import quoted
-from tailrace.conform.target import TargetServer
+from tailrace.conform.target import NOBODY, TargetServer
 from tailrace.conform.verdict import KINDS, Verdict, ignored, inconclusive, not_offered
 from tailrace.errors import ConfigError
 
@@ -35,7 +35,8 @@ class JudgedLaw:
 
 @dataclass
 class ConformRun:
-    """What a run has found so far. unjudged: laws that an interruption has left out. seed: of the run's own choices."""
+    """What a run has found so far. unjudged: laws that are left out, by an interruption or because the server is gone.
+    seed: of the run's own choices."""
 
     url: str
     model: str
@@ -44,6 +45,7 @@ class ConformRun:
     begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     judged: list[JudgedLaw] = field(default_factory=list)
     unjudged: list[Law] = field(default_factory=list)
+    gone: bool = False
     capabilities: Capabilities = field(default_factory=Capabilities)
     num_requests: int = 0
     num_tokens: int = 0
@@ -128,9 +130,12 @@ class Runner:
             await self.prepare()
             for law in self.laws:
                 await self.judge(law)
+                if await self.is_gone():
+                    break
         except asyncio.CancelledError:
-            done = {one.law.id for one in self.found.judged}
-            self.found.unjudged = [law for law in self.laws if law.id not in done]
+            pass
+        done = {one.law.id for one in self.found.judged}
+        self.found.unjudged = [law for law in self.laws if law.id not in done]
         self.found.num_requests, self.found.num_tokens = self.server.num_requests, self.server.num_tokens
         self.found.seconds = time.monotonic() - self._begun
         return self.found
@@ -148,6 +153,11 @@ class Runner:
                 f"{self.server.base_url} did not say within {limit_s:g} s what it offers: {self.server.num_requests} "
                 "requests were answered"
             ) from None
+
+    async def is_gone(self) -> bool:
+        """Whether nobody listens there any more: no law that is left can be judged, nor blamed."""
+        self.found.gone = self.server.gone and (await self.server.request("/models")).failure == NOBODY
+        return self.found.gone
 
     async def judge(self, law: Law) -> JudgedLaw:
         """Test one law, and add what was found to the run."""

@@ -22,9 +22,10 @@ with needs("conform"):
 KEPT = 32  # exchanges without a proper answer that are kept
 LARGEST = 64 << 20  # bytes of an answer
 EVENTS, EVENTS_PER_TOKEN = 64, 4  # of a stream, at most: some servers send a token in several
+NOBODY = "nobody answers there"
 # What went wrong below HTTP, in words; the first that fits.
 FAILURES: tuple[tuple[type[Exception], str], ...] = (
-    (httpx.ConnectError, "nobody answers there"),
+    (httpx.ConnectError, NOBODY),
     (httpx.InvalidURL, "the address is no URL"),
     (httpx.UnsupportedProtocol, "the address is no URL"),
     (httpx.DecodingError, "the body's compression can't be read"),
@@ -43,6 +44,7 @@ class TargetServer:
     ) -> None:
         self.base_url, self.model, self.timeout_s = base_url.rstrip("/"), model, timeout_s
         self.num_requests, self.num_tokens = 0, 0
+        self.gone = False  # nobody took the last connection
         self.unanswered: list[Exchange] = []  # 5xx, broken connections, timeouts: the first KEPT
         self.on_request: Callable[[], None] = lambda: None
         self._has_key = bool(api_key)
@@ -115,6 +117,7 @@ class TargetServer:
 
     def _count(self, made: Exchange) -> None:
         self.num_requests += 1
+        self.gone = made.failure == NOBODY
         if (made.failure or made.status >= 500) and made.status != 501 and len(self.unanswered) < KEPT:
             self.unanswered.append(made)
         bodies = [event.parsed for event in made.events] or [made.parsed]

@@ -106,7 +106,9 @@ SAMPLER_FAULTS: dict[str, Fault] = {
     "report-late": Fault("logprobs.greedy", REPORTED),
     "stream-report-late": Fault("logprobs.stream-same", ("logprobs", "streams")),
     "cold-noise": Fault("logprobs.frequencies", REPORTED),
-    "few-seeds": Fault("logprobs.frequencies", (*REPORTED, "seeds.high-bits", "seeds.independent")),
+    "few-seeds": Fault(
+        "logprobs.frequencies", (*REPORTED, "seeds.high-bits", "seeds.independent", "seeds.unseeded-differ")
+    ),
     "report-tempered": Fault("logprobs.frequencies", REPORTED, budget="normal"),
     "cold-later": Fault("logprobs.paths"),
     # knobs

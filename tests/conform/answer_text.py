@@ -55,7 +55,7 @@ class AnswerText:
 
     def _held(self) -> int:
         """Characters at the end that may become a stop: the longest suffix of the text that begins one."""
-        if self.fault == "stop-leaks":
+        if self.fault == "stop-leaks" and self.streamed:
             return 0
         if self.fault == "held-too-long":
             return min(len(self.text), max((len(stop) - 1 for stop in self.stops), default=0))

@@ -37,7 +37,9 @@ FRAME_FAULTS: dict[str, Fault] = {
     "usage-off-by-one": Fault("streams.usage", ("streams.n-complete", "stops.ends-work", "logprobs")),
     "stream-usage-off": Fault("streams.usage"),
     "usage-with-choice": Fault("streams.usage", ("streams.one-ending",)),
-    "surrogate-halves": Fault("streams.whole-characters", ("streams.deltas-join", "stops.nothing-sent", "seeds")),
+    "surrogate-halves": Fault(
+        "streams.whole-characters", ("streams.deltas-join", "stops.nothing-sent", "stops.include", "seeds")
+    ),
     # a stream's text is another than the plain one: each law that compares the two sees it
     "characters-split": Fault(
         "streams.whole-characters",
@@ -48,7 +50,12 @@ FRAME_FAULTS: dict[str, Fault] = {
     "n-one-less": Fault("streams.n-complete", ("seeds",)),
     "choices-reversed": Fault("streams.n-complete"),
     "refusals-in-stream": Fault("streams.refusal-status"),
+    "stream-endless": Fault(
+        "streams.ends-or-says-why",
+        ("streams", "stops", "seeds", "logprobs", "structure", "errors.no-5xx", "errors.neighbours"),
+    ),
     "gone-goes-on": Fault("streams.gone-client"),
+    "gone-unseen": Fault("streams.gone-client"),  # without metrics: others are slower for good
     # stops
     "stop-one-late": Fault("stops.cut", CUTS),
     "stop-to-token-end": Fault("stops.cut", CUTS),
@@ -79,13 +86,13 @@ FRAME_FAULTS: dict[str, Fault] = {
     "fails-at-times": Fault("errors.no-5xx", ("streams.ends-or-says-why", "errors.neighbours"), ("stops.cut",)),
     "range-unchecked": Fault("errors.out-of-range"),
     "types-unchecked": Fault("errors.wrong-types"),
-    "errors-unnamed": Fault("errors.named-field"),
+    "errors-unnamed": Fault("errors.named-field", ("errors.unknown-model",)),
     "errors-are-text": Fault("errors.error-object"),
     "unknown-fields-ignored": Fault("errors.unknown-field"),
     "any-model": Fault("errors.unknown-model"),
     "unknown-path-200": Fault("errors.unknown-path"),
-    "errors-are-500": Fault("errors.bad-json"),
-    "bad-json-hangs": Fault("errors.bad-json"),
+    "errors-are-500": Fault("errors.bad-json", ("errors.strange-bodies",)),
+    "bad-json-hangs": Fault("errors.bad-json", ("errors.strange-bodies",)),
     "crashes-at-nesting": Fault("errors.strange-bodies"),
     "prompt-truncated": Fault("errors.too-long"),
     "neighbours-harmed": Fault("errors.neighbours"),
@@ -99,7 +106,9 @@ SAMPLER_FAULTS: dict[str, Fault] = {
     "report-late": Fault("logprobs.greedy", REPORTED),
     "stream-report-late": Fault("logprobs.stream-same", ("logprobs", "streams")),
     "cold-noise": Fault("logprobs.frequencies", REPORTED),
-    "few-seeds": Fault("logprobs.frequencies", (*REPORTED, "seeds.high-bits", "seeds.independent")),
+    "few-seeds": Fault(
+        "logprobs.frequencies", (*REPORTED, "seeds.high-bits", "seeds.independent", "seeds.unseeded-differ")
+    ),
     "report-tempered": Fault("logprobs.frequencies", REPORTED, budget="normal"),
     "cold-later": Fault("logprobs.paths"),
     # knobs

@@ -8,6 +8,7 @@ from typing import Any
 from conform.script import VOCABULARY
 
 CONTEXT = 4096
+TYPES = {str: "a text", int: "an integer", bool: "true or false", dict: "an object"}
 
 
 class BadRequest(Exception):  # noqa: N818
@@ -30,13 +31,13 @@ def integer(low: int, high: int = 1 << 63) -> tuple[Callable[[Any], bool], str]:
 
 
 def of_type(*types: type) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: type(value) in types), f"of type {' or '.join(one.__name__ for one in types)}"
+    return (lambda value: type(value) in types), " or ".join(TYPES[one] for one in types)
 
 
 def list_of(kind: type, least: int = 0) -> tuple[Callable[[Any], bool], str]:
     return (
         lambda value: isinstance(value, list) and len(value) >= least and all(type(one) is kind for one in value)
-    ), f"a list of {kind.__name__}"
+    ), f"a list, each {TYPES[kind]}"
 
 
 def is_stop(value: Any) -> bool:
@@ -118,22 +119,25 @@ def check(body: Any, chat: bool, fault: str) -> dict[str, Any]:
         raise BadRequest("the body must be a JSON object", "body")
     known = CHAT if chat else COMPLETION
     found = {name: value for name, value in body.items() if value is not None}
+    params: dict[str, Any] = {}
     for name, value in found.items():
         if name not in known:
             if fault == "unknown-fields-ignored":
                 continue
             raise BadRequest(f"{name}: no such field", name)
         right, what = known[name]
-        if not right(value) and not forgiven(fault, value):
+        if right(value):
+            params[name] = value
+        elif not forgiven(fault, value):
             raise BadRequest(f"{name} must be {what}", name)
     needed = "messages" if chat else "prompt"
     for name in ("model", needed):
-        if name not in found:
+        if name not in params:
             raise BadRequest(f"{name} is required", name)
-    return found
+    return params
 
 
 def forgiven(fault: str, value: Any) -> bool:
-    """What the faults of validation let pass."""
+    """What the faults of validation let pass: as if it had not been sent."""
     numeric = type(value) in (int, float)
     return (fault == "range-unchecked" and numeric) or (fault == "types-unchecked" and not numeric)

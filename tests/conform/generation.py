@@ -6,9 +6,10 @@ Structure and tool calls are forced: a text that fits is chosen by the seed, and
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conform.answer_text import AnswerText
@@ -56,6 +57,11 @@ class Plan:
         return [given] if isinstance(given, str) else given
 
 
+# Servers that take any request and always answer the same. One that does nothing but think has "answers-thoughts".
+ANSWERS = {"answers-nothing": "", "answers-blanks": "  \n   \n", "answers-alike": "It is as it is, and no other way."}
+THOUGHTS = "answers-thoughts"
+
+
 def bound_text(params: dict[str, Any], rng: random.Random, fault: str) -> str | None:
     """The text that structure asks for, or None."""
     if fault == "structure-ignored":
@@ -91,6 +97,10 @@ def spoiled(text: str, fault: str) -> str:
 
 async def choice_parts(plan: Plan, index: int) -> AsyncIterator[Part]:
     """Draw tokens until a stop, the end of the text, or the length."""
+    if plan.fault in ANSWERS:
+        for part in fixed_parts(plan, encode(ANSWERS[plan.fault])):
+            yield part
+        return
     ids, written = list(plan.prompt), 0
     include, streamed = (plan.params.get(name, False) for name in ("include_stop_str_in_output", "stream"))
     side = AnswerText(plan.stops, include, plan.fault, streamed)
@@ -135,6 +145,16 @@ async def choice_parts(plan: Plan, index: int) -> AsyncIterator[Part]:
             yield Part(text, drawn, channel, "stop" if plan.fault == "finish-always-stop" else "length")
             return
         yield Part(text, drawn, channel)
+
+
+def fixed_parts(plan: Plan, ids: Sequence[int]) -> list[Part]:
+    """The same answer whatever was asked for, of tokens that have all of the probability."""
+    if not ids:
+        return [Part("", None, finish="stop")]
+    shown = list(ids[: plan.max_tokens])
+    drawn = [Drawn(id, [0.0 if other == id else -math.inf for other in range(len(VOCABULARY))]) for id in shown]
+    made = [Part(VOCABULARY[one.id].decode(), one) for one in drawn]
+    return [*made[:-1], replace(made[-1], finish="stop" if len(shown) == len(ids) else "length")]
 
 
 def ending(plan: Plan, finish: str) -> str:

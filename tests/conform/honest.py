@@ -13,27 +13,27 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from conform.fields import CONTEXT, BadRequest, check
-from conform.generation import Part, Plan, bound_text, choice_parts
+from conform.generation import ANSWERS, THOUGHTS, Part, Plan, bound_text, choice_parts
 from conform.http_frame import Asked, Events, HttpFrame, Plain
 from conform.script import encode
 from conform.shapes import Shape
 
 MODEL = "scripted"
 PLACES = 32  # requests that run at once
-OTHERS = 4  # so many running requests are load, for faults under load
+LONG, STEP_S = 500, 0.01  # without metrics each request that asks for so many tokens makes a token so much later
+GONE_STAY = ("gone-goes-on", "gone-unseen")
 
 
 class HonestServer:
     """`async with HonestServer() as server: server.url`. thinking: every chat is thought about first."""
 
     def __init__(self, fault: str = "", metrics: bool = True, thinking: bool = False) -> None:
-        self.fault, self.metrics, self.thinking = fault, metrics, thinking
-        self.num_running, self.num_made, self.num_refused = 0, 0, 0
+        self.fault, self.metrics, self.thinking = fault, metrics and fault != "gone-unseen", thinking
+        self.num_running, self.num_long, self.num_made, self.num_refused = 0, 0, 0, 0
         self.prompts: list[int] = []  # tokens of the prompts that run
         self._places = asyncio.Semaphore(PLACES)
         self._frame = HttpFrame(self.handle)
         self._random = random.Random(1)
-        self._kept: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> HonestServer:
         await self._frame.__aenter__()
@@ -41,8 +41,6 @@ class HonestServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for task in self._kept:
-            task.cancel()
         await self._frame.__aexit__(*exc)
 
     async def handle(self, asked: Asked) -> Plain | Events:
@@ -52,7 +50,7 @@ class HonestServer:
         if asked.path == "/metrics" and self.metrics:
             return Plain(f"vllm:num_requests_running {self.num_running}\n")
         try:
-            if asked.path not in routes:
+            if asked.path not in routes or (self.fault == THOUGHTS and not routes[asked.path]):
                 status = 200 if self.fault == "unknown-path-200" else 404
                 raise BadRequest(f"no such path: {asked.path}", status=status)
             if asked.method != "POST":
@@ -86,7 +84,7 @@ class HonestServer:
             raise BadRequest("the body is no valid JSON", "body") from None
         params = check(body, chat, self.fault)
         if params["model"] != MODEL and self.fault != "any-model":
-            raise BadRequest(f"model: there is no {params['model']!r}", "model", 404)
+            raise BadRequest(f"model: there is no {params['model']}", "model", 404)
         plan = self._plan(params, chat)
         shape = Shape(params, chat, f"request-{self.num_made}", self.fault)
         self.num_made += 1
@@ -117,9 +115,11 @@ class HonestServer:
             params["max_tokens"] = min(plan.max_tokens, 64)
         rng = random.Random(zlib.crc32(repr((seed, params.get("temperature", 1))).encode()))
         plan.forced = bound_text(params, rng, self.fault)
-        if chat and "tools" in params:
+        if chat and "tools" in params and self.fault not in (*ANSWERS, THOUGHTS):
             self._call(plan, rng)
-        if chat and (self.thinking or "reasoning_effort" in params):
+        if self.fault == THOUGHTS:
+            plan.thoughts = CONTEXT
+        elif chat and (self.thinking or "reasoning_effort" in params):
             plan.thoughts = 5
         return plan
 
@@ -150,7 +150,9 @@ class HonestServer:
     async def _parts(self, plan: Plan, asked: Asked) -> AsyncIterator[tuple[int, Part]]:
         """The parts of all choices in turn; ends where the client has left."""
         async with self._places:
+            long = plan.max_tokens >= LONG
             self.num_running += 1
+            self.num_long += long
             self.prompts.append(len(plan.prompt))
             try:
                 count = plan.params.get("n", 1)
@@ -164,12 +166,13 @@ class HonestServer:
                             waiting.remove((index, parts))
                         else:
                             yield index, part
-                        await asyncio.sleep(0)
+                        await asyncio.sleep(0 if self.metrics else STEP_S * self.num_long)
                     if asked.gone():
                         return
             finally:
-                if not (self.fault == "gone-goes-on" and asked.gone()):
+                if not (self.fault in GONE_STAY and asked.gone()):
                     self.num_running -= 1
+                    self.num_long -= long
                 self.prompts.remove(len(plan.prompt))
 
     async def _whole(self, plan: Plan, shape: Shape, asked: Asked) -> Plain:
@@ -180,7 +183,9 @@ class HonestServer:
             return Plain("", 499)
         order = sorted(choices, reverse=self.fault == "choices-reversed")
         made = shape.head(False) | {"choices": [shape.whole(index, choices[index], plan.call) for index in order]}
-        made["usage"] = self._usage(plan, sum(len(parts) for parts in choices.values()), streamed=False)
+        made["usage"] = self._usage(
+            plan, sum(part.drawn is not None for parts in choices.values() for part in parts), streamed=False
+        )
         return Plain(made)
 
     def _usage(self, plan: Plan, count: int, streamed: bool) -> dict[str, int]:
@@ -228,6 +233,9 @@ class HonestServer:
                 yield index, Part("", None, finish=parts[-1].finish)
             return
         refused = self.num_refused
+        while self.fault == "stream-endless":
+            yield 0, Part("more ", None)
+            await asyncio.sleep(0)
         async for index, part in self._parts(plan, asked):
             if self.fault == "neighbours-harmed" and self.num_refused > refused:
                 part = Part(part.text.upper(), part.drawn, part.channel, part.finish, part.stop_reason)
@@ -243,7 +251,9 @@ class HonestServer:
             text = json.dumps(chunk)
             return [b"data: " + text.encode().replace(b"\\ude00", b"").replace(b"\\udf89", b"") + b"\n\n"]
         if self.fault == "ends-twice" and part.finish:
-            made.append(made[0])
+            empty: dict[str, Any] = {"text": ""} if "text" in chunk["choices"][0] else {"delta": {}}
+            again = {"index": chunk["choices"][0]["index"], "finish_reason": part.finish} | empty
+            made.append(event(chunk | {"choices": [again]}))
         if self.fault == "finish-missing" and part.finish:
             chunk["choices"][0]["finish_reason"] = None
             made = [event(chunk)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from conform.honest import HonestServer
@@ -20,6 +21,18 @@ async def judge(
         return await Runner(target, chosen(all_laws(), only), BUDGETS[budget], seed).run()
     finally:
         await target.close()
+
+
+# What no reason may hold: it is read by people who know no Python.
+FOREIGN = re.compile(
+    r"\b(?:None|NoneType|True|False|Traceback|nan|inf|str|int|float|bool|dict|tuple|httpx|asyncio)\b|\b[A-Z]\w+(?:Error|Exception)\b"
+    r"|<class|object at 0x|\bb'|[\[({]'|': |', '"
+)
+
+
+def foreign(run: ConformRun) -> dict[str, str]:
+    """Law → reason, of those whose reason holds Python's words."""
+    return {one.law.id: one.verdict.said for one in run.judged if FOREIGN.search(one.verdict.said)}
 
 
 def said(run: ConformRun) -> dict[str, str]:

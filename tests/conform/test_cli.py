@@ -97,7 +97,7 @@ async def test_an_interrupted_run_has_a_report(tmp_path: Path):
         (["http://x/v1", "--timeout", "nan"], "timeout a number of seconds above 0"),
         (["http://x/v1", "--json", "/nowhere/report.json"], "--json: /nowhere/report.json can't be written"),
         (["http://127.0.0.1:9/v1"], "lists no model"),
-        (["http://x/v1", "--only", "sampling.nothing"], "no law and no family is called 'sampling.nothing'"),
+        (["http://x/v1", "--only", "sampling.nothing"], 'no law and no family is called "sampling.nothing"'),
         (["http://x/v1", "--concurrency", "0"], "concurrency must be at least 1"),
     ],
 )

@@ -6,9 +6,10 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from tailrace.conform.cases import Case, Finding, cases, check_repeatable, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, check_repeatable, need_text, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
+from tailrace.conform.plain import quoted
 
 LENGTH = 24  # tokens
 LENGTHS = (1, 3, 6, 10)  # of stops, in characters
@@ -22,12 +23,23 @@ async def texts(ctx: LawContext, prompts: Sequence[str] = PROMPTS) -> list[tuple
     return list(zip(tried, await asyncio.gather(*(uncut(ctx, case) for case in tried)), strict=True))
 
 
+async def long_texts(ctx: LawContext) -> list[tuple[Case, str]]:
+    """Those of `texts` that have a place for a stop.
+
+    Raises:
+        SaysNothing: there are none.
+    """
+    found = [(case, text) for case, text in await texts(ctx) if len(text.strip()) >= LEAST]
+    if not found:
+        raise SaysNothing(f"no answer has {LEAST} characters, of which a stop could be taken")
+    return found
+
+
 async def with_stops(ctx: LawContext) -> list[Case]:
     """Greedy requests, each with a stop from the text that is answered without it; endpoints and prompts in turn."""
     found = []
-    for case, text in await texts(ctx):
-        parts = pieces(ctx, text, ctx.budget.cases) if len(text) >= LEAST else []
-        found.append([case.having(stop=[part]) for part in parts])
+    for case, text in await long_texts(ctx):
+        found.append([case.having(stop=[part]) for part in pieces(ctx, text, ctx.budget.cases)])
     return in_turns(found)
 
 
@@ -78,11 +90,14 @@ async def uncut(ctx: LawContext, case: Case) -> str:
 async def compared(ctx: LawContext, case: Case, made: Exchange, text: str) -> Finding | None:
     """The text against the uncut one up to the earliest match."""
     whole = await uncut(ctx, case)
+    need_text(whole)
     wanted = cut_before(whole, stops_of(case))
     if text == wanted:
         return None
     await check_repeatable(ctx, case.having(stop=None, stream=None), whole)
-    stops = " or ".join(map(repr, stops_of(case)))
+    if not stops_of(case):  # the smallest request that shows it has none
+        return Finding(f"{quoted(text[-40:])} where {quoted(whole[-40:])} was answered before", (made,))
+    stops = " or ".join(map(quoted, stops_of(case)))
     if text == whole:
-        return Finding(f"the text goes on after {stops}: {text!r}", (made,), effect=False)
-    return Finding(f"{text[-40:]!r} is said before {stops}; it should be {wanted[-40:]!r}", (made,))
+        return Finding(f"the text goes on after {stops}: {quoted(text)}", (made,), effect=False)
+    return Finding(f"{quoted(text[-40:])} is said before {stops}; it should be {quoted(wanted[-40:])}", (made,))

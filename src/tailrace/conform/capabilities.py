@@ -27,8 +27,8 @@ CHOICE = {"type": "function", "function": {"name": "look_up"}}
 
 @dataclass(frozen=True)
 class Probe:
-    """fields: what is added to the smallest request. shows: whether the answer has what they ask for; None where the
-    answer can't show it. chat: the field belongs to chats alone."""
+    """fields: what is added to the smallest request. shows: whether the answer has what they ask for; None where no
+    answer can show it. chat: the field belongs to chats alone."""
 
     fields: Mapping[str, Any]
     shows: Callable[[Exchange], bool] | None = None
@@ -36,7 +36,9 @@ class Probe:
 
 
 def has_logprobs(made: Exchange) -> bool:
-    return bool(reply(made).choice().tokens)
+    """Whether tokens are reported; an answer without any text has none to report."""
+    choice = reply(made).choice()
+    return bool(choice.tokens) or not choice.reasoning + choice.text
 
 
 PROBES: dict[str, Probe] = {
@@ -118,9 +120,10 @@ async def probe(server: TargetServer) -> Capabilities:
         body.pop("seed")
         made.exchanges[name] = await server.request(path, body)
         made.found[name] = "refused" if made.exchanges[name].refused else "offered"
-    failures = [made.exchanges[name].failure for name in ENDPOINTS]
-    if all(failures):  # each law would wait for as long
-        raise ConfigError(f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers: {failures[0]}")
+    asked = [made.exchanges[name] for name in ENDPOINTS]
+    if all(one.failure or one.status >= 500 for one in asked):  # each law would wait for as long, and say nothing
+        failures = " and ".join(one.failure or f"status {one.status}: {one.error_message[:120]}" for one in asked)
+        raise ConfigError(f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers: {failures}")
 
     async def ask(name: str) -> None:
         chat = PROBES[name].chat or not made.offers("completions")

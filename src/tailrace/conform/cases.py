@@ -6,6 +6,7 @@ A case is a request. A judge sends it, in as many ways as it wants, and returns 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, NoAnswer, Refused
 from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.reply import FoldedReply, reply
-from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
+from tailrace.conform.verdict import Verdict, broken, holds, ignored
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 NEEDED = frozenset({"model", "prompt", "messages", "stream"})  # without them a request is another one
@@ -48,11 +49,24 @@ class Finding:
 
 
 class SaysNothing(Exception):  # noqa: N818
-    """This case says nothing about the law: what it is about did not occur."""
+    """This case says nothing about the law: what it is about did not occur. why: as a reason of a verdict."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class Unrepeatable(SaysNothing):
     """The same request was answered differently twice."""
+
+    def __init__(self) -> None:
+        super().__init__("the same request is answered differently each time")
+
+
+def need_text(*texts: str) -> None:
+    """Raise SaysNothing unless one of the texts has more than spaces: nothing equals nothing on any server."""
+    if not any(text.strip() for text in texts):
+        raise SaysNothing("the answers have no text")
 
 
 Judge = Callable[[LawContext, Case], Awaitable[Finding | None]]
@@ -96,9 +110,10 @@ async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge, alone: bo
 
     Raises:
         Refused: every case was refused.
+        SaysNothing: no case says anything.
     """
     ended = await asyncio.gather(*(judge(ctx, case) for case in tried), return_exceptions=True)
-    num_held = num_silent = num_unrepeatable = 0
+    num_held, silent = 0, Counter[str]()
     refused: Refused | None = None
     for case, end in zip(tried, ended, strict=True):
         beside = end
@@ -115,20 +130,17 @@ async def judged(ctx: LawContext, tried: Sequence[Case], judge: Judge, alone: bo
         if isinstance(end, Refused):
             refused = end
         elif isinstance(end, SaysNothing):
-            num_silent += 1
-            num_unrepeatable += isinstance(end, Unrepeatable)
+            silent[end.why] += 1
         elif isinstance(end, BaseException):
             raise end
         else:
             num_held += 1
     if num_held:
-        left = f", {num_silent} that say nothing" if num_silent else ""
+        left = f", {silent.total()} that say nothing" if silent else ""
         return holds(f"{num_held} cases{left}")
     if refused is not None:
         raise refused
-    return inconclusive(
-        "the same request is answered differently each time" if num_unrepeatable else "no case says anything"
-    )
+    raise SaysNothing(" or ".join(silent) or "the answers have nothing of what the law is about")
 
 
 async def smallest(ctx: LawContext, case: Case, finding: Finding, judge: Judge) -> Finding:

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tailrace.conform.plain import quoted
+
 FINISH = {
     True: (None, "stop", "length", "tool_calls", "content_filter", "function_call"),
     False: (None, "", "stop", "length", "content_filter"),
 }
 ROLES = (None, "developer", "system", "user", "assistant", "tool")
+KINDS = {str: "a text", int: "an integer", list: "a list"}
 OBJECTS = {True: "chat.completion.chunk", False: "text_completion"}
 
 
@@ -22,16 +25,16 @@ def chunk_problem(chunk: Any, chat: bool) -> str | None:
         return None
     for name, kind in (("id", str), ("created", int), ("model", str), ("choices", list)):
         if not isinstance(chunk.get(name), kind) or isinstance(chunk.get(name), bool):
-            return f"{name} is {shown(chunk, name)}, not {kind.__name__}"
+            return f"{name} is {shown(chunk, name)}, not {KINDS[kind]}"
     if chunk.get("object") != OBJECTS[chat]:
-        return f"object is {shown(chunk, 'object')}, not {OBJECTS[chat]!r}"
+        return f"object is {shown(chunk, 'object')}, not {quoted(OBJECTS[chat])}"
     if chunk.get("usage") is not None and (said := usage_problem(chunk["usage"])):
         return said
     return next((said for one in chunk["choices"] if (said := choice_problem(one, chat))), None)
 
 
 def shown(found: dict[str, Any], name: str) -> str:
-    return repr(found[name])[:80] if name in found else "missing"
+    return quoted(found[name]) if name in found else "missing"
 
 
 def usage_problem(usage: Any) -> str | None:
@@ -47,7 +50,7 @@ def choice_problem(one: Any, chat: bool) -> str | None:
     if one.get("finish_reason") not in FINISH[chat]:
         return f"finish_reason is {shown(one, 'finish_reason')}"
     if not chat:
-        return None if isinstance(one.get("text"), str) else f"text is {shown(one, 'text')}, not str"
+        return None if isinstance(one.get("text"), str) else f"text is {shown(one, 'text')}, not a text"
     if not isinstance(one.get("delta"), dict):
         return f"delta is {shown(one, 'delta')}, not an object"
     return delta_problem(one["delta"])
@@ -55,7 +58,7 @@ def choice_problem(one: Any, chat: bool) -> str | None:
 
 def delta_problem(delta: dict[str, Any]) -> str | None:
     if not isinstance(delta.get("content"), str | None):
-        return f"content is {shown(delta, 'content')}, not str"
+        return f"content is {shown(delta, 'content')}, not a text"
     if delta.get("role") not in ROLES:
         return f"role is {shown(delta, 'role')}"
     for call in delta.get("tool_calls") or ():

@@ -22,18 +22,20 @@ from tailrace.conform.target import TargetServer
 @dataclass(frozen=True)
 class RunBudget:
     """How much a run may ask. draws: tokens that a statistical law may draw, at most. cases: how many of its cases an
-    exact law tries. crowd: requests at once, where a law wants a crowd."""
+    exact law tries. crowd: requests at once, where a law wants a crowd. patience: a law ends after so many times the
+    server's timeout, decided or not."""
 
     name: str
     draws: int
     cases: int
     crowd: int
+    patience: int
 
 
 BUDGETS = {
-    "quick": RunBudget("quick", 256, 3, 16),
-    "normal": RunBudget("normal", 2_000, 10, 32),
-    "thorough": RunBudget("thorough", 20_000, 40, 32),
+    "quick": RunBudget("quick", 256, 3, 16, 10),
+    "normal": RunBudget("normal", 2_000, 10, 32, 30),
+    "thorough": RunBudget("thorough", 20_000, 40, 32, 120),
 }
 
 

@@ -12,6 +12,7 @@ from tailrace.conform import expected
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.expected import Expectation, weigh_counts
+from tailrace.conform.plain import quoted
 from tailrace.conform.sequential import Evidence, Finding, judge, log_e, remaining
 from tailrace.conform.spread import SAME_STEP, Key, Source, draw
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive, not_offered
@@ -114,12 +115,11 @@ def explained(law: Expectation, outcome: CountOutcome) -> str:
         never.append("a token that is not among the likeliest")
     if never:
         outside = sum(counts[key] for key in never if key in counts) or counts[None]
-        return f"of {counts.total()} draws {outside} were outside the set: {never[:5]}"
+        return f"of {counts.total()} draws {outside} were outside the set: {quoted(never[:5])}"
     best = max(outcome.evidence.stated.items(), key=lambda one: one[1].mixed, default=None)
     if best and best[1].mixed > max(outcome.evidence.others.values(), default=-math.inf):
         return f"{counts.total()} draws look like this instead: {best[0]}"
     worst = max(law.probabilities, key=lambda key: abs(counts.get(key, 0) / counts.total() - law.probabilities[key]))
     share = law.vector()[list(law.probabilities).index(worst)]
-    return (
-        f"{worst!r} came {counts.get(worst, 0)} times in {counts.total()} draws, expected {share * counts.total():.1f}"
-    )
+    total, seen = counts.total(), counts.get(worst, 0)
+    return f"{quoted(worst)} came {seen} times in {total} draws, expected {share * total:.1f}"

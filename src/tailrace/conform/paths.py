@@ -159,6 +159,6 @@ def path_verdict(outcome: PathOutcome, required: Sequence[str] | None = None) ->
     excluded = [name for name in outcome.evidence.stated if name not in left]
     said = f"{outcome.draws} draws exclude: {'; '.join(excluded) or 'nothing'}"
     said += f"; not yet: {'; '.join(left)}" if left else ""
-    if outcome.finding == "holds" or (required and not set(required) & set(left)):
+    if outcome.finding == "holds" or (required and set(required) <= set(excluded)):
         return holds(said, **figures_of(outcome))
     return inconclusive(said, outcome.exchange, **figures_of(outcome))

@@ -17,6 +17,7 @@ from statistics import median
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.paths import Bet, Path, Place, follow, likeliest, path_verdict, softmax
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyToken, reply
 from tailrace.conform.sequential import BETA, SHARE
 from tailrace.conform.spread import Key, Source, key_of, names_one_token, source, spread_of, top_of
@@ -177,7 +178,9 @@ async def check_reports(ctx: LawContext, found: Source, penalty: PenaltyLaw) -> 
     figures = {"compared": len(shifts), "several times": sum(one.count > 1 for one in shifts)}
     if wrong:
         one = wrong[0]
-        said = f"{one.key!r} was there {one.count} times: its log-odds moved by {one.seen:.3f}, not by {one.law:.3f}"
+        said = (
+            f"{quoted(one.key)} was there {one.count} times: its log-odds moved by {one.seen:.3f}, not by {one.law:.3f}"
+        )
         if all(abs(other.seen) <= max(0.05, 3 * other.noise) for other in shifts):
             return ignored(
                 f"the reported logprobs of {len(shifts)} tokens that were there did not move", one.exchange, **figures

@@ -38,6 +38,16 @@ class ReplyChoice:
     tokens: list[ReplyToken] = field(default_factory=list)
 
     @property
+    def said(self) -> str:
+        """All that was written, thoughts too; between them a separator, which counts as a space."""
+        return self.reasoning + "\x1e" + self.text
+
+    @property
+    def blank(self) -> bool:
+        """Nothing was written, neither text nor thoughts; spaces are nothing."""
+        return not self.said.strip()
+
+    @property
     def finish_reason(self) -> str | None:
         return self.ends[-1] if self.ends else None
 

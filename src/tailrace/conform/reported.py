@@ -15,8 +15,9 @@ from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 
 NAMES = ("characters", "plain", "numbers", "story")
 LENGTH = 40
-# Of a choice: what is wrong with it, or None.
-Look = Callable[[ReplyChoice], str | None]
+# Of a choice: how many of its tokens could be judged, and what is wrong with it, or None.
+Looked = tuple[int, str | None]
+Look = Callable[[ReplyChoice], Looked]
 
 
 async def answers(ctx: LawContext, path: str, fields: Mapping[str, Any]) -> list[tuple[Exchange, ReplyChoice]]:
@@ -52,7 +53,7 @@ async def asked(ctx: LawContext, path: str, text: str, fields: Mapping[str, Any]
 
 async def check(ctx: LawContext, look: Look, temperature: float = 1.0) -> Verdict:
     """An exact law about each answer by itself, at both endpoints."""
-    tokens = num = 0
+    tokens, num, seen = 0, 0, False
     refused: Refused | None = None
     for path in ("chat", "completions"):
         if not ctx.capabilities.offers(path):
@@ -63,11 +64,12 @@ async def check(ctx: LawContext, look: Look, temperature: float = 1.0) -> Verdic
             refused = error
             continue
         for exchange, choice in made:
-            if (said := look(choice)) is not None:
+            judged, said = look(choice)
+            if said is not None:
                 return broken(f"{path}: {said}", exchange)
-            tokens, num = tokens + len(choice.tokens), num + 1
-    if refused and not num:
+            tokens, num, seen = tokens + judged, num + bool(judged), True
+    if refused and not seen:
         raise refused
-    return (
-        holds(f"{tokens} tokens of {num} answers") if tokens else inconclusive("no answer has logprobs of its tokens")
-    )
+    if not tokens:
+        return inconclusive("no answer has a text of tokens whose logprobs are reported")
+    return holds(f"{tokens} tokens of {num} answers")

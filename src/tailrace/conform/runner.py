@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tailrace.conform.capabilities import Capabilities, probe
+from tailrace.conform.cases import SaysNothing
 from tailrace.conform.context import LawContext, RunBudget
 from tailrace.conform.exchange import NoAnswer, Refused
 from tailrace.conform.law import Law
-from tailrace.conform.target import TargetServer
+from tailrace.conform.plain import quoted
+from tailrace.conform.target import NOBODY, TargetServer
 from tailrace.conform.verdict import KINDS, Verdict, ignored, inconclusive, not_offered
 from tailrace.errors import ConfigError
 
@@ -33,7 +35,8 @@ class JudgedLaw:
 
 @dataclass
 class ConformRun:
-    """What a run has found so far. unjudged: laws that an interruption has left out. seed: of the run's own choices."""
+    """What a run has found so far. unjudged: laws that are left out, by an interruption or because the server is gone.
+    seed: of the run's own choices."""
 
     url: str
     model: str
@@ -42,6 +45,7 @@ class ConformRun:
     begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     judged: list[JudgedLaw] = field(default_factory=list)
     unjudged: list[Law] = field(default_factory=list)
+    gone: bool = False
     capabilities: Capabilities = field(default_factory=Capabilities)
     num_requests: int = 0
     num_tokens: int = 0
@@ -83,7 +87,7 @@ def chosen(laws: Sequence[Law], only: Sequence[str] = (), skip: Sequence[str] = 
     names = {law.id for law in laws} | {law.family for law in laws}
     if unknown := [name for name in (*only, *skip) if name not in names]:
         families = ", ".join(dict.fromkeys(law.family for law in laws))
-        raise ConfigError(f"no law and no family is called {unknown[0]!r}; the families are {families}")
+        raise ConfigError(f"no law and no family is called {quoted(unknown[0])}; the families are {families}")
     return [
         law
         for law in laws
@@ -126,9 +130,12 @@ class Runner:
             await self.prepare()
             for law in self.laws:
                 await self.judge(law)
+                if await self.is_gone():
+                    break
         except asyncio.CancelledError:
-            done = {one.law.id for one in self.found.judged}
-            self.found.unjudged = [law for law in self.laws if law.id not in done]
+            pass
+        done = {one.law.id for one in self.found.judged}
+        self.found.unjudged = [law for law in self.laws if law.id not in done]
         self.found.num_requests, self.found.num_tokens = self.server.num_requests, self.server.num_tokens
         self.found.seconds = time.monotonic() - self._begun
         return self.found
@@ -137,7 +144,20 @@ class Runner:
         """Find out which model is there and what the server offers."""
         self.server.on_request = self._report
         self.server.model = self.found.model = self.server.model or await find_model(self.server)
-        self.found.capabilities = await probe(self.server)
+        limit_s = self.budget.patience * self.server.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                self.found.capabilities = await probe(self.server)
+        except TimeoutError:
+            raise ConfigError(
+                f"{self.server.base_url} did not say within {limit_s:g} s what it offers: {self.server.num_requests} "
+                "requests were answered"
+            ) from None
+
+    async def is_gone(self) -> bool:
+        """Whether nobody listens there any more: no law that is left can be judged, nor blamed."""
+        self.found.gone = self.server.gone and (await self.server.request("/models")).failure == NOBODY
+        return self.found.gone
 
     async def judge(self, law: Law) -> JudgedLaw:
         """Test one law, and add what was found to the run."""
@@ -174,12 +194,20 @@ async def verdict_of(law: Law, ctx: LawContext) -> Verdict:
         if name == law.needs[0]:
             return ignored(f"{name} is accepted, but the answer has nothing of it", *shown)
         return not_offered(f"{name}, which the test needs, is ignored", *shown)
+    limit_s = ctx.budget.patience * ctx.server.timeout_s
     try:
-        return await law.check(ctx)
+        async with asyncio.timeout(limit_s):
+            return await law.check(ctx)
+    except TimeoutError:
+        return inconclusive(
+            f"not decided within {limit_s:g} s, the most that a law may take", *ctx.server.unanswered[-1:]
+        )
+    except SaysNothing as silent:
+        return inconclusive(silent.why)
     except Refused as refused:
         return not_offered(refused.exchange.error_message[:200], refused.exchange)
     except NoAnswer as failed:
         made = failed.exchange
         return inconclusive(f"no answer: {made.failure or f'status {made.status}'}", made)
-    except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
-        return inconclusive(f"the answer can't be read: {type(error).__name__}: {error}")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return inconclusive("an answer is not in the shape of OpenAI's API, so the law can't be judged by it")

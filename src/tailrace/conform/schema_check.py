@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tailrace.conform.plain import quoted
+
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -23,12 +25,12 @@ def misfit(value: Any, schema: dict[str, Any], at: str = "the value") -> str | N
             return None
         return f"{at} fits none of anyOf"
     if "enum" in schema and value not in schema["enum"]:
-        return f"{at} is {value!r}, none of {schema['enum']}"
+        return f"{at} is {quoted(value)}, none of {quoted(schema['enum'])}"
     if "const" in schema and value != schema["const"]:
-        return f"{at} is {value!r}, not {schema['const']!r}"
+        return f"{at} is {quoted(value)}, not {quoted(schema['const'])}"
     kind = schema.get("type")
     if kind and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
-        return f"{at} is {value!r}, not of type {kind}"
+        return f"{at} is {quoted(value)}, not of type {kind}"
     if isinstance(value, dict):
         return object_misfit(value, schema, at)
     if isinstance(value, list):
@@ -39,9 +41,9 @@ def misfit(value: Any, schema: dict[str, Any], at: str = "the value") -> str | N
 def object_misfit(value: dict[str, Any], schema: dict[str, Any], at: str) -> str | None:
     properties = schema.get("properties", {})
     if missing := [name for name in schema.get("required", ()) if name not in value]:
-        return f"{at} lacks {missing[0]!r}"
+        return f"{at} lacks {quoted(missing[0])}"
     if schema.get("additionalProperties") is False and (more := [name for name in value if name not in properties]):
-        return f"{at} has {more[0]!r}, which the schema does not allow"
+        return f"{at} has {quoted(more[0])}, which the schema does not allow"
     return next(
         (said for name in properties if name in value and (said := misfit(value[name], properties[name], name))), None
     )
@@ -57,7 +59,7 @@ def text_misfit(value: str, schema: dict[str, Any], at: str) -> str | None:
     if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
         return f"{at} has {len(value)} characters"
     if "pattern" in schema and not re.search(schema["pattern"], value):
-        return f"{at} is {value!r}, which does not match {schema['pattern']}"
+        return f"{at} is {quoted(value)}, which does not match {quoted(schema['pattern'])}"
     return None
 
 

@@ -17,7 +17,7 @@ LENGTH = 24
 TOP = 5
 NOT_REPEATED = inconclusive("a seed does not give the same answer twice even alone (seeds.same)")
 ALL_ALIKE = inconclusive(
-    "different seeds give the same answers: one token has nearly all of the probability everywhere"
+    "different seeds give the same answers, or answers without text: that a seed gives the same says nothing"
 )
 
 
@@ -31,7 +31,7 @@ class SeededAnswer:
     @property
     def said(self) -> str:
         """All that was written, thoughts too."""
-        return self.choice.reasoning + "\0" + self.choice.text
+        return self.choice.said
 
 
 async def answer(ctx: LawContext, seed: int | None, crowded: bool = False, **fields: Any) -> SeededAnswer:
@@ -101,4 +101,4 @@ def compared(pairs: Sequence[tuple[SeededAnswer, SeededAnswer]], how: str) -> Ve
 
 def differ(answers: Sequence[SeededAnswer]) -> bool:
     """Whether different seeds give different answers, so that equal ones mean something."""
-    return len({one.said for one in answers}) > 1
+    return len({one.said for one in answers if not one.choice.blank}) > 1

@@ -16,6 +16,7 @@ Pure functions on counts and log-likelihoods; nothing here knows of servers.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -81,7 +82,8 @@ def largest_loglik(counts: Sequence[int], low: Sequence[float], high: Sequence[f
     """The maximum of Σ n · log p over all distributions with low ≤ p ≤ high, never less than it.
 
     The maximum is p = clip(n / λ, low, high), with the λ that makes the sum 1 (the problem is concave, and this solves
-    its Karush-Kuhn-Tucker conditions). Categories that were not drawn take up what is left.
+    its Karush-Kuhn-Tucker conditions). Between two of the λ at which a category meets a bound the sum is a constant
+    plus a multiple of 1/λ. Categories that were not drawn take up what is left.
 
     Raises:
         ValueError: no distribution lies between the bounds.
@@ -89,20 +91,26 @@ def largest_loglik(counts: Sequence[int], low: Sequence[float], high: Sequence[f
     if sum(low) > 1 + 1e-9 or sum(high) < 1 - 1e-9:
         raise ValueError("no distribution lies between the bounds")
 
-    drawn = [at for at, count in enumerate(counts) if count]
-    if len(drawn) == 1:  # all of the mass that the others leave
-        at = drawn[0]
-        return loglik(counts[at : at + 1], [min(high[at], 1.0 - sum(low) + low[at])])
+    drawn = [one for one in zip(counts, low, high, strict=True) if one[0]]
+    left = 1.0 - sum(low) + sum(a for _, a, _ in drawn)  # for the drawn: the others take their least
+    if len(drawn) == 1:
+        n, _, b = drawn[0]
+        return loglik([n], [min(b, left)])
 
     def at_rate(rate: float) -> list[float]:
-        return [min(max(n / rate, a), b) for n, a, b in zip(counts, low, high, strict=True)]
+        return [min(max(n / rate, a), b) for n, a, b in drawn]
 
-    lower, upper = 1e-9, 2.0 * sum(counts) + 1.0
-    if sum(at_rate(lower)) > 1.0:
-        for _ in range(60):
-            middle = math.sqrt(lower * upper)
-            lower, upper = (middle, upper) if sum(at_rate(middle)) > 1.0 else (lower, middle)
-    return loglik(counts, at_rate(lower))  # the sum is 1 or a little more: never too little for the law
+    bends = sorted({n / bound for n, *bounds in drawn for bound in bounds if bound > 0})
+    first = bisect_left(bends, True, key=lambda rate: sum(at_rate(rate)) <= left)
+    rate = bends[min(first, len(bends) - 1)] if bends else 1.0
+    if 0 < first < len(bends):
+        inner = math.sqrt(bends[first - 1] * bends[first])
+        free = [a < n / inner < b for n, a, b in drawn]
+        fixed = sum(p for p, one in zip(at_rate(inner), free, strict=True) if not one)
+        if any(free):
+            rate = sum(n for (n, _, _), one in zip(drawn, free, strict=True) if one) / (left - fixed)
+    # a little more than 1 rather than less: never too little for the law
+    return loglik([n for n, _, _ in drawn], at_rate(rate * (1 - 1e-12)))
 
 
 def dirichlet_loglik(counts: Sequence[int], law: Sequence[float], concentration: float) -> float:

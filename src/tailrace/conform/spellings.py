@@ -9,6 +9,7 @@ from typing import Any
 from tailrace.conform.cases import PATHS, asking
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, Refused
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyChoice, reply
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
 
@@ -39,7 +40,7 @@ async def judge_spellings(
             more = f"; {', '.join(without_effect)} accepted without effect" if without_effect else ""
             return holds(f"{len(found)} answers with {name}{more}")
         if found and len(wrong) < len(found):
-            return broken(f"with {name}: {reply(wrong[0]).text!r}", wrong[0])
+            return broken(f"with {name}: {quoted(reply(wrong[0]).text)}", wrong[0])
         (without_effect if found else unsaid).append(name)
         first = first or (wrong[0] if wrong else None)
     if first is not None:

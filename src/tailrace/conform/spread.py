@@ -95,7 +95,8 @@ def top_of(token: ReplyToken) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for text, raw, value in sorted(token.top, key=lambda one: -one[2]):
         key = text if raw is None else raw
-        found[key] = math.log(math.exp(found[key]) + math.exp(value)) if key in found else value
+        # in falling order: the value that is there is the larger one
+        found[key] = found[key] + math.log1p(math.exp(value - found[key])) if key in found else value
     return found
 
 
@@ -109,10 +110,12 @@ async def spread_of(ctx: LawContext, prompt: str, **fields: Any) -> Spread | Non
         tokens = reply(made).choice().tokens
         if not tokens or not tokens[0].top:
             return None
-        found = top_of(tokens[0])
+        found = {key: value for key, value in top_of(tokens[0]).items() if math.exp(value) > 0}
+        if not found:
+            return None
         if len(found) > top:  # the drawn token is reported beside the likeliest
             found = dict(list(found.items())[:top])
-        shared = len(found) < len(tokens[0].top)
+        shared = len(top_of(tokens[0])) < len(tokens[0].top)
         usable = tuple(not shared and names_one_token(key) for key in found)
         return Spread(prompt, tuple(found), tuple(map(math.exp, found.values())), usable, ACROSS, made)
     return None
@@ -162,7 +165,7 @@ async def largest_n(ctx: LawContext, prompt: str, neutral: Mapping[str, Any]) ->
             made = await ctx.generate(prompt, n=size, max_tokens=8, **seeded(ctx, {**neutral}))
         except Refused:
             continue
-        texts = [choice.text for choice in reply(made).choices.values()]
+        texts = [choice.said for choice in reply(made).choices.values()]
         if len(texts) == size:
             return size if len(set(texts)) > 1 else 1
     return 1

@@ -1,12 +1,14 @@
 """The server that is judged: sends requests, reads answers to their end, counts both. No answer is judged here.
 
-A request never hangs: `timeout_s` bounds the wait for the next bytes, and four times it the whole.
+A request always ends: `timeout_s` bounds the wait for the next bytes, four times it the whole; an answer is left when
+it has more bytes, or a stream more events, than what was asked for can have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,19 @@ with needs("conform"):
     import httpx
 
 KEPT = 32  # exchanges without a proper answer that are kept
+LARGEST = 64 << 20  # bytes of an answer
+EVENTS, EVENTS_PER_TOKEN = 64, 4  # of a stream, at most: some servers send a token in several
+NOBODY = "nobody answers there"
+# What went wrong below HTTP, in words; the first that fits.
+FAILURES: tuple[tuple[type[Exception], str], ...] = (
+    (httpx.ConnectError, NOBODY),
+    (httpx.InvalidURL, "the address is no URL"),
+    (httpx.UnsupportedProtocol, "the address is no URL"),
+    (httpx.DecodingError, "the body's compression can't be read"),
+    (httpx.LocalProtocolError, "the request can't be sent as HTTP"),
+    (httpx.RemoteProtocolError, "the connection was closed before the answer was whole, or it is no HTTP"),
+    (Exception, "the connection broke off"),
+)
 
 
 class TargetServer:
@@ -29,6 +44,7 @@ class TargetServer:
     ) -> None:
         self.base_url, self.model, self.timeout_s = base_url.rstrip("/"), model, timeout_s
         self.num_requests, self.num_tokens = 0, 0
+        self.gone = False  # nobody took the last connection
         self.unanswered: list[Exchange] = []  # 5xx, broken connections, timeouts: the first KEPT
         self.on_request: Callable[[], None] = lambda: None
         self._has_key = bool(api_key)
@@ -95,12 +111,13 @@ class TargetServer:
         except TimeoutError:
             made.failure = f"no end after {4 * self.timeout_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            made.failure = f"{type(error).__name__}: {error}".rstrip(": ")
+            made.failure = next(words for kind, words in FAILURES if isinstance(error, kind))
         made.elapsed_s = time.monotonic() - begun
         made.parsed = parse(made.text)
 
     def _count(self, made: Exchange) -> None:
         self.num_requests += 1
+        self.gone = made.failure == NOBODY
         if (made.failure or made.status >= 500) and made.status != 501 and len(self.unanswered) < KEPT:
             self.unanswered.append(made)
         bodies = [event.parsed for event in made.events] or [made.parsed]
@@ -113,17 +130,38 @@ class TargetServer:
 
 
 async def read(answer: httpx.Response, made: Exchange, begun: float) -> None:
-    """Take in the body; of an event stream each event with the time of its arrival."""
-    if "text/event-stream" not in answer.headers.get("content-type", ""):
-        made.raw = await answer.aread()
-        return
-    rest = b""
+    """Take in the body; of an event stream each event with the time of its arrival. An answer that is too large to be
+    one becomes a failure."""
+    events = "text/event-stream" in answer.headers.get("content-type", "")
+    most = most_events(made.body)
+    parts: list[bytes] = []
+    size, rest = 0, b""
     data: list[str] = []
-    async for part in answer.aiter_raw():
-        made.raw += part
-        *lines, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n")
-        for line in lines:
-            take_line(line, data, made, time.monotonic() - begun)
+    try:
+        async for part in answer.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST:
+                made.failure = f"no end after {LARGEST >> 20} MiB"
+            if len(made.events) > most:
+                made.failure = f"no end after {most:g} events, far more than max_tokens allows"
+            if made.failure:
+                break
+            if not events:
+                continue
+            *lines, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n")
+            for line in lines:
+                take_line(line, data, made, time.monotonic() - begun)
+    finally:
+        made.raw = b"".join(parts)
+
+
+def most_events(body: Any) -> float:
+    """How many events a stream of this request may have."""
+    if not isinstance(body, dict):
+        return math.inf
+    tokens, count = body.get("max_tokens"), body.get("n", 1)
+    return EVENTS + EVENTS_PER_TOKEN * tokens * count if type(tokens) is int and type(count) is int else math.inf
 
 
 def take_line(line: bytes, data: list[str], made: Exchange, after_s: float) -> None:

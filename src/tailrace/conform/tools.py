@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyChoice
 from tailrace.conform.schema_check import misfit
 
@@ -32,11 +33,11 @@ def call_problem(choice: ReplyChoice, names: tuple[str, ...]) -> str | None:
     """What is wrong with a choice's calls, or None."""
     for call in choice.tool_calls:
         if call["name"] not in names:
-            return f"a call of {call['name']!r}, which is none of {', '.join(names)}"
+            return f"a call of {quoted(call['name'])}, which is none of {', '.join(names)}"
         try:
             arguments = json.loads(call["arguments"])
         except ValueError:
-            return f"arguments that do not parse: {call['arguments'][:80]!r}"
+            return f"arguments that do not parse: {quoted(call['arguments'][:80])}"
         if said := misfit(arguments, PARAMETERS, "the arguments"):
             return f"{said}: {call['arguments'][:120]}"
         if not call["id"]:
@@ -49,4 +50,4 @@ def forced_problem(choice: ReplyChoice, name: str) -> str | None:
     if said := call_problem(choice, (name,)):
         return said
     ended = choice.finish_reason
-    return None if ended in ("tool_calls", "stop") else f"finish_reason is {ended!r} after a call"
+    return None if ended in ("tool_calls", "stop") else f"finish_reason is {quoted(ended)} after a call"

@@ -8,6 +8,7 @@ from typing import Any
 from tailrace.conform.cases import PATHS, asking
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
+from tailrace.conform.plain import quoted
 
 # (field, value) out of any range that the field can have; fields beyond OpenAI's are tried where they are offered
 OUT_OF_RANGE: list[tuple[str, Any]] = [
@@ -56,4 +57,4 @@ def path_of(ctx: LawContext) -> str:
 
 
 def shown(found: list[tuple[str, Any, Exchange]]) -> str:
-    return ", ".join(f"{name} {value!r} ({made.status or made.failure})" for name, value, made in found)
+    return ", ".join(f"{name} {quoted(value)} ({made.status or made.failure})" for name, value, made in found)

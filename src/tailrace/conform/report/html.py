@@ -10,6 +10,7 @@ import json
 from html import escape
 
 from tailrace.conform.exchange import Exchange
+from tailrace.conform.plain import quoted
 from tailrace.conform.report.text import printable, summary
 from tailrace.conform.runner import ConformRun, JudgedLaw
 from tailrace.conform.verdict import KINDS
@@ -63,7 +64,7 @@ def law(one: JudgedLaw, url: str) -> str:
     ]
     rate = f"at most {one.law.error_rate:.2g} for a false “broken”" if one.law.error_rate else "exact"
     rows += [("Error rate", rate), ("Seen", found.said)]
-    rows += [(name, str(value)) for name, value in found.figures.items()]
+    rows += [(name, quoted(value)) for name, value in found.figures.items()]
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{shown(text)}</dd>" for name, text in rows)
     command = found.curl(url)
     repeated = f"<pre>{shown(command)}</pre>" if command else ""

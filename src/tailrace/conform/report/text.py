@@ -38,7 +38,8 @@ def finding(one: JudgedLaw, url: str) -> str:
 
 def summary(run: ConformRun) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in run.counts().items() if count)
-    left = f"; interrupted, {len(run.unjudged)} laws left out" if run.interrupted else ""
+    why = "the server is gone" if run.gone else "interrupted"
+    left = f"; {why}, {len(run.unjudged)} laws left out" if run.interrupted else ""
     return f"{counts or 'nothing judged'} ({run.num_requests} requests, {run.seconds:.0f} s){left}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict, broken, holds
 from tailrace.conform.wrong_requests import path_of
 
@@ -14,7 +15,7 @@ async def check(ctx: LawContext) -> Verdict:
     for body in BODIES:
         made = await ctx.server.request(path_of(ctx), body)
         if not made.refused:
-            return broken(f"the body {body!r} is answered with {made.failure or made.status}", made)
+            return broken(f"the body {quoted(body)} is answered with {made.failure or made.status}", made)
     return holds(f"{len(BODIES)} bodies")
 
 

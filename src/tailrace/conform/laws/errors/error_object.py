@@ -7,6 +7,7 @@ from typing import Any
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 from tailrace.conform.wrong_requests import sent_wrong
 
@@ -21,9 +22,9 @@ WRONG: list[dict[str, Any]] = [
 def problem(made: Exchange) -> str | None:
     inner = made.parsed.get("error") if isinstance(made.parsed, dict) else None
     if not isinstance(inner, dict):
-        return f"no error object in {made.text[:120]!r}"
+        return f"no error object in {quoted(made.text[:120])}"
     if not isinstance(inner.get("message"), str) or not inner["message"]:
-        return f"the error has no message: {made.text[:120]!r}"
+        return f"the error has no message: {quoted(made.text[:120])}"
     return None
 
 

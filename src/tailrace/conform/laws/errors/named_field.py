@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 from tailrace.conform.wrong_requests import OUT_OF_RANGE, WRONG_TYPES, tried
 
@@ -14,7 +15,7 @@ async def check(ctx: LawContext) -> Verdict:
     if silent:
         names = ", ".join(dict.fromkeys(name for name, _ in silent))
         said = silent[0][1].error_message[:120]
-        return broken(f"not named: {names}; the error says {said!r}", *(made for _, made in silent))
+        return broken(f"not named: {names}; the error says {quoted(said)}", *(made for _, made in silent))
     return holds(f"{len(refused)} refusals") if refused else inconclusive("no wrong value is refused")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import PATHS, Case, Unrepeatable, asking, check_repeatable, send, sent
+from tailrace.conform.cases import PATHS, Case, Unrepeatable, asking, check_repeatable, need_text, send, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import reply
 from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 from tailrace.conform.wrong_requests import OUT_OF_RANGE, WRONG_TYPES, sent_wrong
@@ -16,6 +17,7 @@ async def check(ctx: LawContext) -> Verdict:
     endpoint = next(name for name in PATHS if ctx.capabilities.offers(name))
     case = asking(endpoint, "story", temperature=0.0, max_tokens=64, stream=True)
     _, alone = await sent(ctx, case)
+    need_text(alone.choice().said)
     wrong = (OUT_OF_RANGE + WRONG_TYPES) * ROUNDS
     body = {"model": ctx.server.model, **case.body}
     burst = [sent_wrong(ctx, {name: value}) for name, value in wrong]
@@ -23,14 +25,14 @@ async def check(ctx: LawContext) -> Verdict:
     if not made.ok:
         return broken(f"a stream beside wrong requests: {made.failure or made.status}", made)
     said = reply(made).text
-    if said == alone.text:
+    if reply(made).choice().said == alone.choice().said:
         return holds(f"a stream beside {len(wrong)} wrong requests")
     try:
         await check_repeatable(ctx, case, alone.text)
         await beside_others(ctx, case, alone.text)
     except Unrepeatable:
         return inconclusive("the greedy answer is another one beside any other request")
-    return broken(f"{said[-60:]!r} beside wrong requests, {alone.text[-60:]!r} alone", made)
+    return broken(f"{quoted(said[-60:])} beside wrong requests, {quoted(alone.text[-60:])} alone", made)
 
 
 async def beside_others(ctx: LawContext, case: Case, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
-from tailrace.conform.verdict import Verdict, broken, holds
+from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 from tailrace.conform.wrong_requests import OUT_OF_RANGE, shown, tried
 
 
@@ -13,7 +13,7 @@ async def check(ctx: LawContext) -> Verdict:
     wrong = [one for one in found if not one[2].refused]
     if wrong:
         return broken(f"not refused: {shown(wrong)}", *(made for _, _, made in wrong))
-    return holds(f"{len(found)} values")
+    return holds(f"{len(found)} values") if found else inconclusive("none of the fields is offered")
 
 
 LAW = Law(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.conform.cases import asking
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import reply
 from tailrace.conform.verdict import Verdict, broken, holds
 from tailrace.conform.wrong_requests import endpoint_of
@@ -22,7 +23,7 @@ async def check(ctx: LawContext) -> Verdict:
     count = (reply(made).usage or {}).get("prompt_tokens")
     if isinstance(count, int) and count >= WORDS:
         return holds(f"all {count:,} tokens fit")
-    return broken(f"{WORDS:,} words were answered, but prompt_tokens is {count}", made)
+    return broken(f"{WORDS:,} words were answered, but prompt_tokens is {quoted(count)}", made)
 
 
 LAW = Law(

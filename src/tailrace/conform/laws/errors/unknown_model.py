@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict, broken, holds, ignored
 from tailrace.conform.wrong_requests import sent_wrong
 
@@ -17,7 +18,7 @@ async def check(ctx: LawContext) -> Verdict:
     if not made.refused:
         return broken(f"{made.failure or made.status} for a model that is not there", made)
     if NAME not in made.text and "model" not in made.text.lower():
-        return broken(f"the error does not say that it is the model: {made.text[:120]!r}", made)
+        return broken(f"the error does not say that it is the model: {quoted(made.text[:120])}", made)
     return holds(f"{made.status}: {made.error_message[:80]}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, Refused
 from tailrace.conform.law import Law
+from tailrace.conform.plain import listed
 from tailrace.conform.reply import reply
 from tailrace.conform.spread import Source, seeded, source
 from tailrace.conform.verdict import Verdict, broken, holds, ignored, inconclusive
@@ -35,20 +36,19 @@ async def check(ctx: LawContext) -> Verdict:
             refused = error
             continue
         if len(set(drawn)) > 1:
-            said = (
-                f"only id {id} is allowed, and {len(set(drawn))} different first tokens came: {sorted(set(drawn))[:5]}"
-            )
+            came = sorted(set(drawn))
+            said = f"only id {id} is allowed, and {len(came)} different first tokens came: {listed(came[:5])}"
             return (ignored if set(drawn) >= set(plain) or len(set(drawn) & set(plain)) > 2 else broken)(said, exchange)
         named[id] = drawn[0]
         if len(named) == TOGETHER:
             break
     if refused and not named:
         raise refused
-    if len(named) < TOGETHER or len(set(plain)) < 2:
-        return inconclusive("too few ids are taken, or one token has nearly all of the probability")
+    if len(named) < TOGETHER or len(set(plain)) < 2 or len(set(named.values())) < 2:
+        return inconclusive("too few ids are taken, they have no text, or one token has nearly all of the probability")
     drawn, exchange = await texts(ctx, found, list(named), min(64, ctx.budget.draws))
     if outside := sorted(set(drawn) - set(named.values())):
-        return broken(f"the ids {list(named)} are {list(named.values())}, and {outside[:5]} came", exchange)
+        return broken(f"the ids {listed(named)} are {listed(named.values())}, and {listed(outside[:5])} came", exchange)
     return holds(f"{len(drawn)} first tokens with {TOGETHER} ids allowed, and 16 with each of them alone")
 
 

@@ -12,6 +12,8 @@ from tailrace.conform.sequential import SHARE
 from tailrace.conform.spread import Key, Spread, source
 from tailrace.conform.verdict import Verdict, inconclusive
 
+LEAST = 0.01  # of the probability must be left without the word
+
 
 def text_of(key: Key) -> str:
     return key.decode(errors="replace") if isinstance(key, bytes) else key
@@ -37,8 +39,9 @@ async def check(ctx: LawContext) -> Verdict:
         for word in words
         if word.isalnum()
     }
+    likely = {word: left for word, left in likely.items() if left > LEAST}
     if not likely:
-        return inconclusive("no likely token is a word")
+        return inconclusive("no likely token is a word beside which other tokens are drawn")
     word = min(likely, key=lambda one: likely[one])
     law = replace(without(spread, word), stated={"no effect": neutral(spread)})
     return await judged(ctx, found, {"bad_words": [word]}, law, SHARE)

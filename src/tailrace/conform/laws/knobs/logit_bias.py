@@ -8,6 +8,7 @@ from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, Refused
 from tailrace.conform.families import Member, logistic, steps, weigh_families
 from tailrace.conform.law import Law
+from tailrace.conform.plain import listed, quoted
 from tailrace.conform.reply import reply
 from tailrace.conform.sequential import SHARE, judge, log_e, remaining
 from tailrace.conform.spread import Source, seeded, source
@@ -71,7 +72,7 @@ async def check(ctx: LawContext) -> Verdict:
     found = await source(ctx)
     token = await force(ctx, found)
     if token is None:
-        return inconclusive(f"none of the ids {IDS} is taken")
+        return inconclusive(f"none of the ids {listed(IDS)} is taken")
     if token.others:
         plain, _ = await drawn(ctx, found, token.id, 0.0, 8)
         said = f"id {token.id} with a bias of {FORCE:g}: {token.others + 1} of 8 first tokens differ"
@@ -100,8 +101,8 @@ async def compare(ctx: LawContext, found: Source, token: Forced, middle: float) 
         if finding != "open" or total >= 2 * ctx.budget.draws:
             break
     said = (
-        f"{token.text!r} came {counts[0][0]} times in {sum(counts[0])} draws with a bias of {middle - HALF:.3f}, and "
-        f"{counts[1][0]} times in {sum(counts[1])} with {middle + HALF:.3f}"
+        f"{quoted(token.text)} came {counts[0][0]} times in {sum(counts[0])} draws with a bias of {middle - HALF:.3f}, "
+        f"and {counts[1][0]} times in {sum(counts[1])} with {middle + HALF:.3f}"
     )
     figures = {"draws": total, "log_e": round(log_e(evidence), 2)}
     left = remaining(evidence)

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyChoice
-from tailrace.conform.reported import check
+from tailrace.conform.reported import Looked, check
 from tailrace.conform.spread import names_one_token
 from tailrace.conform.verdict import Verdict
 
 
-def look(choice: ReplyChoice) -> str | None:
+def look(choice: ReplyChoice) -> Looked:
     """An end token may be reported without being in the text; a character that the length limit has cut may be missing,
     or stand there as U+FFFD. Texts of tokens (legacy completions) can't tell pieces of characters: such answers are
-    left out."""
+    left out, and so are answers with thoughts or calls, whose text is elsewhere."""
     tokens = list(choice.tokens)
     if any(token.raw is None and ("\ufffd" in token.text or token.text.startswith("bytes:")) for token in tokens):
-        return None
+        return 0, None
     spellings = []
     for kept in (tokens, tokens[:-1]):
         data = b"".join(token.text.encode(errors="replace") if token.raw is None else token.raw for token in kept)
         spellings += [data.decode(errors="replace"), data.decode(errors="ignore")]
         if not tokens or (choice.finish_reason != "stop" and names_one_token(tokens[-1].text)):
             break
-    if not tokens or choice.text in spellings or choice.reasoning or choice.tool_calls:
-        return None
-    if choice.text.rstrip("\ufffd") in spellings:
-        return None
-    return f"the tokens spell {spellings[0][-60:]!r}, the text is {choice.text[-60:]!r}"
+    if not tokens or choice.reasoning or choice.tool_calls:
+        return 0, None
+    if choice.text in spellings or choice.text.rstrip("\ufffd") in spellings:
+        return len(tokens), None
+    return len(tokens), f"the tokens spell {quoted(spellings[0][-60:])}, the text is {quoted(choice.text[-60:])}"
 
 
 async def check_law(ctx: LawContext) -> Verdict:

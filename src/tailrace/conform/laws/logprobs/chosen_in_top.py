@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyChoice
-from tailrace.conform.reported import check
+from tailrace.conform.reported import Looked, check
 from tailrace.conform.spread import SAME_STEP, key_of, names_one_token
 from tailrace.conform.verdict import Verdict
 
 
-def look(choice: ReplyChoice) -> str | None:
+def look(choice: ReplyChoice) -> Looked:
+    judged = 0
     for at, token in enumerate(choice.tokens):
         if not token.top or token.logprob is None or not names_one_token(key_of(token)):
             continue
+        judged, what = judged + 1, f"token {at} ({quoted(token.text)}, {token.logprob:.4f})"
         same = [value for text, raw, value in token.top if (text if raw is None else raw) == key_of(token)]
         least = min(value for _, _, value in token.top)
         if same and min(abs(value - token.logprob) for value in same) > SAME_STEP:
-            return f"token {at} ({token.text!r}) has logprob {token.logprob:.4f}, and {same[0]:.4f} among the likeliest"
+            return judged, f"{what} has the logprob {same[0]:.4f} among the likeliest"
         if not same and token.logprob > least + SAME_STEP:
-            return (
-                f"token {at} ({token.text!r}, {token.logprob:.4f}) is not among the likeliest, which reach {least:.4f}"
-            )
-    return None
+            return judged, f"{what} is not among the likeliest, which reach {least:.4f}"
+    return judged, None
 
 
 async def check_law(ctx: LawContext) -> Verdict:

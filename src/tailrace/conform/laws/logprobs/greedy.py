@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyChoice
-from tailrace.conform.reported import check
+from tailrace.conform.reported import Looked, check
 from tailrace.conform.spread import SAME_STEP
 from tailrace.conform.verdict import Verdict
 
 
-def look(choice: ReplyChoice) -> str | None:
+def look(choice: ReplyChoice) -> Looked:
+    judged = 0
     for at, token in enumerate(choice.tokens):
         if token.top and token.logprob is not None:
+            judged += 1
             best = max(token.top, key=lambda one: one[2])
             if best[2] > token.logprob + SAME_STEP:
-                return (
-                    f"token {at} is {token.text!r} ({token.logprob:.4f}), but {best[0]!r} is likelier ({best[2]:.4f})"
-                )
-    return None
+                seen = f"token {at} is {quoted(token.text)} ({token.logprob:.4f})"
+                return judged, f"{seen}, but {quoted(best[0])} is likelier ({best[2]:.4f})"
+    return judged, None
 
 
 async def check_law(ctx: LawContext) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.reply import ReplyChoice, reply
 from tailrace.conform.reported import NAMES, asked
@@ -17,15 +18,16 @@ def difference(plain: ReplyChoice, streamed: ReplyChoice) -> str | None:
         return f"{len(plain.tokens)} tokens without stream, {len(streamed.tokens)} with it"
     for at, (one, other) in enumerate(zip(plain.tokens, streamed.tokens, strict=True)):
         if key_of(one) != key_of(other):
-            return f"token {at} is {one.text!r} without stream, {other.text!r} with it"
+            return f"token {at} is {quoted(one.text)} without stream, {quoted(other.text)} with it"
         if one.logprob is not None and abs(one.logprob - (other.logprob or 0.0)) > LARGEST_JITTER:
-            return f"token {at} has logprob {one.logprob:.4f} without stream, {other.logprob} with it"
+            return f"token {at} has logprob {one.logprob:.4f} without stream, {quoted(other.logprob)} with it"
         first, second = top_of(one), top_of(other)
         if len(first) != len(second):
             return f"token {at} has {len(first)} likeliest tokens without stream, {len(second)} with it"
         moved = [key for key in first if key in second and abs(first[key] - second[key]) > LARGEST_JITTER]
         if moved:
-            return f"token {at}: {moved[0]!r} has {first[moved[0]]:.4f} without stream, {second[moved[0]]:.4f} with it"
+            one_side, other_side = f"{first[moved[0]]:.4f}", f"{second[moved[0]]:.4f}"
+            return f"token {at}: {quoted(moved[0])} has {one_side} without stream, {other_side} with it"
     return None
 
 

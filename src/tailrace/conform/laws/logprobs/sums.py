@@ -6,20 +6,23 @@ import math
 
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import ReplyChoice
-from tailrace.conform.reported import check
+from tailrace.conform.reported import Looked, check
 from tailrace.conform.spread import SAME_STEP, top_of
 from tailrace.conform.verdict import Verdict
 
 
-def look(choice: ReplyChoice) -> str | None:
+def look(choice: ReplyChoice) -> Looked:
+    judged = 0
     for at, token in enumerate(choice.tokens):
         if token.logprob is not None and not -math.inf <= token.logprob <= SAME_STEP:
-            return f"token {at} ({token.text!r}) has logprob {token.logprob}"
+            return judged, f"token {at} ({quoted(token.text)}) has the logprob {token.logprob:.4f}"
+        judged += bool(token.top)
         total = sum(math.exp(value) for value in top_of(token).values())
         if not total <= math.exp(SAME_STEP):
-            return f"the {len(token.top)} likeliest of token {at} have {total:.4f} of the probability"
-    return None
+            return judged, f"the {len(token.top)} likeliest of token {at} have {total:.4f} of the probability"
+    return judged, None
 
 
 async def check_law(ctx: LawContext) -> Verdict:

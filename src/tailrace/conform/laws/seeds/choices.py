@@ -5,7 +5,16 @@ from __future__ import annotations
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.reply import reply
-from tailrace.conform.seeded import NOT_REPEATED, SeededAnswer, answer, compared, repeatable, seeds_of
+from tailrace.conform.seeded import (
+    ALL_ALIKE,
+    NOT_REPEATED,
+    SeededAnswer,
+    answer,
+    compared,
+    differ,
+    repeatable,
+    seeds_of,
+)
 from tailrace.conform.verdict import Verdict, holds
 
 COUNT = 4
@@ -19,10 +28,12 @@ async def choices(ctx: LawContext, seed: int) -> list[SeededAnswer]:
 async def check(ctx: LawContext) -> Verdict:
     if not await repeatable(ctx):
         return NOT_REPEATED
-    pairs = []
-    for seed in seeds_of(ctx):
+    pairs, seeds = [], seeds_of(ctx)
+    for seed in seeds:
         pairs += list(zip(await choices(ctx, seed), await choices(ctx, seed), strict=True))
-    return compared(pairs, f"with n {COUNT}") or holds(f"{len(pairs)} choices of {len(pairs) // COUNT} seeds")
+    if (verdict := compared(pairs, f"with n {COUNT}")) is not None:
+        return verdict
+    return holds(f"{len(pairs)} choices of {len(seeds)} seeds") if differ([one for one, _ in pairs]) else ALL_ALIKE
 
 
 LAW = Law(

@@ -104,7 +104,7 @@ async def misplaced(ctx: LawContext, found: Source) -> bool:
     assert found.spread is not None
     fields = {**found.neutral, "temperature": 0.0, "max_tokens": LENGTH}
     made = await ctx.generate(found.spread.prompt, logprobs=len(found.spread.keys), **fields)
-    return look(reply(made).choice()) is not None
+    return look(reply(made).choice())[1] is not None
 
 
 def before(by_seed: Mapping[int, Path], path: Path, at: int) -> Iterator[tuple[str, Place]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.conform.answers import cut_before, stops_of, with_stops
+from tailrace.conform.answers import cut_before, stops_of, uncut, with_stops
 from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
@@ -12,10 +12,13 @@ SPARE = 2  # tokens that a server may have drawn ahead
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
+    whole = await uncut(ctx, case)
     made, said = await sent(ctx, case)
+    if said.text != cut_before(whole, stops_of(case)) or said.text == whole:
+        raise SaysNothing("no stop cut the text (stops.cut)")
     count = said.usage.get("completion_tokens") if said.usage else None
     if not isinstance(count, int) or count <= SPARE + 1:
-        raise SaysNothing
+        raise SaysNothing("usage is missing, or the stop came at once")
     before, shorter = await sent(ctx, case, stop=None, max_tokens=count - SPARE - 1)
     if cut_before(shorter.text, stops_of(case)) == shorter.text or said.text not in shorter.text:
         return None

@@ -6,6 +6,7 @@ from tailrace.conform.answers import cut_before, stops_of, uncut, with_stops
 from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 
@@ -13,22 +14,22 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     whole = await uncut(ctx, case)
     made, said = await sent(ctx, case)
     if said.text != cut_before(whole, stops_of(case)) or said.text == whole:
-        raise SaysNothing  # stops.cut judges that
+        raise SaysNothing("no stop cut the text (stops.cut)")
     reason = said.choice().finish_reason
     if reason != "stop":
-        return Finding(f"finish_reason is {reason!r} where a stop ended the text", (made,))
+        return Finding(f"finish_reason is {quoted(reason)} where a stop ended the text", (made,))
     count = said.usage.get("completion_tokens") if said.usage else None
     if isinstance(count, int) and count > 1:
         at_once, also = await sent(ctx, case, max_tokens=count)
         if also.text == said.text and also.choice().finish_reason != "stop":
             await check_repeatable(ctx, case.having(stop=None), whole)
             return Finding(
-                f"finish_reason is {also.choice().finish_reason!r} where the last allowed token completed the stop",
+                f"finish_reason is {quoted(also.choice().finish_reason)} where the last token completed the stop",
                 (at_once,),
             )
     short, cut = await sent(ctx, case, stop=None, max_tokens=3)
     if cut.choice().finish_reason != "length":
-        return Finding(f"finish_reason is {cut.choice().finish_reason!r} after max_tokens", (short,))
+        return Finding(f"finish_reason is {quoted(cut.choice().finish_reason)} after max_tokens", (short,))
     return None
 
 

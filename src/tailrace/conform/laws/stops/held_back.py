@@ -19,7 +19,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
         usual = max(map(len, without.pieces), default=0)
         last = len(said.choice().pieces[-1]) if said.choice().pieces else 0
         if len(without.text) < 2 * len(NEVER):
-            raise SaysNothing
+            raise SaysNothing(f"no answer has {2 * len(NEVER)} characters")
         if last < usual + len(NEVER) // 2:
             return None
         tokens = last * len(without.pieces) / len(without.text) - 1

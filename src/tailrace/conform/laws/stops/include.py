@@ -6,24 +6,27 @@ from tailrace.conform.answers import cut_before, stops_of, uncut, with_stops
 from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if "include_stop_str_in_output" not in case.body:
-        raise SaysNothing
+        raise SaysNothing("the field is not asked for")
     stops = stops_of(case)
     plain = case.having(include_stop_str_in_output=None)
     whole = await uncut(ctx, plain)
     cut = cut_before(whole, stops)
     if len(stops) != 1 or cut == whole:
-        raise SaysNothing
+        raise SaysNothing("the stop is not in the text")
     wanted = cut + stops[0]
     for stream in (None, True):
         made, said = await sent(ctx, case, stream=stream)
+        if said.text == whole:
+            raise SaysNothing("no stop cut the text (stops.cut)")
         if said.text != wanted:
             await check_repeatable(ctx, plain.having(stop=None), whole)
-            return Finding(f"{said.text[-40:]!r}, not {wanted[-40:]!r}", (made,), effect=said.text != cut)
+            return Finding(f"{quoted(said.text[-40:])}, not {quoted(wanted[-40:])}", (made,), effect=said.text != cut)
     return None
 
 

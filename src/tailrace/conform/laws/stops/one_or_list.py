@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from tailrace.conform.answers import stops_of, with_stops
+from tailrace.conform.answers import stops_of, uncut, with_stops
 from tailrace.conform.cases import Case, Finding, SaysNothing, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if len(stops_of(case)) != 1:
-        raise SaysNothing
+        raise SaysNothing("not one stop")
     listed = (await sent(ctx, case))[1].text
     made, said = await sent(ctx, case, stop=stops_of(case)[0])
     if said.text == listed:
+        if listed == await uncut(ctx, case):
+            raise SaysNothing("no stop cut the text (stops.cut)")
         return None
     await check_repeatable(ctx, case, listed)
-    return Finding(f"as a text {said.text[-40:]!r}, in a list {listed[-40:]!r}", (made,))
+    return Finding(f"as a text {quoted(said.text[-40:])}, in a list {quoted(listed[-40:])}", (made,))
 
 
 async def check(ctx: LawContext) -> Verdict:

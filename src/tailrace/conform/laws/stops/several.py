@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tailrace.conform.answers import compared, in_turns, texts
+from tailrace.conform.answers import compared, in_turns, long_texts
 from tailrace.conform.cases import Case, Finding, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
@@ -30,7 +30,7 @@ def sets_of_stops(ctx: LawContext, text: str) -> list[list[str]]:
 
 
 async def check(ctx: LawContext) -> Verdict:
-    found = [[case.having(stop=stops) for stops in sets_of_stops(ctx, text)] for case, text in await texts(ctx)]
+    found = [[case.having(stop=stops) for stops in sets_of_stops(ctx, text)] for case, text in await long_texts(ctx)]
     return await judged(ctx, in_turns(found)[: 6 * ctx.budget.cases], judge)
 
 

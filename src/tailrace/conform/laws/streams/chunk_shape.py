@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.conform.cases import Case, Finding, cases, judged, send
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, judged, send
 from tailrace.conform.chunk_types import chunk_problem
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
@@ -13,15 +13,20 @@ from tailrace.conform.verdict import Verdict
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made = await send(ctx, case)
-    ids = set()
+    ids, num_choices = set(), 0
     for event in made.events:
         if event.parsed is None:
             continue
         if said := chunk_problem(event.parsed, case.chat):
             return Finding(f"{said} in {event.data[:200]}", (made,))
+        if "error" in event.parsed:
+            raise SaysNothing("a stream ended with an error")
         ids.add(event.parsed["id"])
+        num_choices += len(event.parsed["choices"])
     if len(ids) > 1:
         return Finding(f"the chunks of one answer have {len(ids)} ids", (made,))
+    if not num_choices:
+        raise SaysNothing("no chunk has a choice")
     return None
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, need_text, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 
@@ -16,10 +17,11 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     one, other = said.choice(), also.choice()
     if (one.text, one.reasoning) == (other.text, other.reasoning):
         if one.finish_reason == other.finish_reason:
+            need_text(one.said)
             return None
-        seen = f"finish_reason is {one.finish_reason!r} plain and {other.finish_reason!r} streamed"
+        seen = f"finish_reason is {quoted(one.finish_reason)} plain and {quoted(other.finish_reason)} streamed"
     else:
-        seen = f"plain {one.text[-60:]!r}, streamed {other.text[-60:]!r}"
+        seen = f"plain {quoted(one.text[-60:])}, streamed {quoted(other.text[-60:])}"
     await check_repeatable(ctx, case, one.text)
     return Finding(seen, (streamed, plain))
 

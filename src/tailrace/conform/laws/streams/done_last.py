@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, cases, judged, send
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, judged, send
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -12,7 +12,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made = await send(ctx, case)
     count = sum(event.data == "[DONE]" for event in made.events)
     if any(isinstance(event.parsed, dict) and "error" in event.parsed for event in made.events):
-        return None
+        raise SaysNothing("a stream ended with an error")
     if count != 1 or not made.done:
         last = made.events[-1].data[:80] if made.events else "nothing"
         return Finding(f"[DONE] came {count} times, and the last event is {last}", (made,))

@@ -6,6 +6,7 @@ from tailrace.conform.cases import Case, Finding, cases, judged
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, NoAnswer, Refused
 from tailrace.conform.law import Law
+from tailrace.conform.plain import listed
 from tailrace.conform.reply import reply
 from tailrace.conform.verdict import Verdict
 
@@ -18,7 +19,7 @@ def problem(made: Exchange) -> str | None:
     if made.failure:
         return f"{made.failure} after {len(made.events)} events, without an error"
     if open_ones or not choices:
-        return f"the stream ended without a finish_reason (choices {open_ones or 'none'}) and without an error"
+        return f"the stream ended without a finish_reason (choices {listed(open_ones)}) and without an error"
     return None
 
 

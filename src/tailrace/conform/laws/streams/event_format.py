@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, cases, judged, send
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, judged, send
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
@@ -21,16 +22,18 @@ def problem(made: Exchange) -> str | None:
         return f"the bytes are no UTF-8 at offset {error.start}"
     for line in made.raw.replace(b"\r\n", b"\n").split(b"\n"):
         if line and not line.startswith(FIELDS):
-            return f"a line is no field of an event stream: {line[:80].decode(errors='replace')!r}"
+            return f"a line is no field of an event stream: {quoted(line[:80].decode(errors='replace'))}"
     for event in made.events:
         if event.parsed is None and event.data != "[DONE]":
-            return f"an event's data is neither JSON nor [DONE]: {event.data[:80]!r}"
+            return f"an event's data is neither JSON nor [DONE]: {quoted(event.data[:80])}"
     return None
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made = await send(ctx, case)
     said = problem(made)
+    if not said and not made.events:
+        raise SaysNothing("no event came")
     return Finding(said, (made,)) if said else None
 
 

@@ -14,7 +14,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     choice = said.choice()
     if len(choice.text) < LEAST:
-        raise SaysNothing
+        raise SaysNothing(f"no answer has {LEAST} characters")
     if len(choice.pieces) == 1:
         return Finding(f"all {len(choice.text)} characters came in one event", (made,), effect=False)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.conform.cases import Case, Finding, cases, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 
@@ -13,7 +14,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     plain, said = await sent(ctx, case)
     listed = [one.get("index") for one in plain.parsed.get("choices", ())]
     if listed != wanted:
-        return Finding(f"the choices have the indexes {listed} in this order, not {wanted}", (plain,))
+        return Finding(f"the choices have the indexes {quoted(listed)} in this order, not {wanted}", (plain,))
     streamed, also = await sent(ctx, case, stream=True)
     if sorted(also.choices) != wanted:
         return Finding(f"the stream has the choices {sorted(also.choices)}, not {wanted}", (streamed,))
@@ -23,7 +24,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if said.usage and all(choice.finish_reason == "length" for choice in said.choices.values()):
         count = case.body["max_tokens"] * len(wanted)
         if said.usage.get("completion_tokens") != count:
-            return Finding(f"usage is {said.usage}, but {count} tokens were generated", (plain,))
+            return Finding(f"usage is {quoted(said.usage)}, but {count} tokens were generated", (plain,))
     return None
 
 

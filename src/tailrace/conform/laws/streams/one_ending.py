@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.conform.cases import Case, Finding, cases, judged, send
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, judged, send
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.verdict import Verdict
@@ -21,6 +21,8 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
                 ended.add(index)
             elif index in ended and (one.get("text") or delta.get("content") or delta.get("tool_calls")):
                 return Finding(f"choice {index} goes on after its finish_reason", (made,))
+    if not ended:
+        raise SaysNothing("no choice has a finish_reason (streams.ends-or-says-why)")
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.conform.cases import Case, Finding, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import listed
 from tailrace.conform.verdict import Verdict
 
 
@@ -12,7 +13,7 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     for choice in said.choices.values():
         if choice.roles != ["assistant"]:
-            return Finding(f"choice {choice.index} has the roles {choice.roles[:4]} in its deltas", (made,))
+            return Finding(f"choice {choice.index} has the roles {listed(choice.roles[:4])} in its deltas", (made,))
     for event in made.events:
         for one in event.parsed.get("choices") or () if isinstance(event.parsed, dict) else ():
             delta = one.get("delta") or {}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, need_text, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.reply import FoldedReply
 from tailrace.conform.verdict import Verdict
 
@@ -17,12 +18,14 @@ def problem(said: FoldedReply, case: Case) -> str | None:
     """What is wrong with one answer's usage."""
     usage, choice = said.usage, said.choice()
     if usage is None or not all(type(usage.get(name)) is int for name in COUNTS):
-        return f"usage is {usage}"
+        return f"usage is {quoted(usage)}"
     if usage["total_tokens"] != usage["prompt_tokens"] + usage["completion_tokens"]:
-        return f"total_tokens is not the sum in {usage}"
+        return f"total_tokens is not the sum in {quoted(usage)}"
     count, most = usage["completion_tokens"], case.body["max_tokens"]
     if choice.finish_reason == "length" and count != most:
         return f"completion_tokens is {count} where max_tokens {most} ended the answer"
+    if not count and not choice.blank:
+        return "completion_tokens is 0, but there is text"
     if count > most:
         return f"completion_tokens is {count}, more than max_tokens {most}"
     listed = len(choice.tokens)
@@ -38,12 +41,14 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     for made, answer in ((plain, said), (streamed, also)):
         if seen := problem(answer, case):
             return Finding(seen, (made,))
+    if not (said.choice().tokens or also.choice().tokens):
+        need_text(said.choice().said, also.choice().said)
     last = next(event.parsed for event in reversed(streamed.events) if isinstance(event.parsed, dict))
     if last.get("choices"):
         return Finding("the chunk with usage has choices", (streamed,))
     if said.text == also.text and [said.usage[name] for name in COUNTS] != [also.usage[name] for name in COUNTS]:  # type: ignore[index]
         await check_repeatable(ctx, case, said.text)
-        return Finding(f"usage is {said.usage} plain and {also.usage} streamed", (streamed, plain))
+        return Finding(f"usage is {quoted(said.usage)} plain and {quoted(also.usage)} streamed", (streamed, plain))
     return None
 
 

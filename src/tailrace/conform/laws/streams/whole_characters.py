@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tailrace.conform.cases import Case, Finding, cases, check_repeatable, judged, sent
+from tailrace.conform.cases import Case, Finding, SaysNothing, cases, check_repeatable, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 HALF = re.compile("[\ud800-\udfff]")
+WIDE = re.compile("[^\x00-\x7f]")
 UNKNOWN = "\ufffd"
 
 
@@ -19,13 +21,13 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     choice = also.choice()
     for piece in choice.pieces:
         if HALF.search(piece):
-            return Finding(f"half of a character in a delta: {piece!r}", (streamed,))
+            return Finding(f"half of a character in a delta: {quoted(piece)}", (streamed,))
     plain, said = await sent(ctx, case)
     if HALF.search(said.text):
-        return Finding(f"half of a character: {said.text!r}", (plain,))
+        return Finding(f"half of a character: {quoted(said.text)}", (plain,))
     if choice.text.count(UNKNOWN) != said.text.count(UNKNOWN):
         await check_repeatable(ctx, case, said.text)
-        return Finding(f"U+FFFD where a character was split: {choice.text[-60:]!r}", (streamed, plain))
+        return Finding(f"U+FFFD where a character was split: {quoted(choice.text[-60:])}", (streamed, plain))
     return await judge_cut(ctx, case, said.text)
 
 
@@ -33,10 +35,14 @@ async def judge_cut(ctx: LawContext, case: Case, whole: str) -> Finding | None:
     """The answer to a smaller max_tokens begins the longer one, but for a U+FFFD where its last character is cut."""
     length = case.body["max_tokens"] // 2
     cut, said = await sent(ctx, case, max_tokens=length)
+    if not WIDE.search(whole):
+        raise SaysNothing("no answer has a character of more than one byte")
     if whole.startswith(said.text.rstrip(UNKNOWN)) and said.text.count(UNKNOWN) <= whole.count(UNKNOWN) + 3:
         return None
     await check_repeatable(ctx, case, whole)
-    return Finding(f"max_tokens {length} gives {said.text[-40:]!r}, which does not begin {whole[:80]!r}", (cut,))
+    return Finding(
+        f"max_tokens {length} gives {quoted(said.text[-40:])}, which does not begin {quoted(whole[:80])}", (cut,)
+    )
 
 
 async def check(ctx: LawContext) -> Verdict:
@@ -53,7 +59,7 @@ LAW = Law(
     "breaks the client's JSON.",
     "Prompts with emoji and many scripts, greedy and seeded. Surrogates are never allowed. U+FFFD must occur as often "
     "streamed as plain. A shorter answer must begin the longer one; U+FFFD at its very end, where max_tokens cuts a "
-    "character, is allowed.",
+    "character, is allowed. Answers of ASCII alone say nothing.",
     "U+FFFD in the middle of a stream, a lone surrogate, a character lost at a limit.",
     check,
     needs=("stream",),

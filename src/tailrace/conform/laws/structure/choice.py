@@ -15,7 +15,9 @@ SPELLINGS = {
 }
 
 
-def fits(choice: ReplyChoice) -> bool:
+def fits(choice: ReplyChoice) -> bool | None:
+    if choice.finish_reason == "length" and any(one.startswith(choice.text) for one in CHOICES):
+        return None if choice.text not in CHOICES else True
     return choice.text in CHOICES
 
 

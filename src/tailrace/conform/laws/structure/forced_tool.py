@@ -5,20 +5,21 @@ from __future__ import annotations
 from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.tools import QUESTION, TOOLS, forced, forced_problem
 from tailrace.conform.verdict import Verdict
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if "tools" not in case.body or "tool_choice" not in case.body:
-        raise SaysNothing
+        raise SaysNothing("no function is forced")
     made, said = await sent(ctx, case)
     choice = said.choice()
     wanted = case.body["tool_choice"]["function"]["name"]
     if choice.finish_reason == "length":
-        raise SaysNothing
+        raise SaysNothing("max_tokens cut the answers")
     if not choice.tool_calls:
-        return Finding(f"no call, but {choice.text[:80]!r}", (made,), effect=False)
+        return Finding(f"no call, but {quoted(choice.text[:80])}", (made,), effect=False)
     seen = forced_problem(choice, wanted)
     return Finding(seen, (made,)) if seen else None
 

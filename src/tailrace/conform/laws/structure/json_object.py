@@ -7,6 +7,7 @@ import json
 from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.verdict import Verdict
 
 
@@ -14,13 +15,13 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     choice = said.choice()
     begun = choice.text.lstrip()[:1] == "{"
-    if choice.finish_reason == "length" and begun:
-        raise SaysNothing
+    if choice.finish_reason == "length" and (begun or not choice.text.strip()):
+        raise SaysNothing("max_tokens cut the answers")
     try:
         value = json.loads(choice.text)
     except ValueError:
-        return Finding(f"no JSON: {choice.text[:80]!r}", (made,), effect=begun)
-    return None if isinstance(value, dict) else Finding(f"no object: {choice.text[:80]!r}", (made,))
+        return Finding(f"no JSON: {quoted(choice.text[:80])}", (made,), effect=begun)
+    return None if isinstance(value, dict) else Finding(f"no object: {quoted(choice.text[:80])}", (made,))
 
 
 async def check(ctx: LawContext) -> Verdict:

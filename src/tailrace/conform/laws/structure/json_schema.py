@@ -8,6 +8,7 @@ from typing import Any
 from tailrace.conform.cases import Case, Finding, SaysNothing, asking, judged, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.plain import quoted
 from tailrace.conform.schema_check import misfit
 from tailrace.conform.verdict import Verdict
 
@@ -41,12 +42,12 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     made, said = await sent(ctx, case)
     choice = said.choice()
     if choice.finish_reason == "length" or not schema_of(case):
-        raise SaysNothing
+        raise SaysNothing("max_tokens cut the answers")
     try:
         value = json.loads(choice.text)
     except ValueError:
         begun = choice.text.lstrip()[:1] in ("{", "[")
-        return Finding(f"no JSON: {choice.text[:80]!r}", (made,), effect=begun)
+        return Finding(f"no JSON: {quoted(choice.text[:80])}", (made,), effect=begun)
     seen = misfit(value, schema_of(case))
     return Finding(f"{seen} in {choice.text[:120]}", (made,)) if seen else None
 

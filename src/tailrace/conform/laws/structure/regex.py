@@ -19,7 +19,7 @@ SPELLINGS = {
 
 
 def fits(choice: ReplyChoice) -> bool | None:
-    if choice.finish_reason == "length" and PATTERN[1:2] == choice.text[:1]:
+    if choice.finish_reason == "length" and choice.text[:1] in ("", PATTERN[1:2]):
         return None
     return re.fullmatch(PATTERN, choice.text) is not None
 

@@ -24,11 +24,11 @@ def index_problem(made: Exchange) -> str | None:
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if "tools" not in case.body or "tool_choice" not in case.body:
-        raise SaysNothing
+        raise SaysNothing("no function is forced")
     made, said = await sent(ctx, case, stream=True)
     choice = said.choice()
     if choice.finish_reason == "length" or not choice.tool_calls:
-        raise SaysNothing
+        raise SaysNothing("max_tokens cut the answers, or nothing is called")
     seen = index_problem(made) or forced_problem(choice, case.body["tool_choice"]["function"]["name"])
     return Finding(seen, (made,)) if seen else None
 

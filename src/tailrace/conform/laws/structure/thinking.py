@@ -8,38 +8,44 @@ from tailrace.conform.cases import Case, Finding, asking, sent
 from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Refused
 from tailrace.conform.law import Law
-from tailrace.conform.verdict import Verdict, broken, holds, not_offered
+from tailrace.conform.verdict import Verdict, broken, holds, inconclusive, not_offered
 
 MARKERS = re.compile(r"</?think(?:ing)?>|<\|channel\|>|\[/?THINK\]")
 
 
-async def judge(ctx: LawContext, case: Case) -> tuple[bool, Finding | None]:
-    """Whether there were thoughts, and what is wrong with them."""
+async def judge(ctx: LawContext, case: Case) -> tuple[str, Finding | None]:
+    """What there was beside a field of thoughts: "text", "nothing", or "" where there were no thoughts; and what is
+    wrong with them."""
     plain, said = await sent(ctx, case)
     streamed, also = await sent(ctx, case, stream=True)
     one, other = said.choice(), also.choice()
     thought = bool(one.reasoning or other.reasoning)
     for made, choice in ((plain, one), (streamed, other)):
         if thought and (found := MARKERS.search(choice.text)):
-            return True, Finding(f"{found[0]} in the content, beside a field of thoughts", (made,))
+            return "text", Finding(f"{found[0]} in the content, beside a field of thoughts", (made,))
     if bool(one.reasoning) != bool(other.reasoning):
         made, how = (streamed, "plain but not streamed") if one.reasoning else (plain, "streamed but not plain")
-        return True, Finding(f"thoughts in their own field {how}", (made,))
-    return thought, None
+        return "text", Finding(f"thoughts in their own field {how}", (made,))
+    beside = "text" if one.text.strip() and other.text.strip() else "nothing"
+    return (beside if thought else ""), None
 
 
 async def check(ctx: LawContext) -> Verdict:
-    seen = 0
+    seen: list[str] = []
     for fields in ({"reasoning_effort": "low"}, {}):
         case = asking("chat", "What is 2 + 3?", temperature=0.0, max_tokens=200, **fields)
         try:
-            thought, finding = await judge(ctx, case)
+            beside, finding = await judge(ctx, case)
         except Refused:
             continue
         if finding:
             return broken(finding.said, *finding.exchanges)
-        seen += thought
-    return holds(f"{seen} answers with thoughts") if seen else not_offered("no thoughts came in a field of their own")
+        seen += [beside] if beside else []
+    if not seen:
+        return not_offered("no thoughts came in a field of their own")
+    if "text" not in seen:
+        return inconclusive("the answers are thoughts alone: whether a marker comes into the content is not seen")
+    return holds(f"{seen.count('text')} answers with thoughts and text")
 
 
 LAW = Law(

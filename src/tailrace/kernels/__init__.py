@@ -5,7 +5,7 @@ Knows nothing of requests, models or text. Symbols: R rows, V vocabulary, T toke
 product, Hq and Hkv query and KV heads, D head dimension.
 
 Invariance, where a contract says "row-invariant": the result for a row (token) is the same bits whatever the other rows
-are, however many there are, and however many threads run.
+are, however many there are, and however many threads run. (More than 300 lines: the contracts of all operations.)
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ def grid_blocks(
     for first in range(0, len(codes), max(1, AT_ONCE // codes.shape[1])):
         rows = slice(first, first + max(1, AT_ONCE // codes.shape[1]))
         factors = scales[rows].repeat(repeats, 1).astype(kind.scale)[:, :, None].view(np.uint8)
-        parts = [factors, zeros[rows].repeat(repeats, 1).astype(np.uint8)[:, :, None]][: 1 + kind.zero]
+        parts: list[np.ndarray] = [factors]
+        if kind.zero:
+            parts.append(zeros[rows].repeat(repeats, 1).astype(np.uint8)[:, :, None])
         some = codes[rows].reshape(-1, blocks, BLOCK)
         parts.append(some ^ 128 if bits == 8 else some[:, :, :16] | some[:, :, 16:] << 4)
         yield np.ascontiguousarray(np.concatenate(parts, -1)).data.cast("B")

@@ -107,7 +107,7 @@ class Harness:
         else:
             story.end = message
 
-    def run(self, limit: int = 5000) -> dict[tuple[str, int, int], Story]:
+    def run(self, limit: int = 100_000) -> dict[tuple[str, int, int], Story]:
         while self.engine.has_work:
             self.step()
             limit -= 1

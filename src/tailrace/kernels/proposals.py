@@ -139,7 +139,7 @@ def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequen
     would take six times as long as `amin`, because it looks for the place too."""
     for first, q in each(proposals, start):
         count = draft.numel() if isinstance(proposals, torch.Tensor) else start[start.index(first) + 1] - first - 1
-        if q.dim() != 2 or q.shape[0] != count or q.dtype is not torch.float32:
+        if q.dim() != 2 or q.shape[0] != count or q.dtype is not torch.float32 or q.is_meta:
             raise ParameterError(f"proposals must be float32 [{count}, V], got {shown(q)}", "proposals")
         sums, least = q.sum(1), q.amin(1) if q.shape[1] else q.sum(1)
         good = (draft[first : first + count] < 0).to(q.device) | (((sums - 1.0).abs() <= TOLERANCE) & (least >= 0.0))

@@ -142,6 +142,9 @@ class TransformersRunner:
                 f"model.kv_cache_dtype {config.kv_cache_dtype} (--kv-cache-dtype): {type(model).__name__} has no KV "
                 "cache; use auto"
             )
+        if device.type == "cpu" and not runner.recurrent:
+            # Additions are left to torch. Its threads would spin for the next one on the cores that our kernels need.
+            torch.set_num_threads(1)
         return runner
 
     @property

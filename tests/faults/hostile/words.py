@@ -86,7 +86,7 @@ def broken_grammars(chance: Random, i: int) -> Attempt:
         "root ::= missing",
         'root ::= "',
         "root ::= [",
-        "start: ",
+        "start: (",
         "root ::= (",
         'root ::= "a"{5,2}',
         "::= x",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from tailrace.models import resolve
 from tailrace.models.convert_quantized import blocks_of, key_of, owners, row_hashes
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners.flat_batch import FlatTokens
-from tailrace.runners.load_checks import trial_batch
+from tailrace.runners.load_checks import decode_trial, trial_batch
 from tailrace.runners.quantized import METHOD, QuantizedEmbedding, QuantizedLinear, admit, swap
+from tailrace.runners.recorded import RecordedSteps
 from tailrace.runners.transformers import TransformersRunner
 
 
@@ -86,6 +88,18 @@ def test_matrices_stay_in_their_blocks(quantized: Served, file: Path):
     tensor = next(t for t in GGUFReader(file).tensors if t.name == "token_embd.weight")
     ids = torch.tensor([3, 256, 0])
     assert torch.equal(quantized.runner.embed(ids), torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))[ids])
+
+
+def test_decode_steps_are_recorded(quantized: Served):
+    """The embedding's ids are checked without torch, in the recorded step as well."""
+    runner, steps = quantized.runner, quantized.runner.graphs
+    assert isinstance(steps, RecordedSteps)
+    batch = decode_trial(runner.vocab_size, 16, 2)
+    assert torch.equal(runner.forward(batch), runner.logits(batch))
+    assert steps.serves(batch)
+    assert torch.equal(runner.forward(batch), runner.logits(batch))
+    with pytest.raises(ValueError, match=r"ids must be in \[0, 257\), got 1 … 257"):
+        runner.forward(replace(batch, token_ids=torch.tensor([1, 257])))
 
 
 def test_what_became_of_the_tensors_is_said(quantized: Served, caplog: pytest.LogCaptureFixture):

@@ -65,7 +65,14 @@ def ours(x: torch.Tensor) -> torch.Tensor:
     return kernels.rms_norm(x, weight, 1e-6) + kernels.silu_mul(torch.cat([x, x * 2], -1))
 
 
-@pytest.mark.parametrize("function", [several, in_place, layered, shapes, ours])
+def packed_in_every_pass(x: torch.Tensor) -> torch.Tensor:
+    """Two weights that share a piece of memory, one after the other."""
+    for factor in (2.0, 3.0):
+        x = kernels.linear(x, kernels.pack_linear(torch.eye(x.shape[-1]) * factor))
+    return x
+
+
+@pytest.mark.parametrize("function", [several, in_place, layered, shapes, ours, packed_in_every_pass])
 def test_the_calls_do_the_functions_work_again(function):
     torch.manual_seed(0)
     x = torch.randn(5, 8)
@@ -201,3 +208,20 @@ def test_a_model_that_reads_values_is_not_recorded(tmp_path, caplog, monkeypatch
     monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * float(batch.kv_len.numpy()[0]))
     assert runner.record_calls(BLOCKS) is None
     assert "their logits are not the model's" in caplog.text
+
+
+def test_a_step_that_can_not_be_recorded_later_runs_the_models_code(tmp_path, caplog, monkeypatch):
+    """The model's code goes another way where there are more sequences than at load."""
+    runner, cache = loaded("llama", tmp_path), Cache(5, EACH)
+    plain = runner.run
+    monkeypatch.setattr(
+        runner, "run", lambda batch: plain(batch) * (batch.kv_len.sum().item() if len(batch.kv_len) > 4 else 1)
+    )
+    runner.graphs = runner.record_calls(BLOCKS)
+    few, many = (cache.batch([(i, [1 + i], 0) for i in range(count)]) for count in (4, 5))
+    runner.forward(few)
+    assert isinstance(runner.graphs, RecordedSteps)
+    assert torch.equal(runner.forward(many), runner.logits(many))
+    assert runner.graphs is None
+    assert "no recorded decode steps from here on: aten" in caplog.text
+    assert torch.equal(runner.forward(few), runner.logits(few))

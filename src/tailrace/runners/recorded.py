@@ -32,6 +32,10 @@ EMPTY = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.defau
 COPIES = {aten._to_copy.default, aten.to.dtype, aten.clone.default, aten.contiguous.default}
 
 
+class NotRepeatableError(RuntimeError):
+    """A call's result depends on more than what lies at its arguments' addresses."""
+
+
 class StepMemory:
     """Pieces of memory that come back when the last tensor on them is gone, and stay allocated."""
 
@@ -94,7 +98,7 @@ class StepRecorder(TorchDispatchMode):
     """Notes torch's calls of this thread in `calls`. Their results lie in `memory`.
 
     Raises:
-        RuntimeError: an operation's result depends on more than what lies at its arguments' addresses.
+        NotRepeatableError: see there.
     """
 
     def __init__(self, memory: StepMemory, calls: list[Call]) -> None:
@@ -113,10 +117,10 @@ class StepRecorder(TorchDispatchMode):
         ]
         later = partial(tree_map_only, torch.Tensor, self.memory.unowned)
         if fresh and not repeatable(func, args, made):
-            raise RuntimeError(f"{func} reads tensors on the host")
+            raise NotRepeatableError(f"{func} reads tensors on the host")
         if func._schema.is_mutable:
             if fresh:
-                raise RuntimeError(f"{func} both writes and makes tensors")
+                raise NotRepeatableError(f"{func} both writes and makes tensors")
             self.calls.append(partial(func, *later(args), **later(kwargs)))
             return result
         if not fresh:  # a view
@@ -175,7 +179,11 @@ class RecordedSteps:
         )
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Logits [L, V] of a batch that it serves. The next call overwrites them."""
+        """Logits [L, V] of a batch that it serves. The next call overwrites them.
+
+        Raises:
+            NotRepeatableError: the step can't be recorded for this number of sequences.
+        """
         sequences = len(batch.token_ids)
         step = self.steps.get(sequences)
         if step is None:

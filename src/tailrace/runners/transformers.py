@@ -50,7 +50,7 @@ from tailrace.runners.load_checks import (
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
 from tailrace.runners.quantized import QuantizedEmbedding, admit
-from tailrace.runners.recorded import RecordedSteps
+from tailrace.runners.recorded import NotRepeatableError, RecordedSteps
 from tailrace.runners.recurrent import attach_recurrent
 from tailrace.runners.reproduction import WITHOUT_INTERFACE, reproduce, takes_positions
 from tailrace.runners.rope import settle_long_rope
@@ -253,7 +253,11 @@ class TransformersRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         if self.graphs is not None and not self.captures and not batch.adapted and self.graphs.serves(batch):
-            return self.graphs(batch)
+            try:
+                return self.graphs(batch)
+            except NotRepeatableError as error:  # with more sequences than at load the model's code goes another way
+                log.warning("no recorded decode steps from here on: %s", error)
+                self.graphs = None
         logits = self.logits(batch)
         if self._stack is not None:
             self._stack.keep()

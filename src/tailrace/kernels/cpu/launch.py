@@ -22,7 +22,7 @@ recording = Recording()
 
 
 def launch(kernel: Callable[..., object], *arguments: Any) -> None:
-    """Call a function of _cpu that takes addresses and numbers alone."""
+    """Call a function of _cpu that takes addresses and numbers alone, or one of arrays, which are then kept."""
     if recording.calls is not None:
         recording.calls.append(partial(kernel, *arguments))
     kernel(*arguments)

@@ -32,7 +32,8 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
     weight = weight.detach().contiguous()
     code = CODES[weight.dtype]
     data = torch.empty(_cpu.packed_elements(code, n, weight.shape[1]), dtype=weight.dtype)
-    _cpu.pack_linear(weight.data_ptr(), code, n, weight.shape[1], data.data_ptr())
+    # a model's code may make a weight in every pass, such as a router's in float32
+    launch(_cpu.pack_linear, weight.data_ptr(), code, n, weight.shape[1], data.data_ptr())
     return Packed(data, None if bias is None else bias.detach().clone(), n, k)
 
 

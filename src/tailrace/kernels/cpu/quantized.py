@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from tailrace import _cpu
@@ -62,8 +63,7 @@ def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> 
     if dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"dtype must be bf16 or f32, got {dtype}")
     flat = ids.reshape(-1).to(torch.int64).contiguous()
-    if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < packed.n:
-        raise ValueError(f"ids must be in [0, {packed.n}), got {int(flat.min())} … {int(flat.max())}")
+    launch(check_ids, flat.numpy(), packed.n)
     out = torch.empty((*ids.shape, packed.k), dtype=dtype)
     launch(
         _cpu.quantized_rows,
@@ -76,6 +76,13 @@ def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> 
         out.data_ptr(),
     )
     return out
+
+
+def check_ids(ids: np.ndarray, n: int) -> None:
+    """Raise ValueError unless all are in [0, n): the kernel reads rows by them. Not of torch, so a recorded step may
+    check the ids of its own inputs (runners/recorded.py)."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < n:
+        raise ValueError(f"ids must be in [0, {n}), got {ids.min()} … {ids.max()}")
 
 
 def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from runners.test_quantized_folder import config_for, in_this_process, loaded
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.models import grids, resolve
+from tailrace.models.blocks import kind_of
 from tailrace.models.tensors import stored
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.runners.transformers import TransformersRunner
@@ -230,6 +232,12 @@ def test_zero_points_of_zero_come_back(tmp_path: Path):
     assert torch.equal(kernels.quantized_rows(pack, torch.arange(INNER), torch.float32), torch.from_numpy(expected))
 
 
+@pytest.mark.parametrize(("zero", "name"), [(0, "int4 with zero points"), (-1, None), (255, "int4 with zero points")])
+def test_zero_points_that_are_no_bytes_have_no_blocks(zero: int, name: str | None):
+    kind = kind_of(4, np.array([[7, zero]], np.int16), np.ones((1, 2), np.float32))
+    assert (kind.name if kind else None) == name
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -271,6 +279,7 @@ def broken(suffix: str, change: Callable[[torch.Tensor], torch.Tensor] | None, c
         (broken("qweight", lambda t: t.float()), r"up_proj\.qweight is F32"),
         (broken("scales", lambda t: t.fill_(torch.inf)), r"up_proj\.scales has a scale that is not finite"),
         (broken("g_idx", lambda t: t + 1), r"up_proj\.g_idx names group 2, and there are 2"),
+        (broken("g_idx", lambda t: t - 1), r"up_proj\.g_idx names group -1, and there are 2"),
         (broken("qzeros", lambda t: t[:, :-1], "awq"), r"up_proj\.qzeros is I32 \[2, 63\]"),
         (broken("weight_shape", None, "compressed-tensors, int4"), r"up_proj\.weight_shape is missing"),
         (broken("weight_scale", None, "compressed-tensors, int4"), r"up_proj\.weight_scale is missing"),

@@ -77,7 +77,9 @@ KINDS = {
 
 def kind_of(bits: int, zeros: np.ndarray, scales: np.ndarray) -> Kind | None:
     """The type of blocks that holds such a grid without rounding anything, or None. Scales of bfloat16 are float16's
-    too unless they are tiny."""
+    too unless they are tiny. Zero points are bytes."""
+    if zeros.size and not 0 <= zeros.min() <= zeros.max() <= 255:
+        return None
     with np.errstate(over="ignore"):
         half = bool((scales.astype(np.float16).astype(np.float32) == scales).all())
     return KINDS.get((bits, half, bool(bits and (zeros != 1 << bits >> 1).any())))

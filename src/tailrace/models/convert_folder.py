@@ -2,9 +2,10 @@
 FOLDER TARGET DTYPE WEIGHTS REMOTE_CODE`. WEIGHTS: the type of GGUF's blocks that floats become; of matrices that are
 packed, quantized (blocks of their own codes) or dequantized (DTYPE). REMOTE_CODE: 1 if the model's own code may run.
 
-Tensor by tensor: no more than a piece of one is in memory. Tensors keep the names of the checkpoint, so transformers
-renames and merges them when they are loaded; which of them a plain linear layer or the embedding will own is asked of a
-model without memory. Imports torch and transformers, so no module of tailrace imports it.
+Tensor by tensor: no more than a piece of one is in memory, or one packed matrix, beside the scales and zero points of
+all. Tensors keep the names of the checkpoint, so transformers renames and merges them when they are loaded; which of
+them a plain linear layer or the embedding will own is asked of a model without memory. Imports torch and transformers,
+so no module of tailrace imports it.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def order(prefix: str, parts: Parts, suffix: str, width: int, count: int) -> np.
     if usual or not found.any():
         return None
     if found.min() < 0 or found.max() >= count:
-        raise ModelLoadError(f"tensor {prefix}.{suffix} names group {found.max()}, and there are {count}")
+        wrong = min(found.min(), 0) or found.max()
+        raise ModelLoadError(f"tensor {prefix}.{suffix} names group {wrong}, and there are {count}")
     return found
 
 

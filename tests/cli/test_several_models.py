@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -106,18 +107,25 @@ def test_a_command_that_runs_one_says_so():
 # ---- memory
 
 
+SIZES = {"BF16": 2, "F32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
+
+
+def write_zeros(file: Path, **tensors: tuple[str, list[int]]) -> None:
+    """A safetensors file of zeros: name → dtype and shape."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
 def model_folder(path: Path, *, tied: bool = False) -> Path:
     """A model of 1,000 · 64 · 2 weights in bfloat16 and as many ids, of 2 layers with 2 heads of 16 for keys and
     values."""
     path.mkdir()
-    tensors = {
-        "embed": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 0]},
-        "other": {"dtype": "F32", "shape": [1000, 64], "data_offsets": [0, 0]},
-        "ids": {"dtype": "I64", "shape": [10], "data_offsets": [0, 0]},
-        "__metadata__": {"format": "pt"},
-    }
-    header = json.dumps(tensors).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    weights = {"embed": ("BF16", [1000, 64]), "other": ("F32", [1000, 64]), "ids": ("I64", [10])}
+    write_zeros(path / "model.safetensors", **weights)
     config = {
         "vocab_size": 1000,
         "hidden_size": 64,
@@ -148,8 +156,7 @@ def test_weights_that_are_widened_at_load_count_as_what_they_become(tmp_path, me
     folder = model_folder(tmp_path / "it")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
-    header = json.dumps({"blocks": {"dtype": dtype, "shape": [1000, 64], "data_offsets": [0, 0]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    write_zeros(folder / "model.safetensors", blocks=(dtype, [1000, 64]))
     assert weights_bytes(folder, 2, packed=False) == 64_000 * (floats * 2 or 1)
 
 

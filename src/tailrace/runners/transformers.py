@@ -110,11 +110,7 @@ class TransformersRunner:
         code = pick_kv_code(config.kv_cache_dtype, device)
         dtype = getattr(torch, config.dtype)
         if device.type == "cpu":
-            if dtype == torch.float16:
-                raise ConfigError("dtype float16 has no kernels on the CPU; use bfloat16 or float32")
-            threads = config.threads or usable_cores()
-            torch.set_num_threads(threads)
-            kernels.set_num_threads(threads)
+            take_threads(config)
         model = load_model(folder, dtype, device, config.trust_remote_code)
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
         with explained(type(model).__name__):
@@ -360,6 +356,19 @@ class TransformersRunner:
 
         reproduce(self.model, self.attention, ids.to(self.device), far, served)
         self.layers.own_keys.clear()
+
+
+def take_threads(config: ModelConfig) -> None:
+    """The threads of torch and of our kernels on a CPU.
+
+    Raises:
+        ConfigError: there are no kernels for the dtype.
+    """
+    if config.dtype == "float16":
+        raise ConfigError("dtype float16 has no kernels on the CPU; use bfloat16 or float32")
+    threads = config.threads or usable_cores()
+    torch.set_num_threads(threads)
+    kernels.set_num_threads(threads)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:

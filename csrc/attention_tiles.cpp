@@ -33,6 +33,7 @@ TAILRACE_BF16_TILES void begin_attention_tiles(int rows) {
 TAILRACE_BF16_TILES void end_attention_tiles() { _tile_release(); }
 
 TAILRACE_BF16_TILES void scores_by_tiles(const bf16 *q, const bf16 *const *keys, int64_t dim, float *s) {
+    tiles_read_memory();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -55,6 +56,7 @@ TAILRACE_BF16_TILES void scores_by_tiles(const bf16 *q, const bf16 *const *keys,
 }
 
 TAILRACE_BF16_TILES void weigh_by_tiles(const bf16 *p, const bf16 *const *values, int groups, int64_t dim, float *out) {
+    tiles_read_memory();
     int64_t at = 0;
     for (; at + 64 <= dim; at += 64) {
         _tile_loadd(0, out + at, 4 * dim);

@@ -3,6 +3,7 @@ can't be recorded is found at load."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 
@@ -204,8 +205,13 @@ def test_a_model_that_reads_values_is_not_recorded(tmp_path, caplog, monkeypatch
     caplog.set_level("INFO")
     assert runner.record_calls(BLOCKS) is None
     assert "no recorded decode steps: aten" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * (2 if batch.positions.tolist()[0] > 100 else 1))
+    assert runner.record_calls(BLOCKS) is None
+    assert "no recorded decode steps: tolist" in caplog.text
     # what torch is not asked for is seen by the logits
-    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * float(batch.kv_len.numpy()[0]))
+    read = lambda tensor: ctypes.c_int32.from_address(tensor.data_ptr()).value  # noqa: E731
+    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * read(batch.kv_len))
     assert runner.record_calls(BLOCKS) is None
     assert "their logits are not the model's" in caplog.text
 

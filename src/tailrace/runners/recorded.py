@@ -7,6 +7,7 @@ What a step leaves in memory belongs to the recorded steps alone (StepMemory), w
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,7 +15,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -36,6 +39,21 @@ class NotRepeatableError(RuntimeError):
     """A call's result depends on more than what lies at its arguments' addresses."""
 
 
+class HostReads(TorchFunctionMode):
+    """Refuses what hands a tensor's values to Python without a call that StepRecorder sees.
+
+    Raises:
+        NotRepeatableError: in such a call.
+    """
+
+    reads = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.reads:
+            raise NotRepeatableError(f"{func.__name__} reads tensors on the host")
+        return func(*args, **(kwargs or {}))
+
+
 class StepMemory:
     """Pieces of memory that come back when the last tensor on them is gone, and stay allocated."""
 
@@ -50,7 +68,7 @@ class StepMemory:
         free = self.free.setdefault(size, [])
         piece = free.pop() if free else torch.empty(size, dtype=torch.uint8)
         self.pieces[piece.data_ptr()] = piece
-        owner = piece.numpy()
+        owner = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(piece.data_ptr()))  # the finalizer has piece
         weakref.finalize(owner, free.append, piece).atexit = False
         whole = torch.from_numpy(owner).view(tensor.dtype)
         return whole.as_strided(tensor.shape, tensor.stride())
@@ -219,6 +237,6 @@ class RecordedSteps:
         )
         self._fill(inputs, batch)
         calls: list[Call] = []
-        with noting(calls), StepRecorder(self.memory, calls):
+        with noting(calls), HostReads(), StepRecorder(self.memory, calls):
             logits = self.run(inputs)
         return RecordedStep(inputs, calls, self.memory.unowned(logits))

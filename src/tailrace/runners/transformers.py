@@ -331,7 +331,7 @@ class TransformersRunner:
                 batch = decode_trial(self.vocab_size, self.block_size, sequences)
                 if not torch.equal(self.logits(batch), steps(batch)):
                     problem = "their logits are not the model's"
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             problem = str(error)
         if problem:
             log.info("no recorded decode steps: %s", problem)

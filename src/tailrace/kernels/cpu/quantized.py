@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> 
     if dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"dtype must be bf16 or f32, got {dtype}")
     flat = ids.reshape(-1).to(torch.int64).contiguous()
-    launch(check_ids, flat.numpy(), packed.n)
+    launch(check_ids, flat.data_ptr(), len(flat), packed.n)
     out = torch.empty((*ids.shape, packed.k), dtype=dtype)
     launch(
         _cpu.quantized_rows,
@@ -78,10 +79,11 @@ def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> 
     return out
 
 
-def check_ids(ids: np.ndarray, n: int) -> None:
-    """Raise ValueError unless all are in [0, n): the kernel reads rows by them. Not of torch, so a recorded step may
+def check_ids(address: int, count: int, n: int) -> None:
+    """Raise ValueError unless all are in [0, n): the kernel reads rows by them. By address, so that a recorded step may
     check the ids of its own inputs (runners/recorded.py)."""
-    if len(ids) and not 0 <= ids.min() <= ids.max() < n:
+    ids = np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+    if count and not 0 <= ids.min() <= ids.max() < n:
         raise ValueError(f"ids must be in [0, {n}), got {ids.min()} … {ids.max()}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
@@ -243,3 +244,13 @@ def test_the_default_model_in_bfloat16(model_folder, reference_of):
     best = expected.amax(-1)
     ours_by_theirs = expected.gather(1, got.argmax(-1, keepdim=True)).squeeze(1)
     assert ((best - ours_by_theirs) <= 4 * 2**-8 * best.abs()).all()
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path):
+    save("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.0.self_attn.q_proj.weight"], weights["model.norm.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"not all there: model\.layers\.0\S+q_proj\.weight and 1 more missing"):
+        load_runner(ModelConfig(dtype="float32"), tmp_path, block_size=SIZE)

@@ -12,13 +12,14 @@ _MARK = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf(?:inity)?)\b", re.IGNORECASE)
 LONGEST = len(b"-infinity")
+FARTHEST = 100_000  # bytes that are read for a name: others wait meanwhile
 
 
 def not_a_number(error: Exception, raw: bytes) -> ParameterError | None:
     """The error that names the field, where `error` is msgspec's about NaN or an infinity, which JSON does not have and
     several languages write; else None."""
     found = _BYTE.search(str(error))
-    if found is None:
+    if found is None or int(found[1]) > FARTHEST:
         return None
     at = int(found[1])
     for literal in _NO_NUMBER.finditer(raw, max(0, at - LONGEST), at + LONGEST):

@@ -358,6 +358,13 @@ class TransformersRunner:
         self.layers.own_keys.clear()
 
 
+def refuse_missing(folder: Path, names: list[str]) -> None:
+    """Raise ModelLoadError if there are such weights: transformers would make them up at random."""
+    if names:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ModelLoadError(f"{folder}: the model's weights are not all there: {names[0]}{others} missing")
+
+
 def take_threads(config: ModelConfig) -> None:
     """The threads of torch and of our kernels on a CPU.
 
@@ -388,9 +395,15 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         dequantise_at_load(config)
         admit(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
+        refuse_missing(folder, sorted(report["missing_keys"]))
     except KeyError as error:
         if error.args == (NAME,):  # it looks for one of its own attention classes
             raise ModelLoadError(f"{folder}: {config.model_type} {WITHOUT_INTERFACE}") from error

@@ -11,6 +11,7 @@ import pytest
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.models import default, resolve
+from tailrace.models.footprint import weight_files
 
 WHOLE = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -74,6 +75,9 @@ def test_a_missing_shard_is_named(tmp_path: Path):
         resolve(ModelConfig(model=str(folder)))
     make_folder(folder, "b.safetensors")
     assert resolve(ModelConfig(model=str(folder))).folder == folder
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "../m/b.safetensors"}}))
+    with pytest.raises(ModelLoadError, match=r"names \.\./m/b\.safetensors, which is no file of it"):
+        weight_files(folder)
     index.write_text("[]")
     with pytest.raises(ModelLoadError, match="index can't be read"):
         resolve(ModelConfig(model=str(folder)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+from tailrace.errors import ModelLoadError
 from tailrace.models.describe import language_config, read_json
 from tailrace.models.tensors import SIZES, stored
 
@@ -41,8 +42,16 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that are loaded: those of the index, or the one of the usual name. Files of other names
-    count only without these: they may be in another format."""
+    count only without these: they may be in another format.
+
+    Raises:
+        ModelLoadError: the index names a file elsewhere.
+    """
     if names := read_json(folder, "model.safetensors.index.json").get("weight_map"):
+        if outside := [name for name in names.values() if Path(name).name != name]:
+            raise ModelLoadError(
+                f"{folder}: model.safetensors.index.json names {outside[0]:.80}, which is no file of it"
+            )
         return [folder / name for name in sorted(set(names.values()))]
     whole = folder / "model.safetensors"
     return [whole] if whole.exists() else list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))

@@ -20,6 +20,7 @@ STRING, ARRAY = 8, 9
 VERSIONS = (2, 3)
 LEAST_FIELD, LEAST_TENSOR = 13, 32  # bytes: an empty name, a type, a value; a name, dimensions, a type and a place
 MOST_DIMENSIONS = 4
+NOT_ZERO = ("block_count", "head_count", "embedding_length", "context_length")
 
 
 class Cursor:
@@ -95,6 +96,7 @@ def check_layout(path: Path) -> None:
             value = cursor.value(cursor.number("I"))
             if name == "general.alignment":
                 alignment = value or 0
+            check_field(name, value, tensors)
         if alignment <= 0 or alignment & (alignment - 1):
             raise ModelLoadError(f"the field general.alignment must be a power of two, got {alignment}")
         ends = [tensor_end(cursor) for _ in range(tensors)]
@@ -106,6 +108,16 @@ def check_layout(path: Path) -> None:
                 )
 
 
+def check_field(name: str, value: int | None, tensors: int) -> None:
+    """Raise ModelLoadError for a number of layers or heads that no model of so many tensors has: transformers would
+    make them all, or divide by it."""
+    kind = name.rpartition(".")[2]
+    if kind in NOT_ZERO and value == 0:
+        raise ModelLoadError(f"the field {name:.80} must be at least 1, got 0")
+    if kind == "block_count" and value is not None and value > tensors:
+        raise ModelLoadError(f"the field {name:.80} says {value}, and the file has {tensors} tensors")
+
+
 def tensor_end(cursor: Cursor) -> tuple[str, int]:
     """The next tensor's name, and where its data end, counted from where all data begin."""
     cursor.what = "the name of a tensor"
@@ -115,6 +127,8 @@ def tensor_end(cursor: Cursor) -> tuple[str, int]:
     if dimensions > MOST_DIMENSIONS:
         raise ModelLoadError(f"{cursor.what} has {dimensions} dimensions, and {MOST_DIMENSIONS} is the most")
     shape = [cursor.number("Q") for _ in range(dimensions)]
+    if 0 in shape:
+        raise ModelLoadError(f"{cursor.what} has a dimension of 0")
     kind, offset = cursor.number("I"), cursor.number("Q")
     try:
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]

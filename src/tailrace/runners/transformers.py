@@ -395,7 +395,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         dequantise_at_load(config)
         admit(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -403,6 +403,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
+        model, report = loaded
         refuse_missing(folder, sorted(report["missing_keys"]))
     except KeyError as error:
         if error.args == (NAME,):  # it looks for one of its own attention classes

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.model
 
 ON_PURPOSE = {"errors.unknown-field": "ignored"}  # docs/api/index.md: no effect, and logged once by name
 NO_THOUGHTS = {"structure.thinking"}  # the default model has none
+ENDS_EARLY = {"streams.gone-client"}  # its answers of 1,000 tokens may be over before the clients leave
 # Laws that need no frequencies, for which hundreds of answers are counted.
 QUICK = (
     "streams.chunk-shape",
@@ -103,4 +104,4 @@ async def test_all_laws_hold(served: str, family: str):
     run = await judge(served, "normal", (family,))
     assert {one.law.id: one.verdict.kind for one in run.findings}.items() <= ON_PURPOSE.items(), said(run)
     left = {one.law.id for one in run.judged if one.verdict.kind in ("not_offered", "inconclusive")}
-    assert left <= NO_THOUGHTS, said(run)
+    assert left <= NO_THOUGHTS | ENDS_EARLY, said(run)

@@ -73,6 +73,13 @@ test-long: install
 	@begun=$$(date +%s); $(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $(PART) $(ARGS); \
 	status=$$?; echo "make test-long took $$(($$(date +%s) - begun)) s"; exit $$status
 
+# This package as a wheel in another environment: its name below build/, its folder.
+define install-wheel
+@rm -rf build/$(1)
+$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/$(1) .
+$(2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/$(1)/*.whl
+endef
+
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip
 	@rm -rf .venv-$*; $(BIN)/python -m venv .venv-$*
@@ -110,9 +117,7 @@ $(VLLM)/.stamp: tests/vllm_plugin/environment.py | $(BIN)/pip
 	@touch $@
 
 test-vllm: install $(VLLM)/.stamp
-	@rm -rf build/vllm
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/vllm .
-	$(VLLM)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/vllm/*.whl
+	$(call install-wheel,vllm,$(VLLM))
 	cd tests/vllm_plugin && ../../$(VLLM)/bin/python -m pytest -W ignore $(ARGS)
 	$(VLLM)/bin/python tests/vllm_plugin/vllms_own.py
 
@@ -124,9 +129,7 @@ $(LLAMA_CPP)/.stamp: | $(BIN)/pip
 	@touch $@
 
 test-llama-cpp: install $(LLAMA_CPP)/.stamp
-	@rm -rf build/llama-cpp
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/llama-cpp .
-	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/llama-cpp/*.whl
+	$(call install-wheel,llama-cpp,$(LLAMA_CPP))
 	export TAILRACE_GGUF="$$($(BIN)/python -c "from pathlib import Path; from tailrace.config import ModelConfig; from tailrace.models.default import fetch_default; from tailrace.models.progress import Progress; print(fetch_default(Path(ModelConfig().cache_dir), Progress(False)))")"; \
 	cd tests/llama_cpp_plugin && ../../$(LLAMA_CPP)/bin/python -m pytest -W ignore $(ARGS)
 
@@ -141,9 +144,7 @@ $(SGLANG)/.stamp: | $(BIN)/pip
 	@touch $@
 
 test-sglang: install $(SGLANG)/.stamp
-	@rm -rf build/sglang
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/sglang .
-	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/sglang/*.whl
+	$(call install-wheel,sglang,$(SGLANG))
 	cd tests/sglang_plugin && ../../$(SGLANG)/bin/python -m pytest -W ignore $(ARGS)
 
 # tailrace as a Ray Serve application: two replicas on this machine (docs/integrations/ray.md).
@@ -154,9 +155,7 @@ $(RAY)/.stamp: requirements.lock | $(BIN)/pip
 	@touch $@
 
 test-ray: install $(RAY)/.stamp
-	@rm -rf build/ray
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/ray .
-	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/ray/*.whl
+	$(call install-wheel,ray,$(RAY))
 	cd tests/ray_app && ../../$(RAY)/bin/python -m pytest -W ignore $(ARGS)
 
 # A tiny model of every causal architecture in the installed transformers, against transformers; writes docs/models.md. Cut short it goes on
@@ -205,9 +204,7 @@ $(OLDEST)/.stamp: pyproject.toml requirements.lock tests/wanted.py | $(BIN)/pip
 
 test-oldest: install $(OLDEST)/.stamp
 	$(BIN)/python -c 'from tailrace.config import ModelConfig; from tailrace.models import resolve; resolve(ModelConfig())'
-	@rm -rf build/oldest
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/oldest .
-	$(OLDEST)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/oldest/*.whl
+	$(call install-wheel,oldest,$(OLDEST))
 	$(OLDEST)/bin/python -m pytest -m "not long" -o cache_dir=$(OLDEST)/pytest -o filterwarnings=default $(OLDEST_TESTS) $(ARGS)
 
 BENCH ?= serve sampler

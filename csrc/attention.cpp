@@ -29,7 +29,7 @@ namespace tailrace {
 namespace {
 
 constexpr int kRows = 6;        // query rows (token × head of a KV group) whose accumulators fit the registers
-constexpr int kMost = 16;       // query rows at a time, by tiles (kTileRows) or in registers
+constexpr int kMost = std::max(kRows, kTileRows);  // query rows at a time, in registers or by tiles
 constexpr int kTile = 48;       // query rows that share a chunk of keys and values while it is in the nearest cache
 constexpr int kChunk = 64;      // positions per step of the online softmax
 constexpr int64_t kPart = 512;  // positions per partition
@@ -46,7 +46,9 @@ struct Tile {
 struct State {
     float max[kTile], sum[kTile];
     std::vector<float> out;  // [rows, Dv], and what tiles write behind the last row
-    State(int rows, int64_t dim) : out(static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * dim)) { clear(); }
+    State(int rows, int64_t dim) : out(static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * dim)) {
+        clear();
+    }
     void clear() {
         std::fill(max, max + kTile, kNone);
         std::fill(sum, sum + kTile, 0.0f);
@@ -375,15 +377,16 @@ template <typename T> struct Walk {
             const int64_t position = base + 16 * i, place = block_base(position) + position % c.block_size;
             at.keys[i] = static_cast<const T *>(c.keys) + place * c.head_dim;
             const T *value = static_cast<const T *>(c.values) + place * c.value_dim;
+            T *aside = spare;  // where this part's values may lie
             if (c.code != KvCode::none) {
                 T *to = spare + 16 * i * (c.head_dim + c.value_dim);
-                at.keys[i] = to, value = to + 16 * c.head_dim;
+                at.keys[i] = to, value = aside = to + 16 * c.head_dim;
                 fetch(place, to, at.scales[0] + 16 * i, at.scales[1] + 16 * i);
             }
             const int written = std::min(16, at.count - 16 * i);
             // what is not written yet may be NaN, which a zero weight must not be multiplied with
             if (pair == 2 && (tiled ? written < 16 : written % 2 && c.code == KvCode::none))
-                value = only(value, written, c.code == KvCode::none ? spare : spare + 16 * i * (c.head_dim + c.value_dim) + 16 * c.head_dim);
+                value = only(value, written, aside);
             at.groups[i] = value;
             for (int j = 0; j < written; j += pair, value += pair * c.value_dim) at.units[at.num_units++] = value;
         }
@@ -399,7 +402,8 @@ template <typename T> struct Walk {
     // Few tiles wait for memory at a time, so the next chunk's keys and values are on their way before they are loaded.
     void prefetch(int64_t base, int64_t end) const {
         for (int64_t position = base; position < std::min(base + kChunk, end); position += 16) {
-            const int64_t place = block_base(position) + position % c.block_size, each = c.code == KvCode::none ? 2 : 1;
+            const int64_t place = block_base(position) + position % c.block_size;
+            const int64_t each = c.code == KvCode::none ? sizeof(T) : 1;  // bytes
             const char *keys = static_cast<const char *>(c.keys) + place * c.head_dim * each;
             const char *values = static_cast<const char *>(c.values) + place * c.value_dim * each;
             for (int64_t at = 0; at < 16 * c.head_dim * each; at += 64) __builtin_prefetch(keys + at, 0, 3);

@@ -20,18 +20,15 @@ constexpr int64_t kStep = 32;       // inputs of a tile
 constexpr int64_t kRowBytes = 256;  // of the packed weights: a pair of inputs for 64 outputs
 constexpr int64_t kStepLines = 64;  // cache lines of a step's weights
 
-// Rows of the tiles. Few: sums 0 to 3, rows 4, weights 5 to 7. More: sums 0 to 3, rows 4 and 5, weights 6 and 7.
-TileConfig few(int rows) {
-    TileConfig made;
-    for (int tile = 0; tile < 8; ++tile) made.rows[tile] = static_cast<uint8_t>(tile < 5 ? rows : kRows), made.bytes[tile] = 64;
-    return made;
-}
-TileConfig two(int second) {
+// Tiles of 64 bytes a row, and of 16 rows but for those of `fewer`, a set of bits, which have `rows`.
+TileConfig tiles_of(unsigned fewer, int64_t rows) {
     TileConfig made;
     for (int tile = 0; tile < 8; ++tile)
-        made.rows[tile] = static_cast<uint8_t>(tile == 2 || tile == 3 || tile == 5 ? second : kRows), made.bytes[tile] = 64;
+        made.rows[tile] = static_cast<uint8_t>(fewer >> tile & 1 ? rows : kRows), made.bytes[tile] = 64;
     return made;
 }
+constexpr unsigned kFew = 0b00011111;     // sums 0 to 3 and rows 4; 5 to 7 are weights
+constexpr unsigned kSecond = 0b00101100;  // of rows 4 and 5 with sums 0 to 3 the second; 6 and 7 are weights
 
 // What is prefetched while a pass runs: `lines` cache lines per step, from `at` on.
 struct Ahead {
@@ -114,14 +111,17 @@ TAILRACE_BF16_TILES void block(const LinearCall &c, int64_t b, int64_t next) {
         for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const bf16 *>(c.bias)[b * kPack + j]);
     const int64_t pairs = (c.m + 2 * kRows - 1) / (2 * kRows), last = c.m - (pairs - 1) * 2 * kRows;
     const int64_t passes = last > kRows ? 2 * pairs : 2 * pairs - 1;
-    const int64_t lines = next < 0 ? 0 : (kStepLines + std::min<int64_t>(passes, 4) - 1) / std::min<int64_t>(passes, 4);
-    const char *ahead = reinterpret_cast<const char *>(static_cast<const bf16 *>(c.packed) + std::max<int64_t>(next, 0) * kPack * c.k);
+    const int64_t fetching = std::min<int64_t>(passes, 4);  // passes that fetch the next block's weights
+    const int64_t lines = next < 0 ? 0 : (kStepLines + fetching - 1) / fetching;
+    const bf16 *following = static_cast<const bf16 *>(c.packed) + std::max<int64_t>(next, 0) * kPack * c.k;
+    const char *ahead = reinterpret_cast<const char *>(following);
     int64_t pass = 0;
     const auto fetch = [&] {
         const int64_t first = pass++ * lines;
         return Ahead{ahead + first * steps * 64, std::clamp<int64_t>(kStepLines - first, 0, lines)};
     };
-    const TileConfig whole = two(kRows), end = last > kRows ? two(static_cast<int>(last - kRows)) : few(static_cast<int>(last));
+    const TileConfig whole = tiles_of(0, kRows);
+    const TileConfig end = last > kRows ? tiles_of(kSecond, last - kRows) : tiles_of(kFew, last);
     tiles_read_memory();
     if (pairs > 1) _tile_loadconfig(&whole);
     for (int64_t pair = 0; pair < pairs; ++pair) {

@@ -67,7 +67,7 @@ def runner_of(model_folder: Path) -> Callable[[str], ModelRunner]:
     return cache(lambda dtype: load_runner(ModelConfig(dtype=dtype, threads=1), model_folder, block_size=16))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """A function that finds a TCP port of 127.0.0.1 nobody listens on."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelCo
 from tailrace.config_sources import load
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.footprint import block_bytes, weights_bytes
+from tailrace.models.tensors import SIZES, NewTensor, write
 
 GIB = 1 << 30
 
@@ -107,17 +108,13 @@ def test_a_command_that_runs_one_says_so():
 # ---- memory
 
 
-SIZES = {"BF16": 2, "F32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
-
-
 def write_zeros(file: Path, **tensors: tuple[str, list[int]]) -> None:
     """A safetensors file of zeros: name → dtype and shape."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + math.prod(shape) * SIZES[dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+    zeros = [
+        NewTensor(name, dtype, tuple(shape), partial(lambda size: [bytes(size)], math.prod(shape) * SIZES[dtype]))
+        for name, (dtype, shape) in tensors.items()
+    ]
+    write(file, zeros, lambda count: None)
 
 
 def model_folder(path: Path, *, tied: bool = False) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -88,12 +87,9 @@ async def test_laws_of_each_family_hold(model_folder: Path, free_port: Callable[
 
 
 @pytest.fixture(scope="module", params=["plain", "speculation"])
-def served(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[str]:
+def served(request: pytest.FixtureRequest, model_folder: Path, free_port: Callable[[], int]) -> Iterator[str]:
     flags = {"plain": (), "speculation": ("--drafter", "ngram", "--no-adaptive-drafts")}[request.param]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with serving(model_folder, port, *flags) as url:
+    with serving(model_folder, free_port(), *flags) as url:
         yield url
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 from gguf.quants import quantize
@@ -97,3 +98,13 @@ def convert_here(path: Path, folder: Path, precision: gguf.Precision, *_: object
     convert.convert_tokenizer(path, folder, metadata)
     convert.convert_weights(path, folder, precision[0], metadata, precision[1] == "quantized")
     return {"source": str(path), "dtype": precision[0], "weights": precision[1], "format": gguf.FORMAT}
+
+
+def packs_of(model: torch.nn.Module) -> list[Any]:
+    """All packed weights that modules hold."""
+    found = []
+    for module in model.modules():
+        for value in vars(module).values():
+            values = value if isinstance(value, list) else [value]
+            found += [each for each in values if hasattr(each, "data") and hasattr(each, "n")]
+    return found

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, dequantize
 from torch import nn
 
-from runners.quantized_file import INNER, KINDS, LAYERS, VOCAB, WIDTH, converted, write
+from runners.quantized_file import INNER, KINDS, LAYERS, VOCAB, WIDTH, converted, packs_of, write
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import resolve
@@ -122,16 +122,6 @@ def test_the_footprint_is_what_the_modules_hold(quantized: Served):
     # fused norms keep their weights as plain tensors, and gate_up holds bf16 beside blocks
     assert abs(said - held) < WIDTH * 4 * 20
     assert said < 0.6 * weights_bytes(quantized.folder, 4, packed=True) + 4 * LAYERS * INNER * WIDTH
-
-
-def packs_of(model: nn.Module) -> list[Any]:
-    """All packed weights that modules hold."""
-    found = []
-    for module in model.modules():
-        for value in vars(module).values():
-            values = value if isinstance(value, list) else [value]
-            found += [each for each in values if hasattr(each, "data") and hasattr(each, "n")]
-    return found
 
 
 @pytest.mark.few(1)

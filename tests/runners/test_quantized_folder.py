@@ -15,6 +15,7 @@ from gguf.quants import quantize
 from safetensors import safe_open
 
 from engine.harness import Harness
+from runners.quantized_file import packs_of
 from runners.quantized_folder import LAYERS, LINEAR, VOCAB, WIDTH, Tensors, random_weights, write
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
@@ -123,15 +124,6 @@ def test_the_footprint_is_what_is_held(q4_1: tuple[Path, TransformersRunner]):
     packs = {id(pack): pack for pack in packs_of(runner.model)}
     held = sum(pack.data.numel() for pack in packs.values()) + WIDTH * 4 * (2 * LAYERS + 1)
     assert abs(weights_bytes(folder, 4, packed=True) - held) < WIDTH * 4 * 20
-
-
-def packs_of(model: torch.nn.Module) -> list[Any]:
-    found = []
-    for module in model.modules():
-        for value in vars(module).values():
-            values = value if isinstance(value, list) else [value]
-            found += [each for each in values if hasattr(each, "data") and hasattr(each, "n")]
-    return found
 
 
 def test_every_schedule_gives_the_same_tokens(q4_1: tuple[Path, TransformersRunner], folder: Path, cache: Path):

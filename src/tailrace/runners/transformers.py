@@ -300,17 +300,20 @@ class TransformersRunner:
         """Logits of a short fixed prompt through the paged cache, using its first blocks."""
         return self.forward(trial_batch(self.vocab_size, self.block_size)).clone()
 
+    def table_width(self, num_blocks: int) -> int:
+        """The most blocks that a sequence can have."""
+        return -(-min(self.max_model_len, num_blocks * self.block_size) // self.block_size)
+
     @torch.inference_mode()
     def record(self, num_blocks: int, capture: Callable[[Launch], Launch]) -> Graphs | None:
         """The decode steps as graphs, or None if their logits differ. Call it after the trial, whose positions are in
         the cache."""
-        positions = min(self.max_model_len, num_blocks * self.block_size)
         batches = [
             decode_trial(self.vocab_size, self.block_size, n) for n in {1, min(3, self.max_num_seqs), self.max_num_seqs}
         ]
         graphs, problem = None, ""
         try:
-            graphs = Graphs(self.run, self.max_num_seqs, -(-positions // self.block_size), self.device, capture)
+            graphs = Graphs(self.run, self.max_num_seqs, self.table_width(num_blocks), self.device, capture)
             for batch in batches:
                 problem = problem or difference(self.logits(batch), graphs(batch))
         except RuntimeError as error:  # the model's code makes the host wait, or there is no memory left
@@ -323,8 +326,7 @@ class TransformersRunner:
     def record_calls(self, num_blocks: int) -> RecordedSteps | None:
         """The decode steps as recorded calls, or None if the model's code does more than call. Call it after the trial,
         whose positions are in the cache."""
-        positions = min(self.max_model_len, num_blocks * self.block_size)
-        steps, problem = RecordedSteps(self.run, -(-positions // self.block_size)), ""
+        steps, problem = RecordedSteps(self.run, self.table_width(num_blocks)), ""
         try:
             for sequences in (1, 3):
                 steps(decode_trial(self.vocab_size, self.block_size, sequences, -2))  # recorded with other inputs

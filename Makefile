@@ -19,7 +19,8 @@ HOST ?= 127.0.0.1
 MODEL ?=
 ARGS ?=
 MODEL_FLAG := $(if $(MODEL),--model "$(MODEL)")
-WORKERS ?= 2
+# One more than a small machine has cores: tests wait, too.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # Python keeps what it has compiled, whatever the shell says: each worker and each server that a test starts reads it.
 export PYTHONDONTWRITEBYTECODE :=
@@ -135,7 +136,7 @@ test-llama-cpp: install $(LLAMA_CPP)/.stamp
 
 # tailrace as SGLang's sampling backend, through SGLang's own classes without its kernels (docs/integrations/sglang.md).
 SGLANG := .venv-sglang
-SGLANG_NEEDS := orjson pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru partial-json-parser \
+SGLANG_NEEDS := orjson requests gguf openai pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru partial-json-parser \
   openai-harmony interegular fastapi python-multipart psutil pyzmq uvicorn uvloop msgspec pytest torch==2.13.0 transformers==5.19.0 triton==3.9.0
 $(SGLANG)/.stamp: | $(BIN)/pip
 	@rm -rf $(SGLANG); $(BIN)/python -m venv $(SGLANG)

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.gguf_ours import READ_BYTES
 from bench.harness import Worker, cores, machine, table, write_json
 
 from tailrace.config import ModelConfig
@@ -64,25 +65,29 @@ def main(argv: list[str]) -> int:
         kinds = {kind: {"weights": "dequantized", "kv_cache_dtype": kind} for kind in (code, "auto")}
     with ExitStack() as stack:
         workers = {kind: stack.enter_context(Worker("bench.gguf_ours", threads=args.threads)) for kind in kinds}
-        vocabs = [worker.ask({**first, **kinds[kind]})["vocab"] for kind, worker in workers.items()]
+        about = {kind: worker.ask({**first, **kinds[kind]}) for kind, worker in workers.items()}
         if args.llama:
             workers["llama.cpp"] = stack.enter_context(Worker("bench.gguf_llama", python=args.llama))
-            vocabs.append(workers["llama.cpp"].ask(first)["vocab"])
+            about["llama.cpp"] = workers["llama.cpp"].ask(first) | {"bytes": Path(file).stat().st_size}
         if args.perplexity:
             text = windows(args.perplexity, args.tokens, file)
             rows = perplexities(workers, text)
             rows[0] |= differences(workers[code], text) if code else {}
         else:
-            rows = speeds(workers, args, min(vocabs))
+            rows = speeds(workers, args, about)
     print(table(rows))
     if args.json:
         write_json(args.json, {"machine": machine(), "file": file, "threads": args.threads, "rows": rows})
     return 0
 
 
-def speeds(workers: dict[str, Worker], args: argparse.Namespace, vocab: int) -> list[dict[str, Any]]:
-    """A row per question: tokens per second of each, and the ratios of the first to the others."""
-    chance = random.Random(0)
+def speeds(
+    workers: dict[str, Worker], args: argparse.Namespace, about: dict[str, dict[str, int]]
+) -> list[dict[str, Any]]:
+    """A row per question: tokens per second of each, and the ratios of the first to the others; last, the share of the
+    measured read bandwidth at which one stream reads the weights. about: a worker's vocabulary, and the bytes that a
+    step reads."""
+    chance, vocab = random.Random(0), min(one["vocab"] for one in about.values())
     questions: dict[str, tuple[dict[str, Any], int]] = {
         f"decode, {n} streams": (
             {"do": "decode", "prompts": prompts(chance, n, args.prompt, vocab), "steps": args.steps},
@@ -91,13 +96,22 @@ def speeds(workers: dict[str, Worker], args: argparse.Namespace, vocab: int) -> 
         for n in STREAMS
     }
     questions[f"prefill {WINDOW}"] = {"do": "prefill", "ids": prompts(chance, 1, WINDOW, vocab)[0]}, WINDOW
+    reader, bandwidths = next(iter(workers.values())), []
     rates: dict[str, dict[str, list[float]]] = {what: {name: [] for name in workers} for what in questions}
     for number in range(args.rounds):
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+        bandwidths.append(READ_BYTES / reader.ask({"do": "read"}))
         for what, (question, tokens) in questions.items():
             for name, worker in workers.items():
                 rates[what][name].append(tokens / worker.ask(question))
-    return [row(what, found) for what, found in rates.items()]
+    print(f"read bandwidth of {args.threads} threads: {median(bandwidths) / 1e9:.1f} GB/s", file=sys.stderr)
+    one = rates[f"decode, {STREAMS[0]} streams"]
+    shares = {
+        name: median(rate * about[name]["bytes"] / most for rate, most in zip(one[name], bandwidths, strict=True))
+        for name in workers
+    }
+    rows = [row(what, found) for what, found in rates.items()]
+    return [*rows, dict.fromkeys(rows[0], "") | {"tokens/s": "share of the bandwidth, 1 stream", **shares}]
 
 
 def row(what: str, found: dict[str, list[float]]) -> dict[str, Any]:

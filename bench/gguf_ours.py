@@ -1,8 +1,8 @@
 """The forward pass of tailrace's runner on a GGUF file, without server and sampler: a worker of bench/gguf.py.
 
 The first line says which file, how its weights are kept and how many threads there are. Then, per line: `prefill` of so
-many tokens; `decode` of so many streams; `losses` of windows of ids; `away`, the error of a KV cache in eight bits.
-Answers are seconds, or nats, or differences of logits.
+many tokens; `decode` of so many streams; `read` of READ_BYTES of memory by all threads; `losses` of windows of ids;
+`away`, the error of a KV cache in eight bits. Answers are seconds, or nats, or differences of logits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
+from tailrace import _cpu
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
+from tailrace.models.footprint import weights_bytes
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.runners.transformers import TransformersRunner
 
 BLOCK = 16
+READ_BYTES = 1 << 29  # more than caches hold
 
 
 class Ours:
@@ -32,6 +36,23 @@ class Ours:
         each = -(-window // BLOCK)
         self.runner.allocate(streams * each)
         self.tables = np.arange(streams * each, dtype=np.int32).reshape(streams, each)
+        self.bytes = weights_bytes(folder, self.runner.dtype.itemsize, packed=True) - self.unread_bytes()
+        self.threads = ThreadPoolExecutor(config.threads)
+        self.memory = torch.ones(READ_BYTES // 8, dtype=torch.int64).chunk(config.threads)
+
+    def unread_bytes(self) -> int:
+        """Of the weights those that a step does not read: an embedding that is no output projection too."""
+        embedding: Any = self.runner.model.get_input_embeddings()
+        packed = getattr(embedding, "packed", None)
+        if packed is None:
+            return embedding.weight.nbytes
+        return 0 if getattr(self.runner.model.get_output_embeddings(), "packed", None) is packed else packed.data.nbytes
+
+    def read(self) -> float:
+        """Seconds to read READ_BYTES."""
+        start = time.perf_counter()
+        list(self.threads.map(lambda part: _cpu.stream(part.data_ptr(), part.nbytes), self.memory))
+        return time.perf_counter() - start
 
     def forward(self, parts: list[list[int]], ends: list[int], wanted: list[int]) -> tuple[torch.Tensor, float]:
         """Logits of the wanted tokens, and the seconds of the pass."""
@@ -102,7 +123,7 @@ def main() -> None:
     names = ("weights", "kv_cache_dtype", "threads")
     config = ModelConfig(model=first["file"], **{name: first[name] for name in names})
     ours = Ours(config, first["streams"], first["window"])
-    print(json.dumps({"vocab": ours.runner.vocab_size}), flush=True)
+    print(json.dumps({"vocab": ours.runner.vocab_size, "bytes": ours.bytes}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(ours, json.loads(line))), flush=True)
 

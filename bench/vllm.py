@@ -60,15 +60,18 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def serving(args: argparse.Namespace, local: LocalModel, switch: str) -> Iterator[int]:
-    """`vllm serve` on a free port. switch: what TAILRACE_VLLM is.
+def serving(
+    args: argparse.Namespace, local: LocalModel, switch: str, places: int, context: int = 1024
+) -> Iterator[int]:
+    """`vllm serve` on a free port. switch: what TAILRACE_VLLM is. places: sequences at once. context: of each, in
+    tokens.
 
     Raises:
         RuntimeError: it did not start, or the plug-in is not on, or not off; with the end of its log.
     """
     port = free_port()
-    flags = ["--host", HOST, "--port", str(port), "--dtype", args.dtype, "--max-num-seqs", str(args.streams)]
-    flags += ["--max-model-len", "1024", *args.vllm_args.split()]
+    flags = ["--host", HOST, "--port", str(port), "--dtype", args.dtype, "--max-num-seqs", str(places)]
+    flags += ["--max-model-len", str(context), *args.vllm_args.split()]
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"} | dict(os.environ)
     command = [str(args.python), "-m", "vllm.entrypoints.cli.main", "serve", str(local.folder), *flags]
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +146,9 @@ def main(argv: list[str] | None = None) -> int:
     cases = ["greedy", *(case for case in args.cases if case != "greedy")]
     before = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
-        ports = {side: stack.enter_context(serving(args, local, switch)) for side, switch in SIDES.items()}
+        ports = {
+            side: stack.enter_context(serving(args, local, switch, args.streams)) for side, switch in SIDES.items()
+        }
         rates = measure(args, ports, prompts, cases)
     record = {
         "machine": machine(),

@@ -118,6 +118,7 @@ def bare() -> dict[str, str]:
     return ended
 
 
+@pytest.mark.long  # the test of the core's size shows that it is imported with the core alone
 def test_the_library_imports_nothing_but_the_core():
     names = ["tailrace", "tailrace.sampling", "tailrace.kernels", *rooms(modules(), "text")]
     ended, foreign = probe(core_modules(), names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,9 +20,9 @@ Overlap = Literal["auto", "on", "off"]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # finite: JSON has no other
 MODEL_NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 
 
 def default_cache_dir() -> str:
@@ -103,6 +104,8 @@ class CacheConfig(Section, frozen=True):
 class SchedulerConfig(Section, frozen=True):
     """Limits of one step and of the waiting line.
 
+    prefill_slowdown: how many times as long as without prompts a step may take, about, where others decode: prompts are
+    read in chunks that fit, by what the last steps took; 0: in chunks of max_num_batched_tokens.
     max_model_len: 0: the model's own.
     overlap: plan a step while the one before runs; auto: on a GPU.
     stall_s: a step that takes longer is reported as a stall (/health, log, metrics); 0: never.
@@ -115,6 +118,7 @@ class SchedulerConfig(Section, frozen=True):
 
     max_num_seqs: Positive = 64
     max_num_batched_tokens: Positive = 512
+    prefill_slowdown: Amount = 3.0
     max_model_len: Natural = 0
     max_waiting: Natural = 10_000
     redraws_per_token: Positive = 16

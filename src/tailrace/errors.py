@@ -7,6 +7,7 @@
     │   ├── GrammarError             what became of a grammar while text was written: 400
     │   │   ├── DeadEndError             it has no continuation that the vocabulary can spell
     │   │   └── GrammarLimitError        it takes too much work for one step
+    │   ├── CutShortError            its deadline has passed, or it was cancelled, and a part is no answer: 400
     │   ├── ContextLengthError       the prompt can never fit: 400, code context_length_exceeded
     │   ├── ModelNotFoundError       no such model: 404
     │   ├── RequestNotFoundError     no such request is running (or stored): 404
@@ -84,6 +85,12 @@ class GrammarLimitError(GrammarError):
     """It takes more work for one step than any may."""
 
     code = "grammar_limit"
+
+
+class CutShortError(RequestError):
+    """Its deadline passed or someone cancelled it, and what was there is no answer."""
+
+    code = "cut_short"
 
 
 class ContextLengthError(RequestError):
@@ -169,6 +176,7 @@ BY_CODE: dict[str, type[TailraceError]] = {
         RequestError,
         ParameterError,
         NothingLeftError,
+        CutShortError,
         ContextLengthError,
         ModelNotFoundError,
         RequestNotFoundError,

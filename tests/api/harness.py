@@ -79,14 +79,23 @@ def endless(ids: list[int]) -> int:
     return ord("a") + len(ids) % 26
 
 
+def random_row(ids: list[int]) -> torch.Tensor:
+    """Some distribution that depends on all that was said."""
+    rng = torch.Generator().manual_seed(sum((i + 1) * token for i, token in enumerate(ids)))
+    logits = torch.randn(VOCAB, generator=rng) * 2
+    logits[EOS] = -50.0
+    return logits
+
+
 class LocalClient(AsyncClient):
     """The asyncio client with the engine in the same loop instead of a process: real messages, no socket.
 
-    `tick_s`: pause between steps. `hold`: while set, no step is made. `context`: the model's, in tokens. `grammars`:
-    None serves none.
+    `tick_s`: pause between steps. `hold`: while set, no step is made. `context`: the model's, in tokens.
+    `vocab_size`: how many ids it has. `grammars`: None serves none.
     """
 
     context = CONTEXT
+    vocab_size = VOCAB
     grammars: Grammars | None = None
 
     def __init__(self, script: Callable[[list[int]], Any], *, tick_s: float = 0.0, **runner: Any) -> None:
@@ -104,8 +113,8 @@ class LocalClient(AsyncClient):
             raise self.start_error
         self.starts += 1
         self.engine = Engine(
-            ScriptedRunner(VOCAB, self._script, self.context, **self._runner_options),
-            ModelInfo(NAME, VOCAB, self.context, [EOS]),
+            ScriptedRunner(self.vocab_size, self._script, self.context, **self._runner_options),
+            ModelInfo(NAME, self.vocab_size, self.context, [EOS]),
             CacheConfig(num_blocks=self.context, block_size=16),
             SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=2048, max_waiting=100),
             self.token_bytes,

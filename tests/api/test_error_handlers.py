@@ -373,7 +373,11 @@ async def test_the_engines_death(tokenizer):
 
 async def test_too_many_waiting_is_a_429_that_says_when_to_retry(tokenizer):
     async with front_of(LocalClient(saying(b"Hello")), tokenizer) as front:
-        answer = await front.complete(["x="] * 200)
+        front.client.hold = True  # the engine must not be faster than they come
+        asking = asyncio.create_task(front.complete(["x="] * 200))
+        await front.until(lambda: front.client.engine.stats().waiting == 100)
+        front.client.hold = False
+        answer = await asking
         problem(answer, 429, "overloaded")
         assert answer.headers["retry-after"] == "1"
         await front.until(front.client.idle)

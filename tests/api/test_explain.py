@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from api.harness import CONTEXT, VOCAB, Front, LocalClient, events, front_of, saying
 from tailrace.api import sampling
+from tailrace.api.replay import ExplainedOutput
 from tailrace.config import ServerConfig
 from tailrace.params import SamplingParams
 from tailrace.sentences import Sentences
@@ -246,6 +248,21 @@ async def test_what_is_reported_of_drawn_tokens_is_not_asked_of_the_engine(babbl
     plain = SamplingParams(seed=1, top_k=9)
     for name in (*reports, "explain", "report_entropy"):
         assert getattr(params, name) == getattr(plain, name), name
+
+
+@pytest.mark.parametrize(
+    ("cause", "status", "code"),
+    [("deadline", 400, "cut_short"), ("cancelled", 400, "cut_short"), ("a whim", 500, "engine_error")],
+)
+async def test_an_explanation_that_is_cut_says_whose_fault_it_is(babbling, monkeypatch, cause, status, code):
+    async def cut(self):
+        yield 0, SimpleNamespace(finish_reason="abort", stop_reason=cause)
+
+    monkeypatch.setattr(ExplainedOutput, "deltas", cut)
+    body = {"prompt": "x=", "seed": 1, "output_token_ids": [65] * 8}
+    answer = await babbling.http.post("/v1/explain", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    assert answer.json()["error"]["message"].endswith(cause)
 
 
 async def test_a_stored_response_is_explained_by_its_id(babbling):

@@ -42,6 +42,7 @@ STREAMS = {
     "chat-error": ("Hello", "/v1/chat/completions", {"messages": HI}),
     "completion": ("ab", "/v1/completions", {"prompt": "x=", "echo": True, **USAGE}),
     "completion-logprobs": ("ab", "/v1/completions", {"prompt": "x=", "logprobs": 1}),
+    "generate": ("ab", "/generate", {"text": "x=", "sampling_params": {"temperature": 0}, "return_logprob": True}),
     "chat-explained": ("a", "/v1/chat/completions", {"messages": HI, "seed": 1, "explain": {"top": 1}, "top_k": 2}),
     "completion-explained": ("a", "/v1/completions", {"prompt": "x=", "seed": 1, "explain": {"top": 1, "ids": [98]}}),
     "response-explained": ("a", "/v1/responses", {"input": "hi", "seed": 1, "explain": {"top": 1}}),
@@ -78,9 +79,9 @@ async def test_the_stream_is_what_it_was(tokenizer, fixed, name, request):
     client = LocalClient(saying(says.encode()), fail_at=FAILS_AT.get(name))
     client.patient = True
     async with front_of(client, tokenizer, CONFIG) as front:
-        body = {"temperature": 0, "stream": True, "request_id": "golden", **fields}
+        body = {"temperature": 0, "stream": True, "request_id": "golden", "rid": "golden", **fields}
         answer = await front.http.post(path, json=body)
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8", answer.text
     file, text = FOLDER / f"{name}.txt", TINY.sub("~0", answer.text)
     if request.config.getoption("--golden-update"):
         file.write_text(text)

@@ -444,6 +444,13 @@ async def test_a_budget_under_a_chats_name_is_told_where_it_goes(front):
     assert "thinking_token_budget" in answer.json()["error"]["message"]
 
 
+async def test_a_thread_is_refused_by_the_code_that_the_client_knows(front):
+    """The client then sends the whole conversation (tests/clients: the tool runner)."""
+    answer = await post(front, thread={"type": "create"})
+    details = answer.json()["error"]["details"]
+    assert (answer.status_code, details) == (400, {"error_code": "thread_unsupported_request", "param": "thread"})
+
+
 async def test_errors_have_anthropics_shape(tokenizer):
     config = ServerConfig(api_keys="one", max_body_mib=1)
     async with front_of(LocalClient(saying(b"Hello")), tokenizer, config) as front:

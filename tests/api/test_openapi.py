@@ -50,6 +50,8 @@ async def test_a_real_answer_fits_the_schema(tokenizer, document):
                 {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 5},
             ),
             ("/v1/completions", {"prompt": "x=", "logprobs": 2, "prompt_logprobs": 1, "max_tokens": 5}),
+            ("/generate", {"text": "x=", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}),
+            ("/generate", {"text": ["x=", "y"], "sampling_params": {"max_new_tokens": 2}}),
             ("/v1/responses", {"input": "hi", "max_output_tokens": 5}),
             ("/v1/completions", {"prompt": "x=", "max_tokens": 5, "explain": True, "seed": 1, "top_p": 0.9}),
             ("/v1/explain", {"prompt": "x=", "output_token_ids": [65, 66], "seed": 1, "min_p": 0.1}),

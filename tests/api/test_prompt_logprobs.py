@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-from api.harness import EOS, VOCAB, LocalClient, events, front_of
+from api.harness import VOCAB, LocalClient, events, front_of
+from api.harness import random_row as row
 from tailrace.api.logprobs import FLOOR
 from tailrace.api.prompt_scores import PromptScores
 from tailrace.engine import scheduler, scored_rows
@@ -18,14 +19,6 @@ from tailrace.params import SamplingParams
 from tailrace.wire.messages import PromptLogprobs, TokenLogprobs
 
 PROMPT = "The price = 4 €"
-
-
-def row(ids: list[int]) -> torch.Tensor:
-    """Some distribution that depends on all that was said."""
-    rng = torch.Generator().manual_seed(sum((i + 1) * token for i, token in enumerate(ids)))
-    logits = torch.randn(VOCAB, generator=rng) * 2
-    logits[EOS] = -50.0
-    return logits
 
 
 @pytest.fixture

@@ -157,26 +157,84 @@ async def test_parts_of_a_tools_output_reach_the_prompt(front):
     assert refused.json()["error"]["param"] == "input[0].output"
 
 
-async def test_parallel_calls_are_one_turn(front, monkeypatch):
-    """Given back as items, they reach the template as they do behind previous_response_id."""
-    seen: list[list[dict]] = []
+@pytest.fixture
+def seen(front, monkeypatch) -> list[list[dict]]:
+    """The messages of every prompt that the front end renders."""
+    found: list[list[dict]] = []
     render = front.service.tokenizer.render_chat
 
     def noted(messages, **options):
-        seen.append(messages)
+        found.append(messages)
         return render(messages, **options)
 
     monkeypatch.setattr(front.service.tokenizer, "render_chat", noted)
-    calls = [{"type": "function_call", "call_id": id, "name": "add", "arguments": "{}"} for id in ("c1", "c2")]
+    return found
+
+
+CALLS = [{"type": "function_call", "call_id": id, "name": "add", "arguments": "{}"} for id in ("c1", "c2")]
+SAID = {"role": "assistant", "content": "So"}
+
+
+def thought(text: str, field: str = "content") -> dict:
+    kind = {"content": "reasoning_text", "summary": "summary_text"}[field]
+    return {"type": "reasoning", "summary": [], field: [{"type": kind, "text": text}]}
+
+
+@pytest.mark.parametrize(
+    ("own", "content", "thoughts"),
+    [
+        (CALLS, "", None),
+        ([SAID, *CALLS], "So", None),
+        ([CALLS[0], {"type": "reasoning", "summary": []}, CALLS[1]], "", None),
+        ([thought("hm"), *CALLS], "", "hm"),
+        ([thought("hm", "summary"), SAID, *CALLS], "So", "hm"),
+        ([thought("a"), CALLS[0], thought("b"), CALLS[1]], "", "a\n\nb"),
+        ([SAID, thought("hm"), *CALLS], "So", "hm"),
+        ([*CALLS, SAID], "So", None),
+    ],
+)
+async def test_what_a_model_wrote_in_one_answer_is_one_turn(front, seen, own, content, thoughts):
+    """Given back as items, it reaches the template as it does behind previous_response_id."""
     results = [{"type": "function_call_output", "call_id": id, "output": id} for id in ("c1", "c2")]
-    said = [{"role": "assistant", "content": "So"}]
-    thought = [{"type": "reasoning", "summary": []}]
-    for own, content in ((calls, ""), ([*said, *calls], "So"), ([calls[0], *thought, calls[1]], "")):
-        asked = {"input": [{"role": "user", "content": "hi"}, *own, *results, {"role": "user", "content": "and?"}]}
+    asked = {"input": [{"role": "user", "content": "hi"}, *own, *results, {"role": "user", "content": "and?"}]}
+    assert (await front.http.post(f"{PATH}/input_tokens", json=asked)).status_code == 200
+    assert [message["role"] for message in seen[-1]] == ["user", "assistant", "tool", "tool", "user"]
+    turn = seen[-1][1]
+    assert (turn["content"], [call["id"] for call in turn["tool_calls"]]) == (content, ["c1", "c2"])
+    assert turn.get("reasoning_content") == thoughts
+
+
+async def test_plain_messages_stay_apart_and_a_thought_may_be_all(front, seen):
+    for own, said in (([SAID, SAID], ["So", "So"]), ([thought("hm")], [""])):
+        asked = {"input": [{"role": "user", "content": "hi"}, *own, {"role": "user", "content": "and?"}]}
         assert (await front.http.post(f"{PATH}/input_tokens", json=asked)).status_code == 200
-        assert [message["role"] for message in seen[-1]] == ["user", "assistant", "tool", "tool", "user"]
-        turn = seen[-1][1]
-        assert (turn["content"], [call["id"] for call in turn["tool_calls"]]) == (content, ["c1", "c2"])
+        assert [message["content"] for message in seen[-1]] == ["hi", *said, "and?"]
+    assert seen[-1][1]["reasoning_content"] == "hm"
+
+
+async def test_thoughts_of_before_reach_the_template(tokenizer, monkeypatch):
+    """Models that think between their calls need them: stored, or sent back by the client, the same."""
+    config = ServerConfig(reasoning_parser="think", tool_parser="hermes")
+    async with front_of(LocalClient(saying(f"<think>hm</think>So {CALL}".encode())), tokenizer, config) as front:
+        first = (await post(front, tools=TOOL)).json()
+        call = first["output"][2]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
+        stored = {"input": [result], "previous_response_id": first["id"]}
+        whole = {"input": [{"role": "user", "content": "hi"}, *first["output"], result]}
+        turns = []
+        render = front.service.tokenizer.render_chat
+        noted = lambda messages, **options: turns.append(messages) or render(messages, **options)  # noqa: E731
+        monkeypatch.setattr(front.service.tokenizer, "render_chat", noted)
+        answers = [(await post(front, **fields, tools=TOOL)).json() for fields in (stored, whole)]
+        assert turns[0] == turns[1]
+        assert (turns[0][1]["reasoning_content"], turns[0][1]["content"]) == ("hm", "So ")
+        listed = [
+            (await front.http.get(f"{PATH}/{answer['id']}/input_items", params={"order": "asc"})).json()["data"]
+            for answer in answers
+        ]
+        assert strip(listed[0]) == strip(listed[1])
+        assert [item["type"] for item in listed[0]][1:] == [*(item["type"] for item in first["output"]), result["type"]]
+        assert strip(listed[0])[1] == {name: first["output"][0][name] for name in ("type", "summary", "content")}
 
 
 async def test_tokens_are_counted_as_a_response_counts_them(front):

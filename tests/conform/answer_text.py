@@ -28,6 +28,9 @@ class AnswerText:
             self.text += data.decode(errors="replace")
         else:
             self.text += self._decoder.decode(data)
+        splits = "last-character-split" if self.streamed else "plain-last-character-split"
+        if last and self.fault == splits and self.text[-1:] > "\x7f":
+            self.text = self.text[:-1] + "\ufffd"
         if may_stop and (found := self._earliest()):
             at, self.stop_reason = found
             return self._send(self._cut(at, self.stop_reason))

@@ -30,6 +30,8 @@ FRAME_FAULTS: dict[str, Fault] = {
     "ids-change": Fault("streams.chunk-shape"),
     "text-stripped": Fault("streams.deltas-join", ("stops.nothing-sent", "stops.include", "seeds", "logprobs")),
     "last-text-lost": Fault("streams.deltas-join", ("streams.whole-characters", "stops.nothing-sent", "seeds")),
+    # the plain answer alone shows that max_tokens has cut a character; none was split
+    "cut-character-unsent": Fault("streams.deltas-join", ("stops.nothing-sent", "seeds.stream")),
     "ends-twice": Fault("streams.one-ending"),
     "hangs-up": Fault("streams.ends-or-says-why", ("streams", "errors.no-5xx", "errors.neighbours")),
     "finish-missing": Fault("streams.ends-or-says-why", ("streams.deltas-join", "streams.n-complete", "structure")),
@@ -44,6 +46,14 @@ FRAME_FAULTS: dict[str, Fault] = {
     "characters-split": Fault(
         "streams.whole-characters",
         ("streams.deltas-join", "stops.nothing-sent", "stops.include", "seeds.stream", "logprobs"),
+    ),
+    # a whole character at the limit, as if max_tokens had cut it: the other answer has it
+    "last-character-split": Fault(
+        "streams.whole-characters", ("streams.deltas-join", "stops.nothing-sent", "seeds.stream")
+    ),
+    "plain-last-character-split": Fault(
+        "streams.whole-characters",
+        ("streams.deltas-join", "stops.nothing-sent", "seeds.stream", "logprobs.bytes-join"),
     ),
     "role-missing": Fault("streams.role-once"),
     "role-in-each": Fault("streams.role-once"),
@@ -69,6 +79,8 @@ FRAME_FAULTS: dict[str, Fault] = {
     "stop-goes-on": Fault("stops.ends-work"),
     "include-ignored": Fault("stops.include"),
     "include-one-short": Fault("stops.include"),
+    # accepted and not heeded: laws that only use them are not offered
+    "logprobs-ignored": Fault("logprobs.bytes-join", ("logprobs",)),
     # structure
     "structure-ignored": Fault("structure.json-schema", ("structure",)),
     "json-unclosed": Fault("structure.json-schema", ("structure.json-object",)),

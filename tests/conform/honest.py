@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from conform.fields import CONTEXT, BadRequest, check
@@ -25,10 +27,20 @@ GONE_STAY = ("gone-goes-on", "gone-unseen")
 
 
 class HonestServer:
-    """`async with HonestServer() as server: server.url`. thinking: every chat is thought about first."""
+    """`async with HonestServer() as server: server.url`. thinking: every chat is thought about first. late_s: so old
+    are the metrics. defaults: of fields that are not given, as a model may have its own."""
 
-    def __init__(self, fault: str = "", metrics: bool = True, thinking: bool = False) -> None:
+    def __init__(
+        self,
+        fault: str = "",
+        metrics: bool = True,
+        thinking: bool = False,
+        late_s: float = 0.0,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.fault, self.metrics, self.thinking = fault, metrics and fault != "gone-unseen", thinking
+        self.defaults = defaults or {}
+        self.late_s, self.history = late_s, [(0.0, 0)]  # when, how many ran from then on
         self.num_running, self.num_long, self.num_made, self.num_refused = 0, 0, 0, 0
         self.prompts: list[int] = []  # tokens of the prompts that run
         self._places = asyncio.Semaphore(PLACES)
@@ -45,10 +57,13 @@ class HonestServer:
 
     async def handle(self, asked: Asked) -> Plain | Events:
         routes = {"/v1/completions": False, "/v1/chat/completions": True}
+        if asked.path == "/v1/models" and self.fault == "models-fail":
+            return Plain("no cache", 500)
         if asked.path == "/v1/models":
             return Plain({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "x"}]})
         if asked.path == "/metrics" and self.metrics:
-            return Plain(f"vllm:num_requests_running {self.num_running}\n")
+            then = time.monotonic() - self.late_s
+            return Plain(f"vllm:num_requests_running {next(n for at, n in reversed(self.history) if at <= then)}\n")
         try:
             if asked.path not in routes or (self.fault == THOUGHTS and not routes[asked.path]):
                 status = 200 if self.fault == "unknown-path-200" else 404
@@ -82,9 +97,11 @@ class HonestServer:
             if self.fault == "crashes-at-nesting" and len(asked.body) > 100_000:
                 return Plain("deep", 500)
             raise BadRequest("the body is no valid JSON", "body") from None
-        params = check(body, chat, self.fault)
+        params = {**self.defaults, **check(body, chat, self.fault)}
         if params["model"] != MODEL and self.fault != "any-model":
             raise BadRequest(f"model: there is no {params['model']}", "model", 404)
+        if self.fault == "logprobs-ignored":
+            params = {name: value for name, value in params.items() if "logprobs" not in name}
         plan = self._plan(params, chat)
         shape = Shape(params, chat, f"request-{self.num_made}", self.fault)
         self.num_made += 1
@@ -151,8 +168,7 @@ class HonestServer:
         """The parts of all choices in turn; ends where the client has left."""
         async with self._places:
             long = plan.max_tokens >= LONG
-            self.num_running += 1
-            self.num_long += long
+            self._count(1, long)
             self.prompts.append(len(plan.prompt))
             try:
                 count = plan.params.get("n", 1)
@@ -166,18 +182,24 @@ class HonestServer:
                             waiting.remove((index, parts))
                         else:
                             yield index, part
-                        await asyncio.sleep(0 if self.metrics else STEP_S * self.num_long)
+                        await asyncio.sleep(0 if self.metrics and not self.late_s else STEP_S * self.num_long)
                     if asked.gone():
                         return
             finally:
                 if not (self.fault in GONE_STAY and asked.gone()):
-                    self.num_running -= 1
-                    self.num_long -= long
+                    self._count(-1, long)
                 self.prompts.remove(len(plan.prompt))
+
+    def _count(self, change: int, long: bool) -> None:
+        self.num_running += change
+        self.num_long += change * long
+        self.history.append((time.monotonic(), self.num_running))
 
     async def _whole(self, plan: Plan, shape: Shape, asked: Asked) -> Plain:
         choices: dict[int, list[Part]] = {}
         async for index, part in self._parts(plan, asked):
+            if self.fault == "cut-character-unsent" and part.finish == "length":
+                part = replace(part, text=part.text + "\ufffd")
             choices.setdefault(index, []).append(part)
         if not choices or not all(parts[-1].finish for parts in choices.values()):
             return Plain("", 499)

@@ -16,7 +16,14 @@ async def judge(
     server: HonestServer, only: Sequence[str] = (), seed: int = 0, budget: str = "quick", timeout_s: float = 30.0
 ) -> ConformRun:
     """A run of these laws, or of all."""
-    target = TargetServer(server.url, timeout_s=timeout_s)
+    return await judge_url(server.url, only, seed, budget, timeout_s)
+
+
+async def judge_url(
+    url: str, only: Sequence[str] = (), seed: int = 0, budget: str = "quick", timeout_s: float = 30.0
+) -> ConformRun:
+    """A run of these laws, or of all, against the server there."""
+    target = TargetServer(url, timeout_s=timeout_s)
     try:
         return await Runner(target, chosen(all_laws(), only), BUDGETS[budget], seed).run()
     finally:

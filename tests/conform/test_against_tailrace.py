@@ -8,35 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from conform.judging import said
-from tailrace.conform.context import BUDGETS
+from conform.judging import judge_url, said
 from tailrace.conform.laws import all_laws
-from tailrace.conform.runner import ConformRun, Runner, chosen
-from tailrace.conform.target import TargetServer
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.long]  # test_scripted_tailrace has all laws with a small budget
 
 ON_PURPOSE = {"errors.unknown-field": "ignored"}  # docs/api/index.md: no effect, and logged once by name
 NO_THOUGHTS = {"structure.thinking"}  # the default model has none
 ENDS_EARLY = {"streams.gone-client"}  # its answers of 1,000 tokens may be over before the clients leave
-# Laws that need no frequencies, for which hundreds of answers are counted.
-QUICK = (
-    "streams.chunk-shape",
-    "streams.deltas-join",
-    "streams.usage",
-    "stops.cut",
-    "seeds.same",
-    "structure.choice",
-    "errors.out-of-range",
-    "errors.unknown-field",
-)
 FLAGS = ("--tool-parser", "hermes", "--num-blocks", "4000")
 
 
@@ -64,28 +50,6 @@ def healthy(url: str) -> bool:
         return False
 
 
-async def judge(url: str, budget: str, only: Sequence[str] = ()) -> ConformRun:
-    target = TargetServer(url, timeout_s=300.0)
-    try:
-        return await Runner(target, chosen(all_laws(), only), BUDGETS[budget]).run()
-    finally:
-        await target.close()
-
-
-def check(run: ConformRun, unsure: set[str]) -> None:
-    """Nothing is found but what is on purpose, and every law is judged."""
-    assert {one.law.id: one.verdict.kind for one in run.findings} == ON_PURPOSE, said(run)
-    left = {one.law.id for one in run.judged if one.verdict.kind in ("not_offered", "inconclusive")}
-    assert left <= NO_THOUGHTS | unsure, said(run)
-
-
-async def test_laws_of_each_family_hold(model_folder: Path, free_port: Callable[[], int]):
-    with serving(model_folder, free_port()) as url:
-        # a small budget may not suffice for a verdict; it does for a false alarm
-        run = await judge(url, "quick", QUICK)
-    check(run, {law.id for law in all_laws() if law.error_rate})
-
-
 @pytest.fixture(scope="module", params=["plain", "speculation"])
 def served(request: pytest.FixtureRequest, model_folder: Path, free_port: Callable[[], int]) -> Iterator[str]:
     flags = {"plain": (), "speculation": ("--drafter", "ngram", "--no-adaptive-drafts")}[request.param]
@@ -94,10 +58,9 @@ def served(request: pytest.FixtureRequest, model_folder: Path, free_port: Callab
 
 
 # By hand: `tailrace conform URL --budget thorough`, which takes ten times as many draws.
-@pytest.mark.long
 @pytest.mark.parametrize("family", dict.fromkeys(law.family for law in all_laws()))
 async def test_all_laws_hold(served: str, family: str):
-    run = await judge(served, "normal", (family,))
+    run = await judge_url(served, (family,), budget="normal", timeout_s=300.0)
     assert {one.law.id: one.verdict.kind for one in run.findings}.items() <= ON_PURPOSE.items(), said(run)
     left = {one.law.id for one in run.judged if one.verdict.kind in ("not_offered", "inconclusive")}
     assert left <= NO_THOUGHTS | ENDS_EARLY, said(run)

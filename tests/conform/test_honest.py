@@ -36,8 +36,24 @@ async def test_other_honest_servers_are_not_accused(server: HonestServer, family
     assert not run.findings, said(run)
 
 
+@pytest.mark.parametrize("family", ["logprobs", pytest.param("knobs", marks=pytest.mark.long)])
+async def test_a_models_own_defaults_are_no_fault(family: str):
+    """They are put out of the way, since raw reports do not show them."""
+    async with HonestServer(defaults={"repetition_penalty": 1.5, "top_k": 3, "top_p": 0.6}) as server:
+        run = await judge(server, [family])
+    assert not run.findings, said(run)
+
+
 async def test_places_become_free_without_metrics_too():
     """Those that are left slow others down; when their clients are gone, others are fast again."""
     async with HonestServer(metrics=False) as server:
         run = await judge(server, ["streams.gone-client"])
     assert [one.verdict.kind for one in run.judged] == ["holds"], said(run)
+
+
+@pytest.mark.parametrize(("fault", "verdict"), [("", "holds"), ("gone-goes-on", "broken")])
+async def test_metrics_that_are_a_second_old_are_read_as_such(fault: str, verdict: str):
+    """What ran a moment before still counts in them, and what was opened does not yet."""
+    async with HonestServer(fault, late_s=1.0) as server:
+        run = await judge(server, ["seeds.among-others", "streams.gone-client"])
+    assert [one.verdict.kind for one in run.judged] == ["holds", verdict], said(run)

@@ -15,9 +15,10 @@ from conform.http_frame import Asked, Events, HttpFrame, Plain
 from conform.judging import FOREIGN
 from tailrace.conform.context import BUDGETS, LawContext
 from tailrace.conform.law import Law
+from tailrace.conform.laws import all_laws
 from tailrace.conform.plain import quoted
 from tailrace.conform.report.text import summary
-from tailrace.conform.runner import Runner
+from tailrace.conform.runner import Runner, chosen
 from tailrace.conform.target import EVENTS, TargetServer
 from tailrace.conform.verdict import Verdict
 from tailrace.errors import ConfigError
@@ -89,6 +90,14 @@ async def test_a_server_that_goes_away_ends_the_run_and_no_law_is_blamed():
     assert [(one.law.id, one.verdict.kind) for one in run.judged] == [("a.last", "inconclusive")]
     assert [law.id for law in run.unjudged] == ["a.never"]
     assert summary(run).endswith("the server is gone, 1 laws left out")
+
+
+async def test_a_list_of_models_that_never_answers_is_no_death():
+    async with HonestServer("models-fail") as server:
+        target = TargetServer(server.url, "scripted", timeout_s=30.0)
+        run = await Runner(target, chosen(all_laws(), ["errors.strange-bodies"]), BUDGETS["quick"]).run()
+        await target.close()
+    assert [one.verdict.kind for one in run.judged] == ["inconclusive"]
 
 
 async def test_a_server_that_never_says_what_it_offers_ends_the_run():

@@ -20,6 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from api.harness import make_tokenizer
 from runners.test_lora import adapter
 
+pytestmark = pytest.mark.long  # api/test_models: in one process
+
 VOCAB, COUNT = 258, 24
 PROMPT = [*b"Water runs"]
 
@@ -112,7 +114,6 @@ def health(url: str) -> int:
         return 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_says_what_it_says_alone(pair, name, stream):

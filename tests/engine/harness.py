@@ -67,7 +67,12 @@ class Harness:
             self.runner,
             ModelInfo("scripted", self.runner.vocab_size, 512, [eos]),
             CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
-            SchedulerConfig(**({"max_num_seqs": 8, "max_num_batched_tokens": 64, "overlap": self.overlap} | limits)),
+            SchedulerConfig(
+                **(
+                    {"max_num_seqs": 8, "max_num_batched_tokens": 64, "prefill_slowdown": 0.0, "overlap": self.overlap}
+                    | limits
+                )
+            ),
             token_bytes,
             grammars,
             SpeculationConfig(max_drafts=max_drafts, rule=rule, adaptive=adaptive),

@@ -131,7 +131,7 @@ def name_of(case: Case) -> str:
 # ---- token for token
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", covering(2), ids=name_of)
 def test_any_two_together(lab, case):
     lab.compare(case)

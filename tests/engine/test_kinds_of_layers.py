@@ -90,7 +90,7 @@ def test_random_models_say_something(model):
     assert len({token for said in model.expected for token in said}) > 8
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_alone_and_in_chunked_batches(model, overlap):
     model.check(max_num_seqs=1, max_num_batched_tokens=512, overlap=overlap)

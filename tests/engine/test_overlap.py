@@ -633,7 +633,7 @@ def references_stay(patch) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        void_rows_count,
+        pytest.param(void_rows_count, marks=pytest.mark.long),  # seen in few crowds only
         others_tokens,
         invalid_rows_are_marked_computed,
         prepared_too_early,

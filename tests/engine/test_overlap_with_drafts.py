@@ -350,7 +350,7 @@ def assumptions_stay(patch) -> None:
     [
         other_tokens_are_foretold,
         guesses_are_not_computed,
-        void_rows_count,
+        pytest.param(void_rows_count, marks=pytest.mark.long),  # seen in few crowds only
         blocks_under_way_are_given_back,
         grammars_hear_late,
         guesses_are_not_waited_for,

@@ -29,7 +29,8 @@ COUNT = 24
 PROMPTS = [[5, 9, 33, 7, 100, 2] * 5, [(7 * i * i + 3) % VOCAB for i in range(70)], [77, 3], [200, 31, 8] * 9]
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}, {"temperature": 1.5, "seed": 8}]
 # sinks and windows; latent attention; keys that layers share; layers with states beside those with keys
-CASES = [("gpt-oss", "int8"), ("gpt-oss", "fp8"), ("deepseek-v3", "int8"), ("gemma4 text", "int8"), ("qwen3.5", "int8")]
+CASES = [("gpt-oss", "fp8"), ("deepseek-v3", "int8"), ("gpt-oss", "int8"), ("gemma4 text", "int8"), ("qwen3.5", "int8")]
+QUICK = CASES[:1]
 STATES = ("qwen3.5",)
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -55,11 +56,7 @@ class Model:
     def __init__(self, folder: Path, code: str, states: bool) -> None:
         self.folder, self.code, self.states = folder, code, states
         self.runners = {16: load(folder, code)}
-        self.alone = [
-            self.said([prompt], [way], max_num_seqs=1, max_num_batched_tokens=512)[0]
-            for prompt in PROMPTS
-            for way in WAYS
-        ]
+        self.alone = self.said(PROMPTS, WAYS, max_num_seqs=1, max_num_batched_tokens=512, prefix_reuse=False)
 
     def said(self, prompts: list[list[int]], ways: list[dict[str, Any]], **options: Any) -> list[list[int]]:
         size = options.get("block_size", 16)
@@ -73,7 +70,11 @@ class Model:
         return [stories[str(i), 0, 0].tokens for i in range(len(asked))]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES],
+    ids=str,
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     name, code = request.param
     return Model(save(name, tmp_path_factory.mktemp("model")), code, name in STATES)
@@ -86,6 +87,7 @@ def test_the_model_says_something_and_codes_are_kept(model: Model):
     assert cache.scales is not None
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_same_tokens(model: Model, name: str):
     options = SCHEDULES[name]
@@ -94,6 +96,7 @@ def test_every_schedule_gives_the_same_tokens(model: Model, name: str):
     assert model.said(PROMPTS, WAYS, **options) == model.alone
 
 
+@pytest.mark.few(2)
 def test_drafts_that_are_rejected(model: Model):
     greedy = model.alone[:: len(WAYS)]
     fickle = Fickle([prompt + tokens for prompt, tokens in zip(PROMPTS, greedy, strict=True)], 0.6)
@@ -101,6 +104,7 @@ def test_drafts_that_are_rejected(model: Model):
     assert fickle.offered
 
 
+@pytest.mark.few(2)
 def test_a_prefix_that_is_there_already(model: Model):
     if model.states:
         pytest.skip("states have no prefixes")
@@ -112,6 +116,7 @@ def test_a_prefix_that_is_there_already(model: Model):
     assert [story.tokens for story in harness.stories.values()] == [model.alone[len(WAYS)]] * 2
 
 
+@pytest.mark.few(2)
 def test_forks_take_their_scales_along(model: Model, monkeypatch: pytest.MonkeyPatch):
     """Of three siblings, two write into copies of the prompt's last block, which is full in part only."""
 

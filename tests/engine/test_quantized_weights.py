@@ -12,7 +12,7 @@ from runners.quantized_file import VOCAB, converted, write
 from tailrace.config import ModelConfig
 from tailrace.drafting.ngram import NGram
 from tailrace.engine import cache_size
-from tailrace.engine.cache_size import check_weights
+from tailrace.engine.cache_size import check_memory
 from tailrace.errors import ModelLoadError
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners import load_runner
@@ -82,8 +82,8 @@ def test_too_little_memory_is_a_sentence(
     need = weights_bytes(folder, 2, packed=True)
     monkeypatch.setattr(cache_size, "available", lambda: need)
     with caplog.at_level("INFO"):
-        check_weights(folder, config)
+        check_memory(folder, config)
     assert "weights will take" in caplog.text
     monkeypatch.setattr(cache_size, "available", lambda: need - 1)
     with pytest.raises(ModelLoadError, match=r"of memory for its weights, and .* available: end other programs"):
-        check_weights(folder, config)
+        check_memory(folder, config)

@@ -141,7 +141,7 @@ def stories(grammars, name, drafter=None, **asked):
     return {key: (s.tokens, s.logprobs, s.end) for key, s in found.items()}, harness
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "asked"),
     [

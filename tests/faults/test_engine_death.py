@@ -37,6 +37,7 @@ async def until(condition, seconds: float = 300) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.long  # api/test_serve: by HTTP
 async def test_kill_9_under_load_ends_every_stream():
     client = AsyncClient(SLOW)
     await client.start()
@@ -88,6 +89,7 @@ def test_a_hanging_engine_does_not_hang_close():
     assert not alive(pid)
 
 
+@pytest.mark.long  # api/test_front_ends: a whole server's
 def test_the_engine_dies_with_its_parent():
     code = (
         "import sys; from tailrace.config import *; from tailrace.wire.sync_client import SyncClient\n"

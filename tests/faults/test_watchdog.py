@@ -68,7 +68,7 @@ def test_a_stopped_engine_is_stalled_until_it_goes_on(tmp_path, free_port, capfd
 
 
 def test_a_step_that_hangs_is_told_with_its_part_its_requests_and_the_stack(tmp_path, free_port, capfd):
-    model = "scripted:count:2500"
+    model = "scripted:count:1500"
     with launched(tmp_path, free_port(), model, scheduler={"stall_s": 0.5}) as server:
         server.until(200)
         answer = server.http.post(

@@ -163,6 +163,11 @@ CONVERSATIONS: dict[str, Conversation] = {
         CALL_WORDS,
         TOOLS,
     ),
+    "thoughts, text and a call": Conversation(
+        [ASKED, said("Let me see", reasoning_content="hm hm", tool_calls=[WARM]), result("21 °C", "call00001")],
+        CALL_WORDS,
+        TOOLS,
+    ),
     "documents": Conversation(
         [user("one")], ("one",), options={"documents": [{"title": "A title", "text": "A text", "content": "A text"}]}
     ),

@@ -72,9 +72,13 @@ REASONS: dict[Callable[[Outcome], bool], str] = {
     lambda outcome: (
         outcome.verdict == "both refuse" and "string" in outcome.refusal
     ): "the template refuses an empty answer",
+    lambda outcome: (
+        "text in thoughts" in outcome.lost and outcome.verdict not in ("differs", "only we refuse")
+    ): "the template writes the text or the calls, as in transformers the text",
     lambda outcome: "\\u" in (outcome.ours or ""): "the template escapes what is not ASCII",
 }
 LATE = "leaves out a"
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def oracle() -> PreTrainedTokenizerFast:
@@ -94,7 +98,12 @@ def forms(conversation: Conversation) -> Iterator[tuple[str, list[Message]]]:
             shapes.append((label, partial(only_for, role=role.strip(), shape=shape)))
     steps: list[list[tuple[str, Callable[[list[Message]], list[Message]]]]] = [
         [("", list), ("developer as system", as_system), ("one system message", one_system)],
-        [("", list), ("names of results", with_names), ("thoughts by each name", with_thoughts)],
+        [
+            ("", list),
+            ("names of results", with_names),
+            ("thoughts by each name", with_thoughts),
+            ("text in thoughts", in_thoughts),
+        ],
         [(label, partial(each, change=shape)) for label, shape in shapes],
         [("", list), ("arguments as objects", objects), ("arguments as strings", strings)],
         [("", list), *((f"{how} content", partial(emptied, how=how)) for how in ("empty", "null", "no"))],
@@ -189,9 +198,18 @@ def one_system(messages: list[Message]) -> list[Message]:
 
 def with_thoughts(messages: list[Message]) -> list[Message]:
     """Thoughts under each of their names."""
-    names = ("reasoning_content", "reasoning", "thinking")
-    thoughts = [next((m[name] for name in names if name in m), None) for m in messages]
-    return [m if t is None else m | dict.fromkeys(names, t) for m, t in zip(messages, thoughts, strict=True)]
+    thoughts = [next((m[name] for name in THOUGHTS if name in m), None) for m in messages]
+    return [m if t is None else m | dict.fromkeys(THOUGHTS, t) for m, t in zip(messages, thoughts, strict=True)]
+
+
+def in_thoughts(messages: list[Message]) -> list[Message]:
+    """Thoughts under each of their names, with the text behind them where there are calls."""
+    changed = with_thoughts(messages)
+    for i, message in enumerate(changed):
+        if message.get("tool_calls") and message.get("content") and "thinking" in message:
+            whole = f"{message['thinking']}\n\n{joined(message)['content']}"
+            changed[i] = message | dict.fromkeys(THOUGHTS, whole) | {"content": ""}
+    return changed
 
 
 def with_names(messages: list[Message]) -> list[Message]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -92,6 +93,20 @@ def engines() -> list[psutil.Process]:
     return found
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """All engines stand still: no stream goes on or ends, however long something else takes."""
+    stopped = engines()
+    for engine in stopped:
+        engine.suspend()
+    try:
+        yield
+    finally:
+        for engine in stopped:
+            with suppress(psutil.Error):  # killed meanwhile
+                engine.resume()
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 150) -> None:
     """Until it is true."""
     until = time.monotonic() + seconds
@@ -107,6 +122,22 @@ def get(path: str) -> httpx.Response:
 def complete(prompt: str, max_tokens: int = 3, **fields: object) -> httpx.Response:
     body = {"model": "scripted", "prompt": prompt, "max_tokens": max_tokens, **fields}
     return httpx.post(f"{URL}/v1/completions", json=body, timeout=120)
+
+
+def served(prompt: str) -> httpx.Response:
+    """The answer, as clients get it that try a 503 again."""
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        answers.append(complete(prompt))
+        assert answers[-1].status_code == 200 or (answers[-1].status_code, "retry-after" in answers[-1].headers) == (
+            503,
+            True,
+        )
+        return answers[-1].status_code == 200
+
+    wait_for(answered)
+    return answers[-1]
 
 
 def text(number: int) -> str:

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from streams import Stream, begun, ended
 
-from conftest import URL, complete, deploy, engines, get, kill, replicas, states, text, wait_for
+from conftest import URL, complete, deploy, engines, get, held, kill, replicas, served, states, text, wait_for
 from tailrace.integrations.ray.ingress import passed
 
-LONG = 300  # tokens, of 20 ms each
+LONG = 1000  # tokens, of 20 ms each
 
 
 def both_serve(streams: list[Stream]) -> dict[str, list[Stream]]:
@@ -55,23 +55,37 @@ class TestTwoReplicas:
         assert homes == set(replicas())
 
     def test_a_client_that_leaves_ends_its_request(self):
-        names, streams = replicas(), [Stream(number, 3000) for number in range(12)]
+        streams = [Stream(number, 3000) for number in range(12)]
         begun(streams)
-        assert sum(open_requests().values()) == 12
+        by_replica = both_serve(streams)
+        with held():
+            replica, number = open_requests()
+            assert number == len(by_replica[replica])
         for stream in streams:
             stream.leave = True
-        wait_for(lambda: open_requests() == dict.fromkeys(names, 0.0), 30)
+        ended(streams)
+        left = set(by_replica)
+
+        def ended_there() -> bool:
+            replica, number = open_requests()
+            if number == 0:
+                left.discard(replica)
+            return not left
+
+        wait_for(ended_there)
 
     def test_a_replica_killed_under_load(self):
-        """Its streams end with an error event, the other's are whole, and new requests are served at once."""
+        """Its streams end with an error event, the other's are whole, and new requests are served."""
         streams = [Stream(number, LONG) for number in range(12)]
         begun(streams)
         by_replica, before = both_serve(streams), {engine.pid for engine in engines()}
         lost, living = sorted(by_replica)
-        kill(lost)
+        with held():
+            assert not any(s.done for s in streams), "LONG is too short for this machine"
+            kill(lost)
+            ended(by_replica[lost])
         for number in range(12):
-            answer = complete(text(number))
-            assert (answer.status_code, answer.headers["x-tailrace-replica"]) == (200, living)
+            assert served(text(number)).headers["x-tailrace-replica"] != lost
         ended(streams)
         assert all(s.error is not None and s.error["code"] == "engine_dead" and not s.done for s in by_replica[lost])
         assert all(s.done and s.error is None for s in by_replica[living])
@@ -114,33 +128,35 @@ def test_a_request_below_a_route_prefix():
         assert found["headers"] == [(b"authorization", b"Bearer a"), (b"content-length", b"2")]
 
 
-def open_requests() -> dict[str, float]:
-    """Replica → requests that it is answering. /metrics is of whoever answers: it is asked until all have been."""
-    found = {}
-    while set(found) != set(replicas()):
-        answer = get("/metrics")
-        [number] = re.findall(r"^tailrace_num_requests_open(?:{.*})? (\S+)$", answer.text, re.M)
-        found[answer.headers["x-tailrace-replica"]] = float(number)
-    return found
+def open_requests() -> tuple[str, float]:
+    """A replica, the one that has less to do if the router knows, and how many requests it is answering."""
+    answer = get("/metrics")
+    [number] = re.findall(r"^tailrace_num_requests_open(?:{.*})? (\S+)$", answer.text, re.M)
+    return answer.headers["x-tailrace-replica"], float(number)
 
 
 def test_replicas_come_and_go_with_the_load(cluster: None):
-    """One becomes two and one again; what the one that goes is serving then is served to its end."""
+    """One becomes two and one again; what the one that goes is serving then is served to its end. The engines stand
+    still while Ray makes up its mind."""
     changes = {"min_replicas": "1", "target_ongoing_requests": "6", "upscale_delay_s": "1", "downscale_delay_s": "1"}
     deploy(**{f"ray.{name}": value for name, value in changes.items()})
-    wait_for(lambda: len(replicas()) == 1)
-    streams = [Stream(number, 3000) for number in range(12)]
-    wait_for(lambda: len(replicas()) == 2)
-    for stream in streams:
+    wait_for(lambda: len(replicas()) == len(engines()) == 1)
+    first = [Stream(number, LONG) for number in range(12)]
+    begun(first)
+    with held():
+        wait_for(lambda: len(replicas()) == 2)
+        second = [Stream(number, LONG) for number in range(12, 16)]  # the first replica has more than its share
+        begun(second)
+    streams = first + second
+    assert [len({stream.replica for stream in part}) for part in (first, second, streams)] == [1, 1, 2]
+    kept = [first[0], second[0]]  # one of each replica
+    for stream in set(streams) - set(kept):
         stream.leave = True
-    ended(streams)
-    rest = [Stream(number, 3000) for number in range(12)]  # more than one replica takes while the other has none
-    begun(rest)
-    kept = [served[0] for served in both_serve(rest).values()]  # one of each replica
-    for stream in set(rest) - set(kept):
-        stream.leave = True
-    wait_for(lambda: states().get("STOPPING"))
-    assert all(stream.is_alive() for stream in kept)
+    ended(set(streams) - set(kept))
+    with held():
+        assert not any(stream.done for stream in streams), "LONG is too short for this machine"
+        wait_for(lambda: states().get("STOPPING"))
+        assert all(stream.is_alive() for stream in kept)
     ended(kept)
-    assert all(s.done and s.error is None and s.pieces > 1000 for s in kept)
+    assert all(s.done and s.error is None for s in kept)
     wait_for(lambda: len(replicas()) == len(engines()) == 1)

@@ -21,13 +21,14 @@ from transformers.masking_utils import (
 
 from architectures.tiny import write
 from architectures.variants import OWN
+from runners.tiny_models import save
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
-from tailrace.runners import load_runner, probe
+from tailrace.runners import load_runner, probe, recurrent
 from tailrace.runners.attention import AttentionLayer
 from tailrace.runners.load_checks import TRIAL_TOKENS, dequantise_at_load, trial_ids
 from tailrace.runners.masks import AttentionMask, describe, made_mask, mask_of
-from tailrace.runners.reproduction import short_windows
+from tailrace.runners.reproduction import NotReproducedError, short_windows
 from tailrace.runners.transformers import TransformersRunner
 
 SMALL = {
@@ -75,6 +76,17 @@ def test_of_a_model_that_sees_the_text_is_served(kind, tmp_path):
     """Its vision tower has layers with the same numbers, and cross attention does nothing without an image."""
     write(kind, OWN.get(kind, {}), tmp_path)
     assert load(tmp_path).num_layers in (3, 4)  # type: ignore[attr-defined]
+
+
+def test_a_model_whose_images_see_each_other_has_plain_masks_for_text(tmp_path):
+    """Gemma 4 unified: its mask is a table of this prompt's images, of which there are none."""
+    write("gemma4_unified", {}, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert theirs.config.text_config.use_bidirectional_attention == "vision"
+    runner = load(tmp_path)
+    runner.allocate(8)
+    wanted = theirs(trial_ids(runner.vocab_size)[None], use_cache=False).logits[0]
+    torch.testing.assert_close(runner.trial(), wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +193,38 @@ def test_a_model_that_is_another_beside_neighbours_is_refused(plain, monkeypatch
     monkeypatch.setattr(TransformersRunner, "run", flat)
     with pytest.raises(ModelLoadError, match="does not reproduce the model"):
         load(plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_scan_is_refused(tmp_path, monkeypatch, dtype):
+    """What transformers' own scan loses by rounding is allowed; a state that forgets nothing is not."""
+    save("kimi linear", tmp_path)
+    right = recurrent.OPERATIONS["chunk_kimi_delta_attention"]
+
+    def wrong(layer, original, *parts, g, **options):
+        return right(layer, original, *parts, g=g if layer.shared.walk is None else g * 0, **options)
+
+    monkeypatch.setitem(recurrent.OPERATIONS, "chunk_kimi_delta_attention", wrong)
+    with pytest.raises(ModelLoadError, match="does not reproduce the model"):
+        load(tmp_path, dtype)
+
+
+def test_another_prompt_is_tried_where_numbers_are_rounded(plain, monkeypatch):
+    """An expert that changes places may spoil a prompt, but not each."""
+    check, tried = TransformersRunner.check_prompt, []
+
+    def spoilt(self, number):
+        tried.append(number)
+        if number < 2:
+            raise NotReproducedError("an expert")
+        check(self, number)
+
+    monkeypatch.setattr(TransformersRunner, "check_prompt", spoilt)
+    assert load(plain, "bfloat16").attention[0].heads == 2
+    assert tried == [0, 1, 2]
+    with pytest.raises(ModelLoadError, match="an expert"):
+        load(plain, "float32")
+    assert tried == [0, 1, 2, 0]
 
 
 def test_rounding_is_no_fault(windowed, plain):

@@ -6,6 +6,7 @@ import json
 import logging
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ PROMPTS = [[5, 9, 33, 7, 100, 2] * 5, [(7 * i * i + 3) % VOCAB for i in range(70
 
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
-    """Conversions are made here: a process of its own takes seconds to import torch. The test of the second start makes
-    one."""
+    """Conversions are made here: a process of its own takes seconds to import torch. The long test of the second start
+    makes one."""
     patch = pytest.MonkeyPatch()
     patch.setattr(conversions, "run_child", here)
     yield patch
@@ -141,8 +142,11 @@ def test_every_schedule_gives_the_same_tokens(q4_1: tuple[Path, TransformersRunn
     assert said(PROMPTS, max_num_batched_tokens=23) == alone
 
 
-def test_the_second_start_reads_the_cache(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conversions, "run_child", run_child)
+@pytest.mark.parametrize(
+    "convert", [here, pytest.param(run_child, marks=pytest.mark.long)], ids=["here", "in a process"]
+)
+def test_the_second_start_reads_the_cache(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, convert: Any):
+    monkeypatch.setattr(conversions, "run_child", convert)
     (folder / MARKER).write_text("{}")  # the folder may be one of ours
     config = config_for(folder, cache, quantize="q8_0", name="it")
     first = resolve(config, progress=False)
@@ -239,4 +243,18 @@ def test_damaged_files_are_a_sentence(tmp_path: Path, how: str, said: str):
     damage(folder / index["model.layers.0.self_attn.q_proj.weight"], how)
     with pytest.raises(ModelLoadError, match=said):
         resolve(config_for(folder, tmp_path, quantize="q8_0"), progress=False)
-    assert not [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+    assert not list((tmp_path / "models").glob("*/"))
+
+
+def test_what_does_not_fit_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(folder: Path, said: str) -> None:
+        with pytest.raises(ModelLoadError, match=said):
+            resolve(config_for(folder, cache, quantize="q8_0"), progress=False)
+
+    wide = random_weights() | {"model.layers.1.mlp.up_proj.weight": torch.ones(512, 512)}
+    shapes = r"tensor model.layers.1.mlp.up_proj.weight is \[512, 512\], and by config.json it should be \[512, 256\]"
+    refused(write(tmp_path / "wide", wide), shapes)
+    refused(write(tmp_path / "heads", random_weights(), num_attention_heads="many"), "can't build a model")
+    refused(write(tmp_path / "kind", random_weights(), model_type="nobody-knows"), "can't build a model")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    refused(write(tmp_path / "full", random_weights()), r"has 1 MiB left, and 2 MiB are needed")

@@ -52,7 +52,7 @@ class Sequences:
 
 
 KINDS = ["qwen3.5", "lfm2", "mamba2", "mamba", "gemma3 text"]
-WITH_EXPERTS = ["gpt-oss", "deepseek-v3", "llama4 text", "nemotron h", "jamba"]
+WITH_EXPERTS = ["gpt-oss", "deepseek-v3", "llama4 text", "nemotron h", "jamba", "kimi linear", "longcat flash"]
 
 
 @pytest.fixture(scope="module", params=[*KINDS, *WITH_EXPERTS])

@@ -23,11 +23,9 @@ COMMON: dict[str, Any] = {
     "eos_token_id": None,
 }
 MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+HEADS: dict[str, Any] = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 64}
 MLA: dict[str, Any] = {
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "kv_lora_rank": 64,
+    **HEADS,
     "q_lora_rank": 48,
     "num_key_value_heads": 4,
     "moe_intermediate_size": 32,
@@ -117,6 +115,31 @@ MODELS: dict[str, Any] = {
     ),
     "qwen3-next": lambda: t.Qwen3NextConfig(**COMMON, **DELTA, **MOE, shared_expert_intermediate_size=32),
     "qwen3.5": lambda: t.Qwen3_5TextConfig(**COMMON, **DELTA),
+    "kimi linear": lambda: t.KimiLinearConfig(
+        **(COMMON | HEADS | {"num_key_value_heads": 4}),
+        q_lora_rank=None,
+        moe_intermediate_size=32,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        linear_head_dim=32,
+        linear_num_heads=4,
+        layer_types=DELTA["layer_types"],
+    ),
+    "longcat flash": lambda: t.LongcatFlashConfig(
+        **HEADS,
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        eos_token_id=None,
+        q_lora_rank=48,
+        ffn_hidden_size=96,
+        expert_ffn_hidden_size=32,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+    ),
     "olmo hybrid": lambda: t.OlmoHybridConfig(**COMMON, **DELTA),
     "lfm2": lambda: t.Lfm2Config(**COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"]),
     "granite 4": lambda: t.GraniteMoeHybridConfig(

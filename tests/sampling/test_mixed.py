@@ -162,7 +162,7 @@ def compare(
     return int(kernel.num_tokens.sum()) - rows.num_requests
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_tokens_whatever_is_asked(seed):
     slots, logits, rows = world(seed, [*PARAMS.values(), *RARE.values()] * (2 if seed % 2 else 1))
@@ -347,7 +347,7 @@ def test_a_mask_is_its_rows_alone(backend):
     assert Sampler(slots, backend)(logits, rows).status.tolist() == [EMPTY]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @QUIET
 @pytest.mark.parametrize("backend", ["cpu", "reference", "gpu"])
 @pytest.mark.parametrize(

@@ -29,14 +29,15 @@ def world():
     return slots, logits, drafts, proposals
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "rule"),
     [
         *((backend, rule) for backend in ("cpu", "reference") for rule in RULES),
-        *(("gpu", rule) for rule in ("rejection", "block")),
-        *(pytest.param("gpu", rule, marks=pytest.mark.long) for rule in ("exact", "typical")),
+        *(
+            pytest.param("gpu", rule, marks=pytest.mark.long) for rule in RULES
+        ),  # drafting/test_proposals_on_gpu has some
     ],
 )
 def test_one_by_one_or_side_by_side(backend, rule):

@@ -189,6 +189,12 @@ def test_a_refused_request_takes_no_key():
     assert keys_of(ranks[0]) == keys_of(ranks[1]) == [request_key(77, 1)]
 
 
+def test_processes_that_name_the_same_parts_have_the_same_keys():
+    first, same, other = KeySource.shared("engine", 0), KeySource.shared("engine", 0), KeySource.shared("engine", 1)
+    assert [first.key_of(None), first.key_of(None)] == [same.key_of(None), same.key_of(None)]
+    assert other.key_of(None) != KeySource.shared("engine", 0).key_of(None)
+
+
 def test_keys_are_fresh_without_a_source():
     slots = Slots(20, V)
     for slot in range(20):

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-ABSENT = {"torchvision", "torchaudio", "torchcodec", "sgl_kernel", "flashinfer"}
+ABSENT = {"torchvision", "torchaudio", "sgl_kernel", "flashinfer"}
 
 
 class Absent:

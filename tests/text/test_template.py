@@ -98,7 +98,7 @@ SAME = [
 ]
 
 
-@pytest.mark.skipif(Version(transformers.__version__) < Version("5.20"), reason="passes thoughts by fewer names")
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="passes thoughts by fewer names")
 @pytest.mark.parametrize("source", SAME)
 def test_a_template_renders_as_in_transformers(tmp_path, source):
     make_tokenizer(tmp_path)

@@ -183,6 +183,22 @@ def test_thoughts_have_each_of_their_names():
             assert written(source, {"role": "assistant", "content": "", given: "hm"}) == "hm"
 
 
+def test_text_beside_a_call_ends_the_thought_where_the_template_takes_one_of_them():
+    """As gpt-oss's does."""
+    both = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{% endif %}[{{ m.thinking }}|{{ m.content }}]{{ m.tool_calls[0].function.name }}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}{% endfor %}"
+    )
+    for content in ("So", [{"type": "text", "text": "So"}]):
+        given = call({}, content=content, reasoning_content="hm")
+        assert written(both, given) == "[hm\n\nSo|]f{}"
+        assert (given["content"], given["reasoning_content"]) == (content, "hm")
+    assert written(both, call({}, content="So")) == "[|So]f{}"
+    assert written(both, call({}, content="", reasoning_content="hm")) == "[hm|]f{}"
+    assert written(both.replace("raise_exception('both')", "''"), given | {"content": "So"}) == "[hm|So]f{}"
+
+
 def test_a_list_of_no_calls_is_none():
     source = "{% if messages[0].tool_calls is defined %}calls{% endif %}"
     assert written(source, {"role": "assistant", "content": "", "tool_calls": []}) == ""

@@ -26,7 +26,9 @@ VOCAB, ROWS, CPU = 300, 8, torch.device("cpu")
 THEIRS = Sampler.forward.theirs  # type: ignore[attr-defined]
 CONFIG: Any = SimpleNamespace(
     scheduler_config=SimpleNamespace(max_num_seqs=ROWS),
-    model_config=SimpleNamespace(logprobs_mode="raw_logprobs", seed=0, runner_type="generate"),
+    model_config=SimpleNamespace(
+        logprobs_mode="raw_logprobs", seed=0, runner_type="generate", get_vocab_size=lambda: VOCAB
+    ),
     parallel_config=SimpleNamespace(data_parallel_rank=0),
     instance_id="test",
 )

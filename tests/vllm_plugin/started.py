@@ -1,8 +1,9 @@
 """vLLM really started, on a tiny model of random weights: `python started.py MODEL MODE` prints a line of JSON.
 
-Modes: alone; tensor, two ranks of tensor parallelism; data, two engines of data parallelism; v2, its V2 runner, all of
-whose kernels and tailrace's run in Triton's interpreter. The line has tokens, of each request; ranks, of each process
-what its sampler gave at each step; fallbacks, of each process what vLLM's own sampler served.
+Modes: alone; masks, with sampling masks; tensor, two ranks of tensor parallelism; data, two engines of data
+parallelism; v2, its V2 runner, all of whose kernels and tailrace's run in Triton's interpreter. The line has tokens, of
+each request; ranks, of each process what its sampler gave at each step; planted, the same where each rank has keys of
+its own; fallbacks, of each process what vLLM's own sampler served.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ SEEDED: list[dict[str, Any]] = [
     {"temperature": 0.0, "frequency_penalty": 0.7},
 ]
 UNSEEDED: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}]
+MASKED: list[dict[str, Any]] = [
+    {"seed": 1, "top_k": 4},
+    {"seed": 2, "top_k": 30, "top_p": 0.5, "presence_penalty": 1.0},
+    {"top_k": 3, "top_p": 0.9},
+]
 ENGINE: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "enforce_eager": True,
@@ -68,6 +74,31 @@ def recorded(worker: Any) -> tuple[list[list[int]], dict[str, int]]:
     return Sampler.kept, dict(fallbacks)
 
 
+def own_keys(worker: Any) -> None:
+    """The planted fault: each rank takes keys of its own for requests without a seed."""
+    from tailrace.integrations.vllm.requests import BatchFollower
+    from tailrace.sampling import KeySource
+
+    BatchFollower.newest.slots.default_keys = KeySource(os.getpid())
+
+
+def masked(model: str) -> dict[str, Any]:
+    """One engine that returns sampling masks: of each request its tokens, masks, and logprobs."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(model, return_sampling_mask=True, logprobs_mode="processed_logprobs", **ENGINE)
+    common = {"max_tokens": TOKENS, "ignore_eos": True, "detokenize": False, "logprobs": 5}
+    params = [SamplingParams(**common, **fields) for fields in MASKED]
+    found = engine.generate([{"prompt_token_ids": PROMPT} for _ in params], params, use_tqdm=False)
+    outputs = [one.outputs[0] for one in found]
+    logprobs = [[{id: one.logprob for id, one in place.items()} for place in output.logprobs] for output in outputs]
+    return {
+        "tokens": [list(output.token_ids) for output in outputs],
+        "masks": [output.sampling_mask.token_ids for output in outputs],
+        "logprobs": logprobs,
+    }
+
+
 def together(model: str, ranks: int, count: int = TOKENS) -> dict[str, Any]:
     """One engine of so many ranks."""
     from vllm import LLM
@@ -75,11 +106,17 @@ def together(model: str, ranks: int, count: int = TOKENS) -> dict[str, Any]:
     engine = LLM(model, tensor_parallel_size=ranks, **ENGINE)
     engine.collective_rpc(record)
     params = asked(count)
-    found = engine.generate([{"prompt_token_ids": PROMPT} for _ in params], params, use_tqdm=False)
+    prompts = [{"prompt_token_ids": PROMPT} for _ in params]
+    found = engine.generate(prompts, params, use_tqdm=False)
     ranks_found = engine.collective_rpc(recorded)
+    if ranks > 1:
+        engine.collective_rpc(own_keys)
+        engine.generate(prompts, params, use_tqdm=False)
+    steps = len(ranks_found[0][0])
     return {
         "tokens": [list(one.outputs[0].token_ids) for one in found],
         "ranks": [kept for kept, _ in ranks_found],
+        "planted": [kept[steps:] for kept, _ in engine.collective_rpc(recorded)],
         "fallbacks": [counted for _, counted in ranks_found],
     }
 
@@ -124,6 +161,7 @@ if __name__ == "__main__":
     folder, mode = sys.argv[1:]
     result = {
         "alone": lambda: together(folder, 1),
+        "masks": lambda: masked(folder),
         "tensor": lambda: together(folder, 2),
         "data": lambda: asyncio.run(apart(folder)),
         "v2": lambda: interpreted(folder),

@@ -69,11 +69,10 @@ def test_workspace_is_there_before_vllm_measures_its_memory(monkeypatch: pytest.
     crowd.add(SamplingParams(temperature=0.0))
     crowd.settle()
     crowd.metadata.logitsprocs = LogitsProcessors()
-    assert follower.sampler is None
-    Sampler()(torch.zeros(1, VOCAB), crowd.metadata)
-    assert follower.sampler is not None
     space = follower.sampler.backend_for(torch.device("cpu")).space
+    assert space.work is None
+    Sampler()(torch.zeros(1, VOCAB), crowd.metadata)
     assert space.rows >= ROWS
     held = space.work
-    follower.warm_up(torch.zeros(1, VOCAB))
+    Sampler()(torch.zeros(1, VOCAB), crowd.metadata)
     assert space.work is held

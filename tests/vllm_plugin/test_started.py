@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from started import SEEDED, TOKENS
+from started import MASKED, SEEDED, TOKENS
 
 HERE = Path(__file__).parent
 LIMIT_S = 900  # a start takes half a minute on an idle machine; tests do not depend on speed
@@ -65,11 +66,28 @@ def test_without_the_plug_in_the_tokens_are_others(model: Path, alone: dict[str,
     assert off["tokens"][: len(SEEDED) - 1] != alone["tokens"][: len(SEEDED) - 1]
 
 
+def test_sampling_masks_of_the_v1_runner(model: Path) -> None:
+    """vLLM's own place for them, through its scheduler and its outputs. Each mask has what may be drawn: the sum of
+    processed probabilities over it is 1."""
+    found = start(model, "masks")
+    for fields, tokens, masks, logprobs in zip(MASKED, found["tokens"], found["masks"], found["logprobs"], strict=True):
+        assert len(tokens) == len(masks) == TOKENS
+        for token, mask, listed in zip(tokens, masks, logprobs, strict=True):
+            assert token in mask
+            assert mask == sorted(mask)
+            assert len(mask) <= fields["top_k"]
+            if len(mask) <= 5:  # so many are listed
+                assert math.isclose(sum(math.exp(listed[str(id)]) for id in mask), 1, rel_tol=1e-5)
+
+
 def test_two_ranks_of_tensor_parallelism_agree(model: Path, alone: dict[str, Any]) -> None:
     found = start(model, "tensor")
     assert found["log"].count("samples for vLLM in this process") == 2
     assert found["ranks"][0] == found["ranks"][1]  # rows without seeds among them
     assert len(found["ranks"][0]) >= TOKENS
+    first, second = found["planted"]
+    assert len(first) >= TOKENS
+    assert first != second  # the planted fault is seen
     assert found["tokens"][: len(SEEDED)] == alone["tokens"][: len(SEEDED)]
     assert found["fallbacks"] == [{}, {}]
 

@@ -26,6 +26,7 @@ NAMES = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
+CODES = {"thread": "thread_unsupported_request"}  # by it Anthropic's client knows to send whole conversations
 SCHEMA = re.compile(r"(tools\[\d+\])(\.function)?\.parameters")  # a tool's schema, as a chat or a response names it
 TOO_LONG = "prompt is too long: "  # by these words Anthropic's clients know that a conversation must be shortened
 
@@ -50,4 +51,5 @@ def anthropic_body(body: ErrorBody, status: int | None = None, request_id: str |
         message += problem.message[found.end() :]
     if problem.code == ContextLengthError.code:
         message = TOO_LONG + message
-    return AnthropicError(AnthropicProblem(kind, message, Details(problem.code, name or None)), request_id=request_id)
+    details = Details(CODES.get(field, problem.code), name or None)
+    return AnthropicError(AnthropicProblem(kind, message, details), request_id=request_id)

@@ -26,6 +26,7 @@ from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
 from tailrace.api.routes.explain import explain_output
+from tailrace.api.routes.generate import generate
 from tailrace.api.routes.health import health, ping, version
 from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import metrics
@@ -53,6 +54,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", create_chat_completion),
     ("POST", "/v1/completions", create_completion),
+    ("POST", "/generate", generate),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
     ("POST", "/v1/responses", create_response),

@@ -92,6 +92,10 @@ class Generation:
         prompt = self.prompts[choice // self.params.n]
         return OutputOrigin(self._service.model_name, prompt, self.params, key, output)
 
+    def cached_tokens(self, p: int) -> int:
+        """How much of prompt p came from the prefix cache."""
+        return self._cached[p]
+
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
         """See PromptScores.entries, of prompt p; from its first delta on."""
         return self._scores[p].entries

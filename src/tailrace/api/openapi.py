@@ -19,6 +19,7 @@ from tailrace.api.schema.chat import ChatCompletion, ChatRequest
 from tailrace.api.schema.completions import Completion, CompletionRequest
 from tailrace.api.schema.errors import AnthropicError, ErrorBody
 from tailrace.api.schema.explain import ExplainAnswer, ExplainRequest, TokenExplanation
+from tailrace.api.schema.generate import NativeAnswer, NativeRequest
 from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObject, MessagesRequest
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled
@@ -40,7 +41,7 @@ class Operation(NamedTuple):
 
     summary: str
     takes: type | None
-    gives: type | None
+    gives: Any
     statuses: tuple[int, ...] = ()
     streams: bool = False
 
@@ -50,6 +51,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("A chat completion", ChatRequest, ChatCompletion, GENERATING, True),
     ("POST", "/v1/completions"): Operation(
         "A completion of each prompt", CompletionRequest, Completion, GENERATING, True
+    ),
+    ("POST", "/generate"): Operation(
+        "An output of each prompt, by SGLang's names", NativeRequest, NativeAnswer, GENERATING, True
     ),
     ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
     ("POST", "/v1/responses/input_tokens"): Operation(

@@ -28,6 +28,7 @@ from tailrace.api.sampling import check_copies, check_records, effort, num_logpr
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.completions import CompletionRequest
+from tailrace.api.schema.generate import NativeRequest
 from tailrace.api.schema.messages import CountRequest
 from tailrace.api.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from tailrace.api.service import Service
@@ -35,7 +36,7 @@ from tailrace.api.tool_choice import ToolChoice, chat_grammar
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 
-R = TypeVar("R", bound=GenerateRequest | TokenizeRequest | DetokenizeRequest | CountRequest)
+R = TypeVar("R", bound=GenerateRequest | NativeRequest | TokenizeRequest | DetokenizeRequest | CountRequest)
 
 # what an endpoint adds to the sampling fields: fields of SamplingParams, and the field of the request that the grammar
 # came in

@@ -10,7 +10,7 @@ from tailrace.api.generation import Generation
 from tailrace.api.request_record import RequestOrigin
 from tailrace.api.response_store import OutputOrigin
 from tailrace.api.schema.common import PromptTokensDetails, Usage
-from tailrace.errors import EngineError
+from tailrace.errors import CutShortError, EngineError
 from tailrace.explanation import Explanation
 from tailrace.wire.messages import Difference, Replay, Replayed, SequenceEvent
 
@@ -57,7 +57,8 @@ class ExplainedOutput(Generation):
         async for _, delta in self.deltas():
             cut = delta.stop_reason if delta.finish_reason == "abort" else ""
         if cut:
-            raise EngineError(f"the explanation was cut off: {cut}")
+            asked = cut in ("deadline", "cancelled")
+            raise (CutShortError if asked else EngineError)(f"the explanation was cut off before its end: {cut}")
 
     @property
     def usage(self) -> Usage:

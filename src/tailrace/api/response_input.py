@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from tailrace.api.chat_prompt import check_messages, stray_result
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
@@ -64,18 +66,36 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
 
 
 def turns_of(items: list[InputItem]) -> list[ChatMessage]:
-    """Input items as the turns of a chat. What the model said and the calls behind it are one turn, as in the stored
-    output of a response (`to_messages`): templates write calls of one turn as parallel ones."""
+    """Input items as the turns of a chat. What a model writes in one answer is one turn: its thoughts, its text and its
+    calls. Templates write calls of one turn as parallel ones, and choose the thoughts that the model sees again."""
     turns: list[ChatMessage] = []
     for place, item in enumerate(items):
-        for message in message_of(item, f"input[{place}]"):
-            last = turns[-1] if turns else None
-            if message.tool_calls and last is not None and last.role == "assistant":
-                last.tool_calls = last.tool_calls or []
-                last.tool_calls += message.tool_calls
-            else:
-                turns.append(message)
+        message = message_of(item, f"input[{place}]")
+        if message is None:
+            continue
+        if turns and is_one_turn(turns[-1], message):
+            turns[-1] = joined(turns[-1], message)
+        else:
+            turns.append(message)
     return turns
+
+
+def is_one_turn(first: ChatMessage, then: ChatMessage) -> bool:
+    """Both are the model's, and not two plain messages."""
+    more = any(message.tool_calls or message.reasoning_content is not None for message in (first, then))
+    return first.role == then.role == "assistant" and more
+
+
+def joined(first: ChatMessage, then: ChatMessage) -> ChatMessage:
+    """Two parts of a turn as one: items stand apart as paragraphs do."""
+    texts = [message.content for message in (first, then) if isinstance(message.content, str) and message.content]
+    thoughts = [message.reasoning_content for message in (first, then) if message.reasoning_content is not None]
+    return ChatMessage(
+        role="assistant",
+        content="\n\n".join(texts),
+        reasoning_content="\n\n".join(thoughts) if thoughts else None,
+        tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
+    )
 
 
 def response_format(ask: ResponsesRequest) -> ResponseFormat | None:
@@ -86,36 +106,49 @@ def response_format(ask: ResponsesRequest) -> ResponseFormat | None:
     return form
 
 
-def message_of(item: InputItem, name: str) -> list[ChatMessage]:
-    """An input item as the chat template takes it."""
+def message_of(item: InputItem, name: str) -> ChatMessage | None:
+    """An input item as the chat template takes it; None: it says nothing to the model.
+
+    Raises:
+        ParameterError: naming what it lacks.
+    """
     if item.type == "reasoning":
-        return []
+        whole = item.content if isinstance(item.content, list) else ()
+        thought = text_of(whole, f"{name}.content") or text_of(item.summary or (), f"{name}.summary")
+        return ChatMessage(role="assistant", content="", reasoning_content=thought) if thought else None
     if item.type == "function_call":
         if item.name is None or item.arguments is None:
             raise ParameterError(f"{name}: a function_call needs name and arguments", name)
         call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-        return [ChatMessage(role="assistant", content="", tool_calls=[call])]
+        return ChatMessage(role="assistant", content="", tool_calls=[call])
     if item.type == "function_call_output":
         if item.output is None:
             raise ParameterError(f"{name}: a function_call_output needs output", name)
         output = item.output if isinstance(item.output, str) else texts_of(item.output, f"{name}.output")
-        return [ChatMessage(role="tool", content=output, tool_call_id=item.call_id)]
+        return ChatMessage(role="tool", content=output, tool_call_id=item.call_id)
     if item.role is None or item.content is None:
         raise ParameterError(f"{name}: a message needs role and content", name)
     if isinstance(item.content, str):
-        return [ChatMessage(role=item.role, content=item.content)]
-    parts = texts_of(item.content, f"{name}.content")
-    return [ChatMessage(role=item.role, content="".join(part.text or "" for part in parts))]
+        return ChatMessage(role=item.role, content=item.content)
+    return ChatMessage(role=item.role, content=text_of(item.content, f"{name}.content"))
 
 
-def texts_of(parts: list[InputPart], name: str) -> list[Part]:
+def text_of(parts: Sequence[InputPart], name: str) -> str:
+    """The text of all parts."""
+    return "".join(part.text or "" for part in texts_of(parts, name))
+
+
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def texts_of(parts: Sequence[InputPart], name: str) -> list[Part]:
     """Parts as a chat has them.
 
     Raises:
         ParameterError: one of them is no text.
     """
     for part in parts:
-        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+        if part.type not in TEXTS or part.text is None:
             raise ParameterError(f"{name}: only text can be served, got {part.type!r:.100}", name)
     return [Part("text", part.text) for part in parts]
 
@@ -129,16 +162,16 @@ def tool_of(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:
-    """The output as a message for the next turn. Reasoning is left out, as chat templates expect."""
-    text = "".join(part.text for item in output if item.type == "message" for part in item.content or ())
-    calls = [
-        {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-        for item in output
-        if item.type == "function_call"
-    ]
-    if not text and not calls:
-        return []
-    return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
+    """The output as the messages of the next turn: the same as where a client sends its items back."""
+    return msgspec.to_builtins(turns_of([sent_back(item) for item in output]))
+
+
+def sent_back(item: OutputItem) -> InputItem:
+    """An item of an output as one of an input."""
+    names = ("type", "role", "call_id", "name", "arguments")
+    fields = {name: value for name in names if (value := getattr(item, name)) is not UNSET}
+    parts = [{"type": part.type, "text": part.text} for part in item.content or ()]
+    return msgspec.convert(fields | {"content": parts}, InputItem)
 
 
 def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
@@ -159,6 +192,8 @@ def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
         mine = message.role == "assistant"
         kind: dict[str, Any] = {"type": "output_text", "annotations": []} if mine else {"type": "input_text"}
         content = [kind | {"text": text} for text in texts]
+        if message.reasoning_content is not None:
+            add("reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": message.reasoning_content}])
         if any(texts) or not mine:
             add("message", "msg", role=message.role, content=content)
         for call in message.tool_calls or ():

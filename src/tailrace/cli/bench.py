@@ -24,6 +24,7 @@ BENCHES: dict[str, str] = {
     "abuse": "what the worst known requests cost other streams, in ms of the engine's step and of the event loop",
     "gguf": "the forward pass on a GGUF file's own weights, against bfloat16 and against llama.cpp",
     "vllm": "vLLM's own server with tailrace as its sampler and without: tokens/s by what is asked for, against greedy",
+    "peers": "the server against vLLM's, in turns: tokens/s, first tokens and gaps, also while prompts arrive",
     "kernels": "each kernel against torch doing the same work",
 }
 

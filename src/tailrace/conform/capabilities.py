@@ -68,6 +68,7 @@ PROBES: dict[str, Probe] = {
         "presence_penalty": 0.5,
         "frequency_penalty": 0.5,
         "repetition_penalty": 1.1,
+        "repeat_penalty": 1.1,  # llama.cpp's name
         "min_tokens": 1,
         "bad_words": ["zebra"],
         "allowed_token_ids": [5, 6, 7],

@@ -17,9 +17,10 @@ class Law:
 
     id: "family.name", never changed. sentence: the law itself. why: why users care. method: how it is tested.
     violation: what one looks like. needs: names of capabilities.py that must be offered ("chat", "completions",
-    "logprobs", a field's name); where one is refused the verdict is "not offered" without a test. error_rate: the share
-    of the run's alpha that its test may spend on a false "broken"; 0 for an exact law. cost: about how many requests it
-    sends with the quick budget, for the time left.
+    "logprobs", a field's name), what the law is about first. Without a test the verdict is "not offered" where one is
+    refused; where one is accepted and ignored it is "ignored" for the first, "not offered" for the others, which the
+    test merely uses. error_rate: the share of the run's alpha that its test may spend on a false "broken"; 0 for an
+    exact law. cost: about how many requests it sends with the quick budget, for the time left.
     """
 
     id: str

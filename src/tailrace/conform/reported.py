@@ -10,7 +10,7 @@ from tailrace.conform.context import LawContext
 from tailrace.conform.exchange import Exchange, Refused
 from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.reply import ReplyChoice, reply
-from tailrace.conform.spread import TOP, seeded
+from tailrace.conform.spread import TOP, seeded, unpenalised
 from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 
 NAMES = ("characters", "plain", "numbers", "story")
@@ -59,7 +59,7 @@ async def check(ctx: LawContext, look: Look, temperature: float = 1.0) -> Verdic
         if not ctx.capabilities.offers(path):
             continue
         try:
-            made = await answers(ctx, path, {"temperature": temperature})
+            made = await answers(ctx, path, {"temperature": temperature, **unpenalised(ctx)})
         except Refused as error:
             refused = error
             continue

@@ -28,6 +28,7 @@ OPENINGS = (
     PROMPTS["story"],
 )
 TOP = (20, 5)  # logprobs asked for; the second where the first is refused
+EVERY_TOKEN = 1 << 20  # as top_k; what turns it off is 0 for some servers, -1 for others, and refused by the rest
 SIZES = (64, 16, 4)  # of n, the largest that a server takes
 # Logprobs are rounded: by float32 to about 1e-5, by printing with four digits to 1e-4 and more. 0.005 covers both.
 SAME_STEP = 0.005
@@ -86,8 +87,16 @@ def names_one_token(key: Key) -> bool:
 
 def neutral_fields(ctx: LawContext) -> dict[str, Any]:
     """Knobs off, by name: some servers have other defaults (top_k 40, a model's own top_p)."""
-    values = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    return {name: value for name, value in values.items() if ctx.capabilities.offers(name)}
+    return offered(ctx, {"temperature": 1.0, "top_p": 1.0, "top_k": EVERY_TOKEN, "min_p": 0.0}) | unpenalised(ctx)
+
+
+def unpenalised(ctx: LawContext) -> dict[str, Any]:
+    """Penalties off: some servers and models have one by default, which no report of raw logprobs shows."""
+    return offered(ctx, {"repetition_penalty": 1.0, "repeat_penalty": 1.0})
+
+
+def offered(ctx: LawContext, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if ctx.capabilities.offers(name)}
 
 
 def top_of(token: ReplyToken) -> dict[Key, float]:

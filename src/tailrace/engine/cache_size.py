@@ -55,7 +55,7 @@ def num_blocks(
     return min(wanted, fitting)
 
 
-def check_weights(folder: Path, config: ModelConfig) -> None:
+def check_memory(folder: Path, config: ModelConfig) -> None:
     """Say what the weights will take, before they are loaded into the machine's memory.
 
     Raises:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
+from tailrace.engine.chunk_size import ChunkSize
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
 from tailrace.engine.scheduler import Plan, Work, schedule
@@ -103,11 +104,14 @@ class Lifecycle:
         elif request.params.explain is not None:
             self.explained.update((sequence, *sequence.forks))
 
-    def schedule(self, limits: SchedulerConfig) -> Plan:
+    def schedule(self, limits: SchedulerConfig, chunks: ChunkSize) -> Plan:
         """The next step, without sequences that end with the token they are about to get."""
         with self.counters.timed("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
-            return schedule(going, self.waiting, self.cache, limits, len(self.free_slots))
+            decodes = sum(len(sequence.pair) for sequence in going if not sequence.prefilling)
+            prompts = self.waiting or any(sequence.prefilling for sequence in going)
+            chunk = chunks.limit(decodes) if prompts else chunks.most
+            return schedule(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
 
     def apply(self, plan: Plan) -> Copies:
         """Make the plan true: preempt, admit, reserve blocks. Sequences that can't be admitted fail and are taken out

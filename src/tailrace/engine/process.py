@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from tailrace.config import EngineConfig
-from tailrace.engine.cache_size import check_weights
+from tailrace.engine.cache_size import check_memory
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.watchdog import Watchdog
@@ -92,7 +92,7 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
     else:
         folder = Path(name)
         if pick_device(config.model.device).type == "cpu":
-            check_weights(folder, config.model)
+            check_memory(folder, config.model)
         runner = load_runner(
             config.model,
             folder,

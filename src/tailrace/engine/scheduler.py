@@ -39,41 +39,52 @@ class Plan:
 
 
 def schedule(
-    running: List[Sequence], waiting: List[Sequence], cache: BlockCache, limits: SchedulerConfig, free_slots: int
+    running: List[Sequence],
+    waiting: List[Sequence],
+    cache: BlockCache,
+    limits: SchedulerConfig,
+    free_slots: int,
+    chunk: int,
 ) -> Plan:
-    """The next step. `running` and `waiting` in order (see Request.order); neither they nor the cache are changed."""
+    """The next step. Sequences come in order (Request.order); nothing is changed. chunk: the most tokens of prompts."""
     plan = Plan()
     budget, rows = limits.max_num_batched_tokens, MAX_SCORED
-    free = cache.num_free
-    alive = list(running)
-    late = {sequence for sequence in running if sequence.waits_for_mask}
-    resting = late | resting_sequences([sequence for sequence in running if sequence not in late], limits.host_ms / 1e3)
+    free, alive = cache.num_free, list(running)
+    resting = idle_sequences(running, limits.host_ms / 1e3)
     for sequence in sorted(running, key=lambda s: s.prefilling):  # stable: decodes, then prefills
         if sequence not in alive or sequence in resting:
             continue
-        if budget == 0:
+        most = min(budget, chunk) if sequence.prefilling else budget
+        if most == 0:
             break
-        parts = share(sequence, budget, rows)
+        parts = share(sequence, most, rows)
         if sum(parts) == 0:
             continue
         need = demand(sequence, parts, cache)
         while need > free and alive[-1] is not sequence:
             free, budget = _preempt(plan, alive, cache, free, budget)
         if need > free:
-            parts = _fitting(sequence, cache, free, budget, rows)
+            parts = _fitting(sequence, cache, free, min(most, budget), rows)
             if sum(parts) == 0:
                 free, budget = _preempt(plan, alive, cache, free, budget)
                 continue
             need = demand(sequence, parts, cache)
         plan.work += work(sequence, parts)
         budget -= sum(parts)
+        chunk -= sum(parts) if sequence.prefilling else 0
         rows -= rows_made(sequence, parts)
         free -= need
-    left = Left(budget, rows, free, free_slots)
+    left = Left(budget, min(budget, chunk), rows, free, free_slots)
     if not plan.preempt:
         _admit(plan, admissible(running, waiting, limits.host_ms / 1e3), cache, left)
     plan.spare = left.budget
     return plan
+
+
+def idle_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]:
+    """Sequences that wait for a mask, or for others of the same call."""
+    late = {sequence for sequence in running if sequence.waits_for_mask}
+    return late | resting_sequences([sequence for sequence in running if sequence not in late], budget_s)
 
 
 def resting_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]:
@@ -195,9 +206,10 @@ def _fitting(sequence: Sequence, cache: BlockCache, free: int, budget: int, rows
 
 @dataclass(slots=True)
 class Left:
-    """What a step still has: tokens, rows of logits for prompts, blocks, slots."""
+    """What a step still has: tokens, of these for prompts, rows of logits for prompts, blocks, slots."""
 
     budget: int
+    chunk: int
     rows: int
     free: int
     slots: int
@@ -210,7 +222,7 @@ def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Lef
             continue
         members = sequence.pair
         slots = (1 + len(sequence.forks)) * len(members)
-        if left.budget == 0 or slots > left.slots or (sequence.wants_rows and left.rows == 0):
+        if left.chunk == 0 or slots > left.slots or (sequence.wants_rows and left.rows == 0):
             return
         cached = [cache.match(member) for member in members]
         revived = sum(
@@ -221,10 +233,11 @@ def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Lef
         if need > left.free:
             return
         computed = [len(found) * cache.block_size for found in cached]
-        parts = share_from(sequence, computed, left.budget, left.rows)
+        parts = share_from(sequence, computed, left.chunk, left.rows)
         left.rows -= rows_made(sequence, [done + part for done, part in zip(computed, parts, strict=True)])
         plan.admit.append((sequence, cached))
         plan.work += work(sequence, parts)
         left.budget -= sum(parts)
+        left.chunk -= sum(parts)
         left.free -= need  # its whole prompt is set aside, so that the next one admitted can't starve it
         left.slots -= slots

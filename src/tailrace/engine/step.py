@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tailrace.engine.batch import assemble
+from tailrace.engine.chunk_size import ChunkSize
 from tailrace.engine.device import Device
 from tailrace.engine.draws import Masks, begin_draws, build_draws
 from tailrace.engine.explanations import keep_rows
@@ -54,6 +55,8 @@ class StepDriver:
         self.device, self.sampler, self.outputs, self._new_masks = device, sampler, outputs, new_masks
         self.lifecycle, self.counters, self.limits = outputs.lifecycle, outputs.counters, outputs.limits
         self.speculator = outputs.lifecycle.speculator
+        self.chunks = ChunkSize(self.limits.max_num_batched_tokens, self.limits.prefill_slowdown)
+        self._was_timed = True  # the time of the last step is its own
         self.replays = Replays(outputs, sampler, new_masks)
         self.in_flight: InFlightStep | None = None
 
@@ -106,13 +109,13 @@ class StepDriver:
         """The next plan; the step before, unless it has been collected for it; and how many drafts the sequences of the
         plan may have, where that had to be asked."""
         if launched is None:
-            return self.lifecycle.schedule(self.limits), None, None
+            return self.lifecycle.schedule(self.limits, self.chunks), None, None
         counts: DraftCounts | None = None
         wait = self.must_wait(launched)
         with self.counters.timed("draft"):
             forced = not wait and self.speculator.expects_forced(launched.sequences)
         launched.assume_accepted()
-        plan = self.lifecycle.schedule(self.limits)
+        plan = self.lifecycle.schedule(self.limits, self.chunks)
         if not wait:
             with self.counters.timed("draft"):
                 counts = self.speculator.draft_counts(plan.work)
@@ -121,7 +124,7 @@ class StepDriver:
             launched, plan = self._wait_for_samples(launched, plan)
         if launched is not None and (plan.preempt or not plan.work):  # a preempted sequence gives up only what is known
             self.collect(launched)
-            return self.lifecycle.schedule(self.limits), None, counts
+            return self.lifecycle.schedule(self.limits, self.chunks), None, counts
         return plan, launched, counts
 
     def must_wait(self, launched: LaunchedDraws) -> bool:
@@ -139,7 +142,7 @@ class StepDriver:
                 it does not hold.
         """
         if not self._read(launched):
-            return None, self.lifecycle.schedule(self.limits)
+            return None, self.lifecycle.schedule(self.limits, self.chunks)
         now: list[SampledTokens] = []
         later: list[SampledTokens] = []
         with self.counters.timed("commit"):
@@ -155,7 +158,7 @@ class StepDriver:
         self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
         # a sequence that has ended is left out of a plan; one whose grammar has invalidated tokens may be anywhere
         moved = any(one.sequence.slot >= 0 and one.sequence.constraint is not None for one in now)
-        return launched, self.lifecycle.schedule(self.limits) if moved else plan
+        return launched, self.lifecycle.schedule(self.limits, self.chunks) if moved else plan
 
     # ---- draft
 
@@ -279,10 +282,15 @@ class StepDriver:
             return False
         launched.undo_assumptions()
         launched.arrived_s = time.perf_counter()
+        took_s, tokens = launched.arrived_s - step.since, step.assembled.batch.token_ids.numel()
+        # a step beside the host that samples nothing is waited for in the next one, which so takes its time too
+        timed = bool(launched.pending) or not self.device.depth
+        if timed and self._was_timed:
+            self.chunks.record(tokens, took_s)
+        self._was_timed = timed
         if step.record is not None:
-            took_s = launched.arrived_s - step.since
             self.counters.decoded(bool(step.drafts), took_s)
-            self.speculator.record_step(step.assembled.batch.token_ids.numel(), took_s, step.record)
+            self.speculator.record_step(tokens, took_s, step.record)
         if self.in_flight is not None:  # its pass begins when this one's samples are there
             self.in_flight.since = launched.arrived_s
         with self.counters.timed("commit"):

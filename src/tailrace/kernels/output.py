@@ -22,6 +22,17 @@ class LogprobArrays(NamedTuple):
     numbers: torch.Tensor
     ranks: torch.Tensor
 
+    def logprobs(self) -> torch.Tensor:
+        """float64 [N, W, 1 + top], the drawn token's and the top ones': those of `ranks`."""
+        return torch.cat([self.numbers[:, :, :1], self.numbers[:, :, 3:]], 2)
+
+    @staticmethod
+    def empty(shape: tuple[int, int], top: int) -> LogprobArrays:
+        """For N requests of W tokens, on the host; contents undefined."""
+        return LogprobArrays(
+            torch.empty((*shape, 3 + top), dtype=torch.float64), torch.empty((*shape, 1 + top), dtype=torch.int64)
+        )
+
 
 class SamplingMask(NamedTuple):
     """Which ids survived, of each token of a step: compressed sparse rows, as vLLM and SGLang carry them.

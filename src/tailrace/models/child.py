@@ -74,6 +74,9 @@ def run_work(work: Callable[[], None]) -> int:
     except ModelLoadError as error:
         say("error", str(error))
         return 1
+    except OSError as error:
+        say("error", f"{error.filename or 'a file'}: {error.strerror or error}")
+        return 1
     except Exception as error:  # the parent must be able to quote any error
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         say("error", f"{type(error).__name__}: {first}")

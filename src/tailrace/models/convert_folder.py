@@ -111,10 +111,14 @@ def owner_of(folder: Path, remote_code: bool) -> Owner:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
-    vars(config).pop("quantization_config", None)  # modules are to be plain
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
+        vars(config).pop("quantization_config", None)  # modules are to be plain
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
+    except Exception as error:  # whatever a model's code raises
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(f"transformers can't build a model from its config.json: {reason}") from error
     found = {
         f"{path}.weight": Owned(name, f"{path}.weight", tuple(parameter.shape))
         for name, parameter, sharing in owners(model)
@@ -159,7 +163,9 @@ def quantise(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizatio
     for tensor in tensors.values():
         one = owned.get(tensor.name)
         size = row_bytes(kind, tensor.shape[1]) if len(tensor.shape) == 2 else None
-        if one is None or one.shape != tensor.shape or size is None:
+        if one is not None and one.shape != tensor.shape:
+            raise unfitting(tensor.name, tensor.shape, one)
+        if one is None or size is None:
             if len(tensor.shape) > 1:
                 plan.left[f"of rows of {tensor.shape[-1]} stay floats" if one else "of other modules stay floats"] += 1
             plan.copy(tensor)
@@ -173,6 +179,10 @@ def quantise(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizatio
     return plan
 
 
+def unfitting(name: str, shape: tuple[int, ...], one: Owned) -> ModelLoadError:
+    return ModelLoadError(f"tensor {name} is {list(shape)}, and by config.json it should be {list(one.shape)}")
+
+
 def unpack(tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str, owner: Owner | None) -> Conversion:
     """Packed matrices → blocks of the same codes, or where these can't be kept, or there is no `owner`, numbers of
     dtype."""
@@ -181,6 +191,8 @@ def unpack(tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str,
     for grid in packed:
         (outputs, width), name = grid.shape, f"{grid.name}.weight"
         one = owner(name) if owner is not None else None
+        if one is not None and one.shape != grid.shape:
+            raise unfitting(name, grid.shape, one)
         kind = kind_of(grid.bits, grid.zeros, grid.scales)
         problem = misfit(grid, one, kind)
         if problem is None and kind is not None and one is not None:
@@ -198,7 +210,7 @@ def unpack(tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str,
 def misfit(grid: Grid, one: Owned | None, kind: Kind | None) -> str | None:
     """Why the matrix can't stay in blocks, or None."""
     group = grid.shape[1] // grid.scales.shape[1]
-    if one is None or one.first != one.name or one.shape != grid.shape:
+    if one is None or one.first != one.name:
         return "of other modules"
     if not grid.bits:
         return "of float8"

@@ -13,6 +13,7 @@ from typing import Any
 
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
+from tailrace.models.check_weights import check_against_config
 from tailrace.models.child import run_child
 from tailrace.models.describe import language_config, read_json
 from tailrace.models.progress import Progress
@@ -27,8 +28,9 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
     """The folder itself, or what it is converted to: the first time in minutes, later in milliseconds.
 
     Raises:
-        ModelLoadError: the settings don't fit the folder, or it can't be converted.
+        ModelLoadError: the weights don't fit config.json, the settings don't fit the folder, or it can't be converted.
     """
+    check_against_config(folder)
     method = quantisation(folder).get("quant_method")
     if config.quantize != "none" and method:
         raise ModelLoadError(f"model.quantize is for folders of plain floats, and {label} is quantised by {method}")

@@ -41,20 +41,22 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that are loaded: those of the index, or the one of the usual name. Files of other names
-    count only without these: they may be in another format.
+    """The safetensors files that are loaded, as transformers chooses them: the one of the usual name, or those of the
+    index. Files of other names count only without these: they may be in another format.
 
     Raises:
-        ModelLoadError: the index names a file elsewhere.
+        ModelLoadError: the index is no table of files of this folder.
     """
-    if names := read_json(folder, "model.safetensors.index.json").get("weight_map"):
+    whole, index = folder / "model.safetensors", "model.safetensors.index.json"
+    if whole.exists():
+        return [whole]
+    if (names := read_json(folder, index).get("weight_map")) is not None:
+        if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+            raise ModelLoadError(f"{folder}: the weight_map of {index} is no table of tensors and their files")
         if outside := [name for name in names.values() if Path(name).name != name]:
-            raise ModelLoadError(
-                f"{folder}: model.safetensors.index.json names {outside[0]:.80}, which is no file of it"
-            )
+            raise ModelLoadError(f"{folder}: {index} names {outside[0]:.80}, which is no file of it")
         return [folder / name for name in sorted(set(names.values()))]
-    whole = folder / "model.safetensors"
-    return [whole] if whole.exists() else list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
+    return list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
 
 
 def tensors_bytes(path: Path, sizes: dict[str, int]) -> int:

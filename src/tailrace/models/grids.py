@@ -86,6 +86,8 @@ def grids(tensors: dict[str, FileTensor], settings: dict[str, Any]) -> tuple[lis
         prefix, _, suffix = name.rpartition(".")
         if suffix in suffixes:
             found.setdefault(prefix, {})[suffix] = tensor
+    if not found and method != "compressed-tensors":  # which may leave all matrices dense
+        raise ModelLoadError(f"config.json says {method}, and no tensor is packed so (there is no …{suffixes[0]})")
     for prefix, parts in found.items():
         if method == "compressed-tensors" and f"{prefix}.weight" in tensors:
             parts["weight"] = tensors[f"{prefix}.weight"]

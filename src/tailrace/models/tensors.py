@@ -7,7 +7,9 @@ then the data without gaps.
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import struct
 from collections.abc import Callable, Iterable
 from math import prod
@@ -49,15 +51,19 @@ def stored(path: Path) -> dict[str, FileTensor]:
     try:
         whole = path.stat().st_size
         with path.open("rb") as file:
+            if whole < 8:
+                raise ValueError(f"it has {whole} bytes, and a header alone has more")
             (length,) = struct.unpack("<Q", file.read(8))
             if length > whole - 8:
                 raise ValueError(f"its header should have {length} bytes, and the file has {whole}")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), parse_constant=no_number)
         header.pop("__metadata__", None)
-        return {name: entry(path, name, fields, (8 + length, whole)) for name, fields in header.items()}
+        found = {name: entry(path, name, fields, (8 + length, whole)) for name, fields in header.items()}
+        refuse_gaps(path, list(found.values()), whole - 8 - length)
+        return found
     except ModelLoadError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
 
 
@@ -74,9 +80,30 @@ def entry(path: Path, name: str, fields: dict[str, list[int]], ends: tuple[int, 
     return FileTensor(path, name, dtype, shape, ends[0] + first, last - first)
 
 
+def no_number(name: str) -> None:
+    """Raise ValueError: JSON has no such number."""
+    raise ValueError(f"its header has {name}, which is no JSON")
+
+
+def refuse_gaps(path: Path, tensors: list[FileTensor], size: int) -> None:
+    """Raise ModelLoadError unless the tensors fill the file's `size` bytes of data, none of them twice."""
+    placed = sorted((tensor for tensor in tensors if tensor.size), key=lambda tensor: tensor.start)
+    for one, other in itertools.pairwise(placed):
+        if one.start + one.size > other.start:
+            raise ModelLoadError(f"{path} is damaged: tensors {one.name} and {other.name} overlap")
+    if (missing := size - sum(tensor.size for tensor in placed)) > 0:
+        raise ModelLoadError(f"{path} is damaged: {missing} bytes of it belong to no tensor")
+
+
 def write(path: Path, tensors: list[NewTensor], done: Callable[[int], None]) -> None:
     """Write a safetensors file; no more than a piece of a tensor is in memory. done: told the number of tensors written
-    so far. Wider types come first, so that all are aligned."""
+    so far. Wider types come first, so that all are aligned.
+
+    Raises:
+        ModelLoadError: the disk has too little room, or a tensor's dtype is not known here.
+    """
+    if unknown := next((tensor for tensor in tensors if tensor.dtype not in SIZES), None):
+        raise ModelLoadError(f"tensor {unknown.name} is {unknown.dtype}, which is not read")
     tensors = sorted(tensors, key=lambda tensor: -SIZES[tensor.dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -86,6 +113,10 @@ def write(path: Path, tensors: list[NewTensor], done: Callable[[int], None]) -> 
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if (free := shutil.disk_usage(path.parent).free) < at:
+        raise ModelLoadError(
+            f"the disk of {path.parent} has {free >> 20} MiB left, and {(at >> 20) + 1} MiB are needed"
+        )
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for count, tensor in enumerate(tensors, 1):

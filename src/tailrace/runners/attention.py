@@ -7,6 +7,7 @@ Knows nothing of models; runners/transformers.py attaches the layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -131,15 +132,21 @@ def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, k
     return args, kwargs | {"past_key_values": Offsets(shared.positions)}
 
 
-def attach(model: Any, shared: AttentionState) -> list[AttentionLayer]:
+NAMES = ("Attention", "MLA")  # of classes that attend
+
+
+def attach(model: Any, shared: AttentionState, other: Callable[[Any], bool]) -> list[AttentionLayer]:
     """Give every attention module its AttentionLayer; return them in the order of their layers. Of a model that also
-    sees or hears, those that read text, and not those that look at the rest."""
+    sees or hears, those that read text, and not those that look at the rest. other: it is called attention, and keeps
+    no keys."""
     found: dict[int, torch.nn.Module] = {}
     composite = model.config.get_text_config() is not model.config
     for module in (model.get_decoder() if composite else model).modules():
         index = getattr(module, "layer_idx", None)
         name = type(module).__name__
-        if not isinstance(index, int) or "Attention" not in name or "CrossAttention" in name:
+        if not isinstance(index, int) or not any(each in name for each in NAMES) or "CrossAttention" in name:
+            continue
+        if other(module):
             continue
         if index not in found or any(module is inner for inner in found[index].modules()):  # the innermost
             found[index] = module

@@ -15,6 +15,7 @@ from tailrace.runners.base import Batch
 from tailrace.runners.flat_batch import FlatTokens
 
 TRIAL_TOKENS = 20
+TRIALS = 3  # prompts of which one must be reproduced, where numbers are rounded
 NOT_CAUSAL = "is an encoder-decoder model; only causal language models are served"
 
 
@@ -23,9 +24,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def trial_ids(vocab_size: int) -> torch.Tensor:
-    """A fixed prompt of TRIAL_TOKENS different ids."""
-    return (torch.arange(TRIAL_TOKENS) * 7919 + 11) % vocab_size
+def trial_ids(vocab_size: int, number: int = 0) -> torch.Tensor:
+    """A fixed prompt of TRIAL_TOKENS different ids; others with other numbers."""
+    return (torch.arange(TRIAL_TOKENS) * 7919 + 11 + 101 * number) % vocab_size
 
 
 def trial_batch(vocab_size: int, block_size: int, adapted: tuple[tuple[int, torch.Tensor], ...] = ()) -> Batch:
@@ -59,11 +60,12 @@ def decode_trial(vocab_size: int, block_size: int, sequences: int, at: int = -1)
     )
 
 
-def trial_steps(vocab_size: int, block_size: int, far: int) -> tuple[torch.Tensor, list[Batch]]:
+def trial_steps(vocab_size: int, block_size: int, far: int, number: int = 0) -> tuple[torch.Tensor, list[Batch]]:
     """Two sequences of TRIAL_TOKENS each, the second at positions from `far` on, in three passes: the first one whole
     beside a chunk of the second; the rest of the second; the last token of both. → (ids [2, T], batches). All
     logits are wanted."""
-    ids = torch.stack([trial_ids(vocab_size), trial_ids(vocab_size).flip(0)])
+    prompt = trial_ids(vocab_size, number)
+    ids = torch.stack([prompt, prompt.flip(0)])
     blocks = -(-TRIAL_TOKENS // block_size)
     tables = torch.arange(2 * blocks, dtype=torch.int32).view(2, blocks)
     batches = []
@@ -151,6 +153,13 @@ def dequantise_at_load(config: Any) -> None:
     settings = getattr(config, "quantization_config", None)
     if isinstance(settings, dict) and settings.get("quant_method") in DEQUANTISED:
         settings["dequantize"] = True
+
+
+def leave_images_out(config: Any) -> None:
+    """Have a model whose images' tokens see each other (Gemma 4) make plain masks: its prompts here are text."""
+    text = config.get_text_config()
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        text.use_bidirectional_attention = None
 
 
 def refuse_encoder_decoder(config: Any) -> None:

@@ -38,7 +38,7 @@ def convolve(
     walk = layer.shared.walk
     if walk is None:
         layer.note("convolution", (width - 1, channels), hidden_states.dtype)
-        return original(hidden_states, weight, bias, activation=activation, **options)
+        return layer.own(original, hidden_states, weight, bias, activation=activation, **options)
     memory = layer.shared.memory[layer.index, "convolution"]
     seen, left, to, before, fresh = walk.window(width)
     earlier = memory[before]
@@ -63,23 +63,24 @@ def gated_delta(
     value: torch.Tensor,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gated delta rule (arXiv 2412.06464): query, key [1, T, Hk, Dk], value [1, T, Hv, Dv] → [1, T, Hv, Dv]. State:
-    [Hv, Dk, Dv]."""
+    """The gated delta rule (arXiv 2412.06464), or Kimi's with a decay per channel (arXiv 2510.26692): query, key [1, T,
+    Hk, Dk], value [1, T, Hv, Dv], decay [1, T, Hv] or [1, T, Hv, Dk] → [1, T, Hv, Dv]. State: [Hv, Dk, Dv]."""
     heads, value_dim = value.shape[2:]
     if layer.shared.walk is None:
         layer.note("delta", (heads, key.shape[-1], value_dim), torch.float32)
-        return original(query, key, value, **options)
+        return layer.own(original, query, key, value, **options)
     group = heads // key.shape[2]
     q, k = (x[0].repeat_interleave(group, 1).float() for x in (query, key))
     if options.get("use_qk_l2norm_in_kernel"):
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     q = q / q.shape[-1] ** 0.5
     v, beta, decay = value[0].float(), options["beta"][0].float(), options["g"][0].float().exp()
+    decay = decay.view(*v.shape[:2], -1, 1)
     out = torch.empty_like(v)
 
     def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         now = k[rows].unsqueeze(-1)
-        state *= decay[rows][..., None, None]
+        state *= decay[rows]
         delta = (v[rows] - (state * now).sum(-2)) * beta[rows].unsqueeze(-1)
         state += now * delta.unsqueeze(-2)
         return (state * q[rows].unsqueeze(-1)).sum(-2)
@@ -103,7 +104,7 @@ def mamba2(
     heads, width = hidden_states.shape[2:]
     if layer.shared.walk is None:
         layer.note("scan", (heads, width, B.shape[-1]), torch.float32)
-        return original(hidden_states, dt, A, B, C, **options)
+        return layer.own(original, hidden_states, dt, A, B, C, **options)
     x, bias, skip = hidden_states[0].float(), options.get("dt_bias"), options.get("D")
     delta = dt[0] if bias is None else dt[0] + bias.to(dt.dtype)
     delta = F.softplus(delta) if options.get("dt_softplus") else delta
@@ -136,7 +137,7 @@ def mamba(
     State: [I, N]. (More than six parameters: those of transformers' function.)"""
     if layer.shared.walk is None:
         layer.note("scan", tuple(A.shape), torch.float32)
-        return original(hidden_states, dt, A, B, C, **options)
+        return layer.own(original, hidden_states, dt, A, B, C, **options)
     x, bias, skip, gate = hidden_states[0].T, options.get("delta_bias"), options.get("D"), options.get("z")
     delta = dt[0].T if bias is None else dt[0].T + bias.to(dt.dtype)
     delta = F.softplus(delta) if options.get("delta_softplus") else delta
@@ -165,6 +166,7 @@ ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": convolve,
     "torch_chunk_gated_delta_rule": gated_delta,
+    "chunk_kimi_delta_attention": gated_delta,
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
 }
@@ -179,6 +181,17 @@ def begin(layer: RecurrentLayer, *_: Any) -> None:
     layer.noted.clear()
 
 
+def operations_of(module: nn.Module) -> set[str]:
+    """The operations that the module's own `forward` calls."""
+    forward = inspect.unwrap(type(module).forward)
+    return set(OPERATIONS) & set(getattr(forward, "__code__", attach_recurrent.__code__).co_names)
+
+
+def walks(module: nn.Module) -> bool:
+    """The module keeps a state, whatever its name (KimiLinearDeltaAttention)."""
+    return bool(operations_of(module))
+
+
 def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]:
     """Give every module that calls one of the operations its own `forward`, with ours in it.
 
@@ -187,9 +200,7 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
     """
     layers: list[RecurrentLayer] = []
     for module in model.modules():
-        forward = inspect.unwrap(type(module).forward)
-        called = set(OPERATIONS) & set(getattr(forward, "__code__", attach_recurrent.__code__).co_names)
-        if not called:
+        if not (called := operations_of(module)):
             continue
         if getattr(module, "activation", None) not in ACTIVATIONS:
             raise ModelLoadError(
@@ -197,6 +208,7 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
             )
         layer = RecurrentLayer(shared, len(layers), type(module).__name__)
         layers.append(layer)
+        forward = inspect.unwrap(type(module).forward)
         ours = {name: partial(OPERATIONS[name], layer, forward.__globals__[name]) for name in called}
         bound = FunctionType(
             forward.__code__, forward.__globals__ | ours, forward.__name__, forward.__defaults__, forward.__closure__

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,16 +16,28 @@ from tailrace.errors import ModelLoadError
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, AttentionLayer
 from tailrace.runners.quantized import rounds_activations
+from tailrace.runners.states import RecurrentState
 
 SHORT = 7  # windows and chunks during the trial
 WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 FLOORS = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}  # relative errors that are never refused
 WITHOUT_INTERFACE = "does not go through transformers' attention interface, so its attention can't use the paged cache"
-ROUNDING = 4.0  # how much more than rounding inside attention changes
+ROUNDING = 4.0  # how much more than rounding inside attention and scans changes
+
+
+class NotReproducedError(ModelLoadError):
+    """Logits differ by more than the model's own rounding."""
+
+
+class Layers(NamedTuple):
+    """What of a model is ours: its attention, and the states of other layers."""
+
+    attention: list[AttentionLayer]
+    states: RecurrentState
 
 
 def reproduce(
-    model: Any, attention: list[AttentionLayer], ids: torch.Tensor, far: int, served: Callable[[], list[torch.Tensor]]
+    model: Any, layers: Layers, ids: torch.Tensor, far: int, served: Callable[[], list[torch.Tensor]]
 ) -> None:
     """Let every layer note what it asks of attention, and compare logits while windows and chunks are short.
 
@@ -34,10 +46,11 @@ def reproduce(
         served: the logits of load_checks.trial_steps through the paged cache.
 
     Raises:
-        ModelLoadError: they differ by more than the model's own rounding, or a layer asks for what can't be done.
+        NotReproducedError: they differ by more than the model's own rounding.
+        ModelLoadError: a layer asks for what can't be done.
     """
     with short_windows(model):
-        exact = probed(model, attention, ids[0])
+        exact = probed(model, layers, ids[0])
         first, second, third = served()
         with attending(model, "eager"):
             near, beyond = dense(model, ids[0]), dense(model, ids[1], far)
@@ -52,11 +65,11 @@ def reproduce(
     floor = FLOORS[torch.bfloat16 if rounds_activations(model) else model.dtype]
     allowed = max(floor, ROUNDING * spread(exact, near))
     if not error <= allowed:
-        raise ModelLoadError(
+        raise NotReproducedError(
             f"{type(model).__name__}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} "
             f"allowed){cause(model, ids[0], spread(*pieces[0]) <= allowed, allowed)}"
         )
-    probed(model, attention, ids[0])  # now with the windows that will be served
+    probed(model, layers, ids[0])  # now with the windows that will be served
 
 
 def cause(model: Any, ids: torch.Tensor, first: bool, allowed: float) -> str:
@@ -72,15 +85,21 @@ def cause(model: Any, ids: torch.Tensor, first: bool, allowed: float) -> str:
     return ""
 
 
-def probed(model: Any, attention: list[AttentionLayer], ids: torch.Tensor) -> torch.Tensor:
-    """Logits of a dense pass in which every layer notes and compares; see runners/probe.py."""
+def probed(model: Any, layers: Layers, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of a dense pass in which every layer notes and compares, and attends and scans in float32; see
+    runners/probe.py."""
+    attention, states = layers
     for layer in attention:
         layer.calls = 0
     name = type(model).__name__
     with attending(model, probe.NAME):
         if model.config.get_text_config()._attn_implementation != probe.NAME:
             raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
-        logits = dense(model, ids)
+        states.exact = True
+        try:
+            logits = dense(model, ids)
+        finally:
+            states.exact = False
     if attention and not any(layer.calls for layer in attention):
         raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
     if missed := [layer.index for layer in attention if layer.calls != 1]:

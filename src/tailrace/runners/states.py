@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,6 +95,7 @@ class RecurrentState:
     """The one mutable state of these layers: the pass being computed, and the memory.
 
     shapes: of each layer's states, for one entry; known once a pass without memory has run. memory: [slots · rows, …].
+    exact: such a pass computes the model's own operations in float32 (runners/reproduction.py).
     """
 
     walk: Walk | None = None
@@ -101,6 +103,7 @@ class RecurrentState:
     memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     slots: int = 0
     rows: int = 0
+    exact: bool = False
 
     @property
     def entry_bytes(self) -> int:
@@ -143,6 +146,16 @@ class RecurrentLayer:
         self.noted.add(name)
         self.shared.shapes[self.index, name] = (shape, dtype)
 
+    def own(self, original: Callable[..., Any], *parts: torch.Tensor | None, **options: Any) -> Any:
+        """The model's own operation, on one whole sequence."""
+        if not self.shared.exact:
+            return original(*parts, **options)
+        found = original(*map(wide, parts), **{name: wide(value) for name, value in options.items()})
+        out, *rest = found if isinstance(found, tuple) else (found,)
+        assert parts[0] is not None
+        out = out.to(parts[0].dtype)
+        return (out, *rest) if isinstance(found, tuple) else out
+
     def scan(self, name: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], out: torch.Tensor) -> None:
         """Walk along all sequences: step(states [n, …], rows [n]) changes the states in place and returns out[rows]."""
         walk, memory = self.shared.walk, self.shared.memory[self.index, name]
@@ -154,3 +167,8 @@ class RecurrentLayer:
             out[moment.rows] = step(active, moment.rows)
             if len(moment.kept):
                 memory[moment.to] = active[moment.kept]
+
+
+def wide(value: Any) -> Any:
+    """A tensor of numbers in float32; anything else as it is."""
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

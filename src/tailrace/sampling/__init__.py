@@ -15,6 +15,7 @@ from tailrace.sampling.keys import KeySource, request_key
 from tailrace.sampling.sampler import Sampled, Sampler
 from tailrace.sampling.slots import SequenceState, Slots
 from tailrace.sampling.stateless import sample
+from tailrace.sampling.token_for_each import token_for_each
 
 __all__ = [
     "Guidance",
@@ -27,4 +28,5 @@ __all__ = [
     "Slots",
     "request_key",
     "sample",
+    "token_for_each",
 ]

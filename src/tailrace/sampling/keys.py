@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from hashlib import blake2b
 
 from tailrace.errors import ParameterError
 from tailrace.fields import MAX_SEED, MIN_SEED
@@ -27,6 +28,12 @@ class KeySource:
         if seed is not None and (type(seed) is not int or not MIN_SEED <= seed <= MAX_SEED):
             raise ParameterError(f"seed must be an integer of 64 bits, got {seed!r:.100}", "seed")
         self.seed, self.taken = seed, 0
+
+    @staticmethod
+    def shared(*parts: object) -> KeySource:
+        """Of all processes that name the same parts, by their `repr`."""
+        digest = blake2b(repr(parts).encode(), digest_size=8).digest()
+        return KeySource(int.from_bytes(digest, "little", signed=True))
 
     def key_of(self, seed: int | None) -> int:
         """The key of a request with this seed; of one without, the next."""

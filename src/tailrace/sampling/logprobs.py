@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from tailrace.kernels.output import KernelOutput
+from tailrace.kernels.output import KernelOutput, LogprobArrays
 from tailrace.logprobs import TokenLogprobs
 from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates
@@ -62,6 +62,18 @@ def entry_of(numbers: list[float], ranks: list[int], top: int | None, entropies:
     if top is None:
         return TokenLogprobs(math.nan, 0, [], [], *more)
     return TokenLogprobs(numbers[0], ranks[0], ranks[1 : 1 + top], numbers[3 : 3 + top], *more)
+
+
+def write_entries(entries: Sequence[TokenLogprobs], arrays: LogprobArrays, request: int, top: int) -> None:
+    """One request's, on the host, into the kernels' arrays. top: alternatives that it reports."""
+    for j, entry in enumerate(entries):
+        numbers, ranks = arrays.numbers[request, j], arrays.ranks[request, j]
+        more = (
+            math.nan if entry.entropy is None else entry.entropy,
+            math.nan if entry.varentropy is None else entry.varentropy,
+        )
+        numbers[: 3 + top] = torch.tensor([entry.logprob, *more, *entry.top_logprobs[:top]], dtype=torch.float64)
+        ranks[: 1 + top] = torch.tensor([entry.rank, *entry.top_ids[:top]])
 
 
 def entries_of(output: KernelOutput, asked: Sequence[SamplingParams | None]) -> list[list[TokenLogprobs] | None]:

@@ -146,6 +146,7 @@ MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = (
         "prompt": (None,),
         "response_format": (None, {"type": "text"}),
         "max_completion_tokens": (None,),
+        "thread": (None,),  # a conversation that the server would keep
     }
 )
 

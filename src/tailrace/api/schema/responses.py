@@ -21,12 +21,13 @@ class InputPart(msgspec.Struct):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before (which is not given
-    to the model)."""
+    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its `content`, or
+    where that is missing its `summary`."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Role | None = None
     content: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None

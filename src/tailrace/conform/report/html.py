@@ -11,11 +11,11 @@ from html import escape
 
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.plain import quoted
-from tailrace.conform.report.text import printable, summary
+from tailrace.conform.report.text import printable, shortened, summary
 from tailrace.conform.runner import ConformRun, JudgedLaw
 from tailrace.conform.verdict import KINDS
 
-SHOWN = 4_000  # characters of a body or an answer
+SHOWN, SAID = 4_000, 140  # characters of a body or an answer, and of what is said in a law's line
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1f; --paper: #fdfdfc; --soft: #6b6b76; --line: #d9d9e0;
@@ -71,7 +71,7 @@ def law(one: JudgedLaw, url: str) -> str:
     opened = " open" if kind in ("broken", "ignored") else ""
     return (
         f"<details{opened} id='{escape(one.law.id)}'><summary><span class='kind {kind}'>{KINDS[kind]}</span> "
-        f"<code>{escape(one.law.id)}</code> <span class=soft>{shown(found.said[:140])}</span></summary>"
+        f"<code>{escape(one.law.id)}</code> <span class=soft>{shown(shortened(found.said, SAID))}</span></summary>"
         f"<dl>{listed}</dl>{repeated}{''.join(evidence(made) for made in found.evidence)}</details>"
     )
 

@@ -15,11 +15,16 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
+def shortened(text: str, most: int) -> str:
+    """The text in a line of at most so many characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
 def line(one: JudgedLaw) -> str:
     """A law's line."""
     kind = one.verdict.kind
-    said = printable(" ".join(one.verdict.said.split()))
-    said = said if len(said) <= SAID else said[: SAID - 1] + "…"
+    said = shortened(printable(one.verdict.said), SAID)
     return f"{SIGNS[kind]} {one.law.id:<28} {KINDS[kind]:<16} {said}".rstrip()
 
 

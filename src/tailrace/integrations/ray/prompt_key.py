@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tailrace.api.chat_prompt import chat_text
 from tailrace.api.messages_input import conversation_of
 from tailrace.api.response_input import to_chat
-from tailrace.api.routes import chat, completions, messages, responses
+from tailrace.api.routes import chat, completions, generate, messages, responses
 from tailrace.api.tool_choice import choice_of
 from tailrace.engine.block_hash import prefix_hash
 from tailrace.errors import ModelNotFoundError, TailraceError
@@ -104,9 +104,19 @@ def of_completion(raw: bytes, most: int) -> Beginning:
     return Beginning(ask.model, None, first)
 
 
+def of_native(raw: bytes, most: int) -> Beginning:
+    """Of several prompts the first decides."""
+    ask = generate.READER.decoded(raw, most)
+    first = generate.prompts_of(ask)[0]
+    if isinstance(first, str):
+        return Beginning(ask.model, lambda tokenizer: first, special=True)
+    return Beginning(ask.model, None, first)
+
+
 READERS: dict[str, Callable[[bytes, int], Beginning | None]] = {
     "/v1/chat/completions": of_chat,
     "/v1/messages": of_message,
     "/v1/responses": of_response,
     "/v1/completions": of_completion,
+    "/generate": of_native,
 }

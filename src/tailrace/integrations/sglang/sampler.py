@@ -7,7 +7,6 @@ temperature, top-k, top-p and min-p, which one call does. Logprobs are SGLang's 
 from __future__ import annotations
 
 import logging
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class SglangSampler(theirs.Sampler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys = KeySource(default_seed())
+        self._keys = KeySource.shared(*identity())
         log.info("tailrace %s samples for SGLang in this process", tailrace.__version__)
 
     def forward(
@@ -113,9 +112,9 @@ def survivors(probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, m
     return torch.zeros_like(kept).scatter(1, order, kept)
 
 
-def default_seed() -> int:
-    """Of the keys of requests without a seed: the same on all ranks that sample the same rows, another on others."""
+def identity() -> list[object]:
+    """What keys of requests without a seed come from: the same on all ranks that sample the same rows, another on
+    others."""
     parallel, arguments = theirs.get_parallel(), theirs.get_server_args()
     ranks = [getattr(parallel, name, 0) for name in ("dp_rank", "attn_dp_rank")]
-    parts = (getattr(arguments, "random_seed", None), *ranks)
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little", signed=True)
+    return [getattr(arguments, "random_seed", None), *ranks]

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor
 
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
-from tailrace.sampling import Rows, Sampled, Sampler, Slots, request_key
+from tailrace.sampling import Rows, Sampled, Sampler, Slots, request_key, token_for_each
 
 
 class TailraceLogitsProcessor(LogitsProcessor):
@@ -67,16 +67,15 @@ class TailraceLogitsProcessor(LogitsProcessor):
         self.sampled = self._sampler(
             scores, Rows.plain(rows, rows, [length + output for length in self._prompt_lengths])
         )
-        ids = self.sampled.token_ids[:, 0]
-        for row in (self.sampled.num_tokens == 0).nonzero().squeeze(1).tolist():
+        ids, without = token_for_each(self.sampled.token_ids, scores, rows)
+        for row in without:
             warnings.warn(
                 f"row {row} can't be sampled from (NaN, +inf, or nothing but −inf): its largest number is taken",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            ids[row] = int(torch.nan_to_num(scores[row].float(), nan=-torch.inf).argmax())
         chosen = torch.full_like(scores, -torch.inf)
-        return chosen.scatter_(1, ids.to(scores.device)[:, None], 0.0)
+        return chosen.scatter_(1, ids.to(scores.device), 0.0)
 
     def _follow(self, input_ids: torch.Tensor, vocab_size: int) -> None:
         """The slots have these ids from now on."""

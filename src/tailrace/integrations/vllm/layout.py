@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
+from tailrace.integrations.vllm.translate import READ
+
 # of SamplingMetadata, what is read
 METADATA = {"max_num_logprobs", "logprob_token_ids", "logitsprocs"}
 UPDATE = {"batch_size", "removed", "added", "moved"}
 DRAFTS = {"draft_token_ids", "num_draft_tokens", "cu_num_sampled_tokens"}
-PARAMS = {
-    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("min_tokens", "logprobs", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "all_stop_token_ids"),
-    "extra_args",
-}
 
 
 def problem() -> str:
@@ -32,12 +29,13 @@ def problem() -> str:
         "SamplingMetadata": METADATA - names(SamplingMetadata),
         "BatchUpdate": UPDATE - names(logits_processor.BatchUpdate),
         "SpecDecodeMetadata": DRAFTS - names(SpecDecodeMetadata),
-        "SamplingParams": {name for name in PARAMS if not hasattr(SamplingParams, name)},
+        "SamplingParams": {name for name in READ if not hasattr(SamplingParams, name)},
         "Sampler.forward": {"logits", "sampling_metadata", "predict_bonus_token"} - arguments(Sampler.forward),
         "RejectionSampler.forward": {"metadata", "draft_probs", "logits", "sampling_metadata"}
         - arguments(RejectionSampler.forward),
         "build_logitsprocs": {"vllm_config", "device", "is_pin_memory"} - arguments(logits_processor.build_logitsprocs),
         "SamplerOutput": {"sampled_token_ids", "logprobs_tensors"} - names(SamplerOutput),
+        "logits_processor": {"process_dict_updates", "BUILTIN_LOGITS_PROCESSORS"} - set(dir(logits_processor)),
         "LogprobsTensors": {"logprob_token_ids", "logprobs", "selected_token_ranks"} - set(LogprobsTensors._fields),
     }
     found = [f"{where} has no {', '.join(sorted(what))}" for where, what in missing.items() if what]

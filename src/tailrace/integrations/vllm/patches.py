@@ -21,26 +21,40 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 import tailrace
 from tailrace.errors import ParameterError
-from tailrace.integrations.vllm import v2
+from tailrace.integrations.vllm import masks, v2
 from tailrace.integrations.vllm.fallbacks import fall_back, log
 from tailrace.integrations.vllm.requests import BatchFollower, FollowedBatch, NotKnownYetError
 from tailrace.integrations.vllm.translate import own_fields, translated
-from tailrace.sampling import Rows
+from tailrace.sampling import Rows, token_for_each
 from tailrace.sampling.sampler import Pending
 
 BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
 
 
 def install() -> None:
-    """Replace them, once."""
+    """Replace them, once: all, or nothing.
+
+    Raises:
+        AttributeError: this vLLM has one of them no more.
+    """
     if hasattr(Sampler.forward, "theirs"):
         return
-    Sampler.forward = around(Sampler.forward, sample)
-    RejectionSampler.forward = around(RejectionSampler.forward, verify)
-    SamplingParams._verify_args = around(SamplingParams._verify_args, check_arguments)
-    build = around(logits_processor.build_logitsprocs, build_logitsprocs)
-    logits_processor.build_logitsprocs = gpu_model_runner.build_logitsprocs = build
-    WorkerBase.__init__ = around(WorkerBase.__init__, begin_worker)
+    made = [(where, name, around(getattr(where, name), ours)) for where, name, ours in replacements()]
+    for where, name, one in made:
+        setattr(where, name, one)
+
+
+def replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Where, under which name, and by what."""
+    return [
+        (Sampler, "forward", sample),
+        (RejectionSampler, "forward", verify),
+        (SamplingParams, "_verify_args", check_arguments),
+        (logits_processor, "build_logitsprocs", build_logitsprocs),
+        (gpu_model_runner, "build_logitsprocs", build_logitsprocs),
+        (WorkerBase, "__init__", begin_worker),
+        *masks.replacements(),
+    ]
 
 
 def around(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +76,7 @@ def check_arguments(theirs: Callable[..., None], params: SamplingParams) -> None
     """
     theirs(params)
     try:
-        if own_fields(params.extra_args):
+        if own_fields(params):
             translated(params)
     except ParameterError as error:
         raise VLLMValidationError(str(error), parameter=error.param) from error
@@ -80,8 +94,7 @@ def build_logitsprocs(theirs: Callable[..., LogitsProcessors], vllm_config: Any,
     processors = theirs(vllm_config, *args, **more)
     if vllm_config.model_config.runner_type != "pooling":
         device, pinned = (*args, *more.values())[:2]
-        BatchFollower.newest = BatchFollower(vllm_config, device, pinned)
-        processors.argmax_invariant.append(BatchFollower.newest)
+        processors.argmax_invariant.append(BatchFollower(vllm_config, device, pinned))
         log.info("tailrace %s samples for vLLM in this process, on %s", tailrace.__version__, device)
     return processors
 
@@ -91,8 +104,11 @@ def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
     return next((one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
 
 
-def why_not(metadata: SamplingMetadata, mode: str) -> str:
-    """Why vLLM's own sampler must serve the whole batch; "" if it need not."""
+def why_not(metadata: SamplingMetadata, mode: str, width: int, known: int) -> str:
+    """Why vLLM's own sampler must serve the whole batch; "" if it need not. width: of the logits; known: the model's
+    configuration has so many tokens."""
+    if width != known:
+        return f"logits of {width} tokens for a model of {known}"
     processors = metadata.logitsprocs
     for one in (*processors.argmax_invariant, *processors.non_argmax_invariant):
         if not isinstance(one, BUILT_IN):
@@ -110,11 +126,11 @@ def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[Ba
     follower = follower_of(metadata)
     if follower is None or not follower.rows:
         return None
-    if reason := why_not(metadata, mode):
+    if reason := why_not(metadata, mode, vocab_size, follower.slots.vocab_size):
         fall_back(reason)
         return None
     try:
-        batch = follower.ready(vocab_size)
+        batch = follower.ready()
     except NotKnownYetError:
         fall_back("tokens that vLLM has not read yet (asynchronous scheduling)")
         return None
@@ -138,69 +154,52 @@ def sample(
     if args or more:  # a bonus token, for its own verification of drafts
         return theirs(sampler, logits, sampling_metadata, *args, **more)
     if follower_of(sampling_metadata) is None and BatchFollower.newest is not None:
-        BatchFollower.newest.warm_up(logits)  # vLLM is about to measure what memory is left
+        BatchFollower.newest.sampler.warm_up({logits.dtype}, logits.device)  # vLLM is about to measure its memory
     found = prepared(sampling_metadata, sampler.logprobs_mode, logits.shape[-1])
     if found is None:
         return theirs(sampler, logits, sampling_metadata)
     follower, batch = found
-    assert follower.sampler is not None
     own = theirs(sampler, logits.clone(), sampling_metadata) if batch.refusals else None
-    pending = follower.sampler.begin(logits, Rows.plain(batch.slots, batch.served, follower.positions(batch)))
-    ids = with_a_token_each(pending, logits, batch.served)[:, 0]
-    reports = logprobs_of(pending, ids[:, None], batch, sampling_metadata.max_num_logprobs)
-    if own is None:
-        return SamplerOutput(ids.to(torch.int32)[:, None], reports)
-    return merged(own, batch.served, ids, reports)
+    rows = Rows.plain(batch.slots, batch.served, batch.positions())
+    found = drawn(follower, batch, logits, rows, sampling_metadata.max_num_logprobs)
+    return found if own is None else merged(own, batch.served, found)
 
 
-def with_a_token_each(pending: Pending, logits: torch.Tensor, source: list[int]) -> torch.Tensor:
-    """int64 [N, W] where the logits are. vLLM must have a token of each request, also of one whose row has none (NaN,
-    +inf, all of it masked): there the largest number of the row; on a GPU, where to look at it would be to wait for it,
-    token 0. source: of each request its first row of logits."""
-    ids = pending.token_ids
-    if logits.is_cuda:
-        return torch.cat([ids[:, :1].clamp(min=0), ids[:, 1:]], 1)
-    for i in (ids[:, 0] < 0).nonzero().squeeze(1).tolist():
+def drawn(
+    follower: BatchFollower, batch: FollowedBatch, logits: torch.Tensor, rows: Rows, top: int | None
+) -> SamplerOutput:
+    """The draws as vLLM has them. top: how many of the likeliest tokens the batch reports; None: nobody asks."""
+    pending = follower.sampler.begin(logits, rows)
+    if follower.fields["return_sampling_mask"]:
+        follower.drawn = (batch.served, pending.wait())
+    ids, without = token_for_each(pending.token_ids, logits, rows.source[rows.start[:-1]].tolist())
+    for _ in without:
         fall_back("a row of logits without any token (NaN, infinity, or all of it masked)")
-        ids[i, 0] = int(torch.nan_to_num(logits[source[i]].float(), nan=-torch.inf).argmax())
-    return ids
+    reports = None if top is None else logprobs_of(pending, ids.clamp(min=0), batch, top)
+    return SamplerOutput(ids.to(torch.int32), reports)
 
 
-def logprobs_of(pending: Pending, ids: torch.Tensor, batch: FollowedBatch, top: int | None) -> LogprobsTensors | None:
+def logprobs_of(pending: Pending, ids: torch.Tensor, batch: FollowedBatch, top: int) -> LogprobsTensors:
     """As vLLM has them, of all places of all requests one after the other: the sampled token first, then the likeliest.
-    Zeros follow where a request asked for fewer than another: vLLM looks up all ids of a row.
-
-    Args:
-        ids: int64 [N, W], of tokens. top: how many of the likeliest the batch reports at most; None: nobody asks.
-    """
-    if top is None:
-        return None
-    shown = ids.new_zeros(*ids.shape, top + 1, dtype=torch.int32)
-    values, ranks = shown.new_zeros(shown.shape, dtype=torch.float32), torch.zeros_like(ids)
-    arrays = pending.logprob_arrays
-    if arrays is not None:
-        own = arrays.ranks.shape[2]  # fewer than top + 1 where who asks most fell back
+    Zeros follow where a request asked for fewer than another: vLLM looks up all ids of a row. ids: int64 [N, W]."""
+    shown = ids.new_zeros(*ids.shape, top + 1)
+    values = shown.new_zeros(shown.shape, dtype=torch.float32)
+    if (arrays := pending.logprob_arrays) is not None:
+        own = arrays.ranks.shape[2]  # fewer than top + 1 where vLLM serves who asks for most
         asked = torch.tensor([-1 if (n := one.params.logprobs) is None else n for one in batch.requests])
         places = (torch.arange(own) <= asked[:, None]).to(ids.device, non_blocking=True)
         wanted = (pending.token_ids >= 0)[:, :, None] & places[:, None]
         shown[:, :, :own] = arrays.ranks.where(wanted, 0)
-        values[:, :, 1:own] = arrays.numbers[:, :, 3:].where(wanted[:, :, 1:], 0.0)
-        values[:, :, 0] = arrays.numbers[:, :, 0].where(wanted[:, :, 0], 0.0)
-        ranks[:] = shown[:, :, 0]
-    for i in pending.fell_back:  # drawn by the reference sampler, on the host
-        for j, entry in enumerate(pending.wait().logprobs[i] or ()):
-            listed = len(entry.top_ids)
-            values[i, j, 0], ranks[i, j] = entry.logprob, entry.rank
-            values[i, j, 1 : listed + 1] = torch.tensor(entry.top_logprobs)
-            shown[i, j, 1 : listed + 1] = torch.tensor(entry.top_ids, dtype=torch.int32)
-    shown[:, :, 0] = ids
-    return LogprobsTensors(shown.flatten(0, 1), values.flatten(0, 1), ranks.flatten())
+        values[:, :, :own] = arrays.logprobs().where(wanted, 0.0)
+    ranks = shown[:, :, 0].flatten()
+    listed = torch.cat([ids[:, :, None], shown[:, :, 1:]], 2).to(torch.int32)
+    return LogprobsTensors(listed.flatten(0, 1), values.flatten(0, 1), ranks)
 
 
-def merged(own: SamplerOutput, served: list[int], ids: torch.Tensor, reports: LogprobsTensors | None) -> SamplerOutput:
+def merged(own: SamplerOutput, served: list[int], found: SamplerOutput) -> SamplerOutput:
     """vLLM's output, with these rows replaced by tailrace's."""
-    own.sampled_token_ids[served, 0] = ids.to(own.sampled_token_ids.dtype)
-    theirs = own.logprobs_tensors
+    own.sampled_token_ids[served] = found.sampled_token_ids.to(own.sampled_token_ids.dtype)
+    theirs, reports = own.logprobs_tensors, found.logprobs_tensors
     if theirs is not None and reports is not None and theirs.logprobs.dim() == 2 and theirs.logprob_token_ids.numel():
         width = min(theirs.logprobs.shape[1], reports.logprobs.shape[1])
         theirs.logprob_token_ids[served, :width] = reports.logprob_token_ids[:, :width]
@@ -229,23 +228,15 @@ def verify(
     if found is None or found[1].refusals:
         return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
     follower, batch = found
-    assert follower.sampler is not None
-    counts, drafts = metadata.num_draft_tokens, metadata.draft_token_ids.tolist()
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    begins = [end - count for end, count in zip(ends, counts, strict=True)]
-    source = [begin + i for i, begin in enumerate(begins)]  # each request before has a row more than drafts
-    dense = draft_probs is not None
-    seeded = [request.params.seed is not None for request in batch.requests]
+    counts = metadata.num_draft_tokens
+    dense = None if draft_probs is None else draft_probs.split(counts)
+    exact = [dense is None or request.params.seed is not None for request in batch.requests]
     rows = Rows.drafted(
         batch.slots,
-        follower.positions(batch),
-        [drafts[begin:end] for begin, end in zip(begins, ends, strict=True)],
-        ["exact" if known or not dense else "rejection" for known in seeded],
-        None if draft_probs is None else [draft_probs[begin:end] for begin, end in zip(begins, ends, strict=True)],
-        source=source,
+        batch.positions(),
+        [part.tolist() for part in metadata.draft_token_ids.cpu().split(counts)],
+        ["exact" if one else "rejection" for one in exact],
+        dense,
         trusted=True,  # vLLM's drafter makes them by softmax
     )
-    pending = follower.sampler.begin(logits, rows)
-    ids = with_a_token_each(pending, logits, source)
-    reports = logprobs_of(pending, ids.clamp(min=0), batch, sampling_metadata.max_num_logprobs)
-    return SamplerOutput(ids.to(torch.int32), reports)
+    return drawn(follower, batch, logits, rows, sampling_metadata.max_num_logprobs)

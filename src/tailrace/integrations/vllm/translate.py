@@ -6,90 +6,69 @@ under the names of docs/sampling.md; a name that tailrace does not have is someb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tailrace.errors import ParameterError
 from tailrace.params import FIELDS, SamplingParams
+from tailrace.sampling import Slots
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as Theirs
 
 GREEDY_BELOW = 1e-5  # vLLM's: such a temperature is none
-# vLLM has these itself
-THEIRS = {
-    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("min_tokens", "logprobs", "logprobs_mode", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids"),
-}
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+SAME = (*PENALTIES, "top_p", "min_p", "seed", "min_tokens", "logprobs")  # in both, under the same name
+OTHERWISE = {"temperature", "top_k", "logit_bias", "allowed_token_ids"}  # written differently
+READ = {*SAME, *OTHERWISE, "bad_words_token_ids", "all_stop_token_ids", "extra_args"}  # of vLLM's parameters
+# what extra_args may hold: what vLLM lacks, the sampler acts on, and is written the same over HTTP
+THEIRS = {*SAME, *OTHERWISE, "bad_words", "logprobs_mode", "logprob_token_ids"}
+OURS = {name for name, field in FIELDS.items() if name not in THEIRS and not field.instead and field.http == "same"}
 # without what vLLM's V2 runner does to the logits itself
-EDITS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words")
-NO_EDITS = {name: getattr(SamplingParams(), name) for name in (*EDITS, "allowed_token_ids", "logprobs")}
-# what extra_args may hold: what the sampler acts on, and what is written the same over HTTP
-OURS = {
-    name: field for name, field in FIELDS.items() if name not in THEIRS and not field.instead and field.http == "same"
-}
+EDITS = (*PENALTIES, "min_tokens", "logit_bias", "bad_words", "allowed_token_ids", "logprobs")
+NO_EDITS = {name: FIELDS[name].default for name in EDITS}
+# what vLLM's own sampler must serve
+LACKING = ("logprob_token_ids", "thinking_token_budget", "trace_decode_token_ids")
 
 
-def own_fields(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """tailrace's fields among `extra_args`.
-
-    Raises:
-        ParameterError: one has a value of another type.
-    """
-    found = {name: value for name, value in (extra_args or {}).items() if name in OURS}
-    try:
-        return {name: msgspec.convert(value, OURS[name].type) for name, value in found.items()}
-    except msgspec.ValidationError as error:
-        bad = next(name for name, value in found.items() if not fits(name, value))
-        raise ParameterError(f"{bad}: {error}", bad) from error
+def own_fields(params: Theirs) -> dict[str, Any]:
+    """tailrace's fields among `extra_args`."""
+    return {name: value for name, value in (params.extra_args or {}).items() if name in OURS}
 
 
-def fits(name: str, value: Any) -> bool:
-    """The value has the type of the field."""
-    try:
-        msgspec.convert(value, OURS[name].type)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def translated(params: Theirs, logprobs_mode: Literal["raw", "processed"] = "raw") -> SamplingParams:
+def translated(params: Theirs) -> SamplingParams:
     """vLLM's parameters as tailrace's.
 
     Raises:
         ParameterError: tailrace does not have what they ask for.
     """
-    own = own_fields(params.extra_args)
     greedy = params.temperature < GREEDY_BELOW
     return SamplingParams(
         temperature=0.0 if greedy else params.temperature,
-        top_p=params.top_p,
         top_k=max(params.top_k, 0),
-        min_p=params.min_p,
-        seed=params.seed,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
         logit_bias=params.logit_bias or {},
         allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids else None,
         bad_words=tuple(map(tuple, params.bad_words_token_ids or ())),
-        logprobs=params.logprobs,
-        logprobs_mode=logprobs_mode,
-        **own,
+        **{name: getattr(params, name) for name in SAME},
+        **own_fields(params),
     )
 
 
-def refused(params: Theirs) -> str:
-    """Why vLLM's own sampler must serve the request, in a word or two; "" if it need not."""
+def add(
+    slots: Slots, slot: int, params: Theirs, fields: dict[str, Any], prompt: Sequence[int], output: Sequence[int] = ()
+) -> str:
+    """Give vLLM's request this slot. Returns why vLLM's own sampler must serve it instead; "" if it need not. fields:
+    what is not as the request asks."""
     if params.logprobs == -1:
         return "logprobs of the whole vocabulary"
-    if getattr(params, "logprob_token_ids", None) is not None:
-        return "logprob_token_ids"
-    if getattr(params, "thinking_token_budget", None) is not None:
-        return "thinking_token_budget"
-    if getattr(params, "trace_decode_token_ids", None) is not None:
-        return "trace_decode_token_ids"
+    if lacking := [name for name in LACKING if getattr(params, name, None) is not None]:
+        return lacking[0]
+    try:
+        asked = msgspec.structs.replace(translated(params), **fields)
+        eos_token_ids = sorted(params.all_stop_token_ids)
+        slots.add(slot, asked, prompt=prompt, output=output, eos_token_ids=eos_token_ids)
+    except ParameterError as error:
+        return str(error)
     return ""

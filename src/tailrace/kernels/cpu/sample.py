@@ -70,10 +70,7 @@ class CPUStep:
         record.token_ids, record.num_tokens = out.token_ids.data_ptr(), out.num_tokens.data_ptr()
         record.status = out.status.data_ptr()
         if self.flags & REPORTED:
-            made = LogprobArrays(
-                torch.empty((*self.shape, 3 + record.top), dtype=torch.float64),
-                torch.empty((*self.shape, 1 + record.top), dtype=torch.int64),
-            )
+            made = LogprobArrays.empty(self.shape, record.top)
             record.numbers, record.ranks = made.numbers.data_ptr(), made.ranks.data_ptr()
             out = out._replace(logprobs=made)
         if self.flags & COSTLY:

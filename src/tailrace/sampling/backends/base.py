@@ -29,9 +29,9 @@ class Sampled:
     """The tokens of a step.
 
     token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32
-    [N], kernels/status.py. logprob_arrays: as the kernels leave them, where a request asked; undefined for requests
-    that did not, and for `fell_back`, those that the reference sampler drew. make_logprobs: makes `logprobs` when they
-    are first read; None: nobody asked. sampling_mask: the ids that survived, by token; None: nobody asked.
+    [N], kernels/status.py. logprob_arrays: where a request asked; undefined for requests that did not. make_logprobs:
+    makes `logprobs` when they are first read; None: nobody asked. sampling_mask: the ids that survived, by token; None:
+    nobody asked.
     """
 
     token_ids: torch.Tensor
@@ -39,7 +39,6 @@ class Sampled:
     status: torch.Tensor
     logprob_arrays: LogprobArrays | None = None
     make_logprobs: Callable[[], RequestLogprobs] | None = None
-    fell_back: Sequence[int] = ()
     sampling_mask: SamplingMask | None = None
     _logprobs: RequestLogprobs | None = None
 
@@ -60,18 +59,13 @@ class Sampled:
 class Pending:
     """Draws on their way to the host.
 
-    token_ids, logprob_arrays, fell_back: as `Sampled` has them, where the logits are, for whatever is launched there
-    next.
+    token_ids, logprob_arrays: as `Sampled` has them, where the logits are, for whatever is launched there next.
     """
 
     def __init__(
-        self,
-        token_ids: torch.Tensor,
-        finish: Callable[[], Sampled],
-        logprob_arrays: LogprobArrays | None = None,
-        fell_back: Sequence[int] = (),
+        self, token_ids: torch.Tensor, finish: Callable[[], Sampled], logprob_arrays: LogprobArrays | None = None
     ) -> None:
-        self.token_ids, self.logprob_arrays, self.fell_back = token_ids, logprob_arrays, fell_back
+        self.token_ids, self.logprob_arrays = token_ids, logprob_arrays
         self._finish = finish
         self._sampled: Sampled | None = None
 

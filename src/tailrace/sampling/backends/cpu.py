@@ -67,9 +67,8 @@ class CPUBackend:
             self._report(logits, rows, output, sampled)
         if flags & UNSUPPORTED:
             requests = (output.status == FALLS_BACK).nonzero().squeeze(1).tolist()
-            sampled.fell_back = requests
             fall_back(self.slots, logits, rows, requests, sampled)
-        return Pending(sampled.token_ids, lambda: sampled, sampled.logprob_arrays, sampled.fell_back)
+        return Pending(sampled.token_ids, lambda: sampled, sampled.logprob_arrays)
 
     def serves_drafts(self, slot: int) -> bool:
         return not self.slots[slot].unsupported

@@ -74,27 +74,28 @@ class GPUBackend:
         launch = self.prepare(logits, rows, StepReports(asked.top if asked.flags & REPORTED else None, words))
         self.draw(launch)
         ids, again = launch.out.token_ids.view(launch.shape), None
+        arrays = launch.out.logprob_arrays(launch.shape, launch.reports)
         if falling:
-            again = unfilled(rows)
+            again = unfilled(rows, launch.reports.top)
             fall_back(self.slots, logits, rows, falling, again)
-            ids[falling] = again.token_ids[falling].to(logits.device)
+            drawn = (again.token_ids, *(again.logprob_arrays or ()))
+            for part, found in zip((ids, *(arrays or ())), drawn, strict=True):
+                part[falling] = found[falling].to(logits.device)
         arriving = fetch(launch)
 
         def finish() -> Sampled:
             output = arriving()
-            sampled = Sampled(
-                output.token_ids, output.num_tokens, output.status, output.logprobs, sampling_mask=output.sampling_mask
-            )
+            mask = output.sampling_mask
+            sampled = Sampled(output.token_ids, output.num_tokens, output.status, output.logprobs, sampling_mask=mask)
             if output.logprobs is not None:
                 owners = [self.slots[owner] for owner in rows.owners.tolist()]
                 asked = [slot.params if slot.reported else None for slot in owners]
                 sampled.make_logprobs = lambda: entries_of(output, asked)
             if again is not None:
-                sampled.fell_back = falling
                 replace_requests(sampled, again, falling)
             return sampled
 
-        return Pending(ids, finish, launch.out.logprob_arrays(launch.shape, launch.reports), falling)
+        return Pending(ids, finish, arrays)
 
     def serves_drafts(self, slot: int) -> bool:
         return self.there.serves(slot)

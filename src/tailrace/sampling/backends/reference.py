@@ -8,13 +8,14 @@ from collections.abc import Iterable
 
 import torch
 
-from tailrace.kernels.needs import SlotNeeds, check_rows
-from tailrace.kernels.output import KernelOutput, SamplingMask
+from tailrace.kernels.needs import REPORTED, SlotNeeds, check_rows
+from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.guidance import raw_row
+from tailrace.sampling.logprobs import write_entries
 from tailrace.sampling.slots import Slots
 from tailrace.sampling.verify import DraftRows, Drafts, verify
 
@@ -43,16 +44,20 @@ class ReferenceBackend:
         pass
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
-        check_rows(readable(logits), rows, self.needs)
+        asked = check_rows(readable(logits), rows, self.needs)
         drafted_requests(self.slots, rows)
-        sampled = unfilled(rows)
+        sampled = unfilled(rows, asked.top if asked.flags & REPORTED else None)
         fall_back(self.slots, logits, rows, range(rows.num_requests), sampled)
-        return Pending(sampled.token_ids.to(logits.device), lambda: sampled)
+        arrays = sampled.logprob_arrays
+        there = None if arrays is None else LogprobArrays(*(part.to(logits.device) for part in arrays))
+        return Pending(sampled.token_ids.to(logits.device), lambda: sampled, there)
 
 
-def unfilled(rows: Rows) -> Sampled:
-    """Room for the tokens of these rows, contents undefined."""
-    return Sampled(*KernelOutput.empty(rows.num_requests, rows.width)[:3])
+def unfilled(rows: Rows, top: int | None) -> Sampled:
+    """Room for the tokens of these rows, and for logprobs with so many alternatives; contents undefined."""
+    shape = (rows.num_requests, rows.width)
+    arrays = None if top is None else LogprobArrays.empty(shape, top)
+    return Sampled(*KernelOutput.empty(*shape)[:3], logprob_arrays=arrays)
 
 
 def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
@@ -68,7 +73,9 @@ def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable
         sampled.num_tokens[i], sampled.status[i] = len(tokens), status
         slot = draft_rows.slot
         if slot.reported:
-            sampled.logprobs[i] = [entry for entry in logprobs if entry is not None]
+            sampled.logprobs[i] = entries = [entry for entry in logprobs if entry is not None]
+            if sampled.logprob_arrays is not None:
+                write_entries(entries, sampled.logprob_arrays, i, slot.params.logprobs or 0)
         asked |= slot.params.return_sampling_mask
         survived |= dict(enumerate(draft_rows.survivors, i * rows.width))
         slot.took_s = time.thread_time() - begun_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 Message = dict[str, Any]
+REASONING = ("reasoning_content", "thinking", "reasoning")  # the names of what a model thought; the first is the usual
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # of a message's content: "text" is a string, "parts" a list of parts, "part" a list of one part
 ContentForm = Literal["text", "parts", "part"]
@@ -28,6 +29,7 @@ class TemplateForms(NamedTuple):
         late_systems: a system message behind others is not left out in silence.
         result_names: the result of a call is written with the name of its function.
         parallel: several calls of one message are all written.
+        thought_and_text: a message with calls may have both; otherwise its text is given as the end of its thought.
     """
 
     contents: dict[str, tuple[ContentForm, ...]]
@@ -39,3 +41,4 @@ class TemplateForms(NamedTuple):
     late_systems: bool
     result_names: bool
     parallel: bool
+    thought_and_text: bool

@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 from tailrace.errors import RequestError
-from tailrace.text.templates.forms import EmptyForm, Message, TemplateForms
+from tailrace.text.templates.forms import REASONING, EmptyForm, Message, TemplateForms
 
 SYSTEM = ("system", "developer")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # the names of what a model thought; the first is the usual
-BETWEEN_PARTS, BETWEEN_SYSTEMS = "\n", "\n\n"  # as vLLM joins them
+BETWEEN_PARTS, BETWEEN_SYSTEMS, BEHIND_THOUGHT = "\n", "\n\n", "\n\n"  # the first two as vLLM joins them
 
 
 def fit_messages(messages: list[Message], forms: TemplateForms) -> list[Message]:
@@ -80,6 +79,9 @@ def with_calls(message: Message, forms: TemplateForms, names: dict[str, str]) ->
     if not calls:
         return {key: value for key, value in message.items() if key != "tool_calls"}
     message = message | {"tool_calls": calls}
+    if not forms.thought_and_text and message.get("content") and isinstance(thought := message.get(REASONING[0]), str):
+        whole = BEHIND_THOUGHT.join((thought, text_of(message["content"])))
+        message = message | dict.fromkeys(REASONING, whole) | {"content": ""}
     if message.get("content") or not forms.empty:
         return message
     given: EmptyForm = "empty" if "content" in message else "missing"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from tailrace.text.templates.environment import TemplateProgram
-from tailrace.text.templates.forms import ArgumentForm, ContentForm, EmptyForm, Message, TemplateForms
+from tailrace.text.templates.forms import REASONING, ArgumentForm, ContentForm, EmptyForm, Message, TemplateForms
 from tailrace.text.templates.limits import TemplateLimitError
 
 # words that no template writes by itself; trimming and case leave them as they are
@@ -93,6 +93,7 @@ def probe(program: TemplateProgram, special_tokens: dict[str, str]) -> TemplateF
         late is None or SECOND in late,
         bool(arguments) and NAMED in render(*before, _result("c1") | {"name": NAMED}, tools=[TOOLS["nested"]]),
         bool(arguments) and _parallel(render, arguments[0], empty[0]),
+        not arguments or _thought_and_text(render, arguments[0], empty[0]),
     )
 
 
@@ -125,6 +126,13 @@ def _parallel(render: Try, arguments: ArgumentForm, empty: EmptyForm) -> bool:
     both = call | {"tool_calls": call["tool_calls"] + other["tool_calls"]}
     results = (_result("c1"), _result("c2"))
     return _in_order(render(USER, both, *results, tools=[TOOLS["nested"]]), CALLED, OTHER)
+
+
+def _thought_and_text(render: Try, arguments: ArgumentForm, empty: EmptyForm) -> bool:
+    """False where the template takes each alone beside a call, and refuses them together."""
+    call, thought, text = _call(arguments, empty), dict.fromkeys(REASONING, FIRST), {"content": SECOND}
+    alone = all(render(USER, call | one, _result("c1"), tools=[TOOLS["nested"]]) for one in (thought, text))
+    return not alone or bool(render(USER, call | thought | text, _result("c1"), tools=[TOOLS["nested"]]))
 
 
 def _contents(render: Try, role: str, before: list[Message]) -> tuple[ContentForm, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.conform.cases import asking
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
-from tailrace.conform.verdict import Verdict, broken, holds
+from tailrace.conform.verdict import Verdict, broken, holds, inconclusive
 from tailrace.conform.wrong_requests import endpoint_of, path_of
 
 MIB = 1 << 20
@@ -42,6 +42,8 @@ def bodies(ctx: LawContext) -> dict[str, str]:
 
 async def check(ctx: LawContext) -> Verdict:
     found = bodies(ctx)
+    if not (await ctx.server.request("/models")).ok:
+        return inconclusive("GET /models does not answer before either, so it can't tell whether the server lives")
     for name, body in found.items():
         made = await ctx.server.request(path_of(ctx), body)
         if not made.ok and not made.refused and made.status != 429:

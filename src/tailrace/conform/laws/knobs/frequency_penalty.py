@@ -39,7 +39,7 @@ LAW = Law(
     "these are compared with those of the same context without it.",
     violation="Tokens that were there come again too often or too rarely.",
     check=check,
-    needs=("logprobs", "frequency_penalty"),
+    needs=("frequency_penalty", "logprobs"),
     error_rate=SHARE,
     cost=30,
 )

@@ -39,6 +39,6 @@ LAW = Law(
     "a sequential test compares counts with the renormalised reported probabilities.",
     violation="A token below the bound is drawn, or one above it never comes.",
     check=check,
-    needs=("logprobs", "min_p"),
+    needs=("min_p", "logprobs"),
     error_rate=SHARE,
 )

@@ -38,7 +38,7 @@ LAW = Law(
     "with those of the same context without it.",
     violation="Tokens that were there come again too often or too rarely.",
     check=check,
-    needs=("logprobs", "presence_penalty"),
+    needs=("presence_penalty", "logprobs"),
     error_rate=SHARE,
     cost=30,
 )

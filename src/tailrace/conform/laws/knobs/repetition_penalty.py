@@ -184,7 +184,7 @@ LAW = Law(
     "unknown, so the law is a family, and only what no member explains is called broken.",
     violation="Words of the prompt become likelier, or those that stand there more often fall more.",
     check=check,
-    needs=("logprobs", "repetition_penalty"),
+    needs=("repetition_penalty", "logprobs"),
     error_rate=ALL,
     cost=12,
 )

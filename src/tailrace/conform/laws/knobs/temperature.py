@@ -43,7 +43,7 @@ LAW = Law(
     "the reported tokens with p^(1/T); of all other tokens only bounds are known.",
     violation="The likeliest token comes too often or too rarely.",
     check=check,
-    needs=("logprobs", "temperature"),
+    needs=("temperature", "logprobs"),
     error_rate=SHARE,
     cost=8,
 )

@@ -28,6 +28,6 @@ LAW = Law(
     "none may lie outside, and inside a sequential test compares counts with the renormalised reported probabilities.",
     violation="The k+1-th token is drawn, or the k-th never comes.",
     check=check,
-    needs=("logprobs", "top_k"),
+    needs=("top_k", "logprobs"),
     error_rate=SHARE,
 )

@@ -54,6 +54,6 @@ LAW = Law(
     "are drawn with many seeds.",
     violation="Tokens come that top_p of the renormalised probabilities removes.",
     check=check,
-    needs=("logprobs", "top_k", "top_p"),
+    needs=("top_k", "top_p", "logprobs"),
     error_rate=SHARE,
 )

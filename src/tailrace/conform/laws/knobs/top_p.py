@@ -30,6 +30,6 @@ LAW = Law(
     "renormalised reported probabilities.",
     violation="A token outside the set is drawn, or the set's last token never comes.",
     check=check,
-    needs=("logprobs", "top_p"),
+    needs=("top_p", "logprobs"),
     error_rate=SHARE,
 )

@@ -82,6 +82,6 @@ LAW = Law(
     "tokens are drawn with many seeds and compared with the order that the server claims.",
     violation="Tokens come that only the other order keeps.",
     check=check,
-    needs=("logprobs", "temperature", "top_p"),
+    needs=("temperature", "top_p", "logprobs"),
     error_rate=SHARE,
 )

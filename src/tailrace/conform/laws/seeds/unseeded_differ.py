@@ -36,6 +36,6 @@ LAW = Law(
     "from the reported logprobs.",
     violation="Two answers are the same, though unlikely.",
     check=check,
-    needs=("logprobs", "temperature"),
+    needs=("temperature", "logprobs"),
     error_rate=SHARE,
 )

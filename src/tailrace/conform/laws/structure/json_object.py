@@ -26,15 +26,17 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
 
 async def check(ctx: LawContext) -> Verdict:
     ask = "Give me a JSON object with a single short field."
-    fields = {"temperature": 1.2, "max_tokens": 100, "response_format": {"type": "json_object"}}
-    return await judged(ctx, [asking("chat", ask, **fields) for _ in range(ctx.budget.cases)], judge)
+    fields = {"max_tokens": 100, "response_format": {"type": "json_object"}}
+    # small models seldom come to an end at a high temperature
+    warmth = [(0.0, 1.2)[at % 2] for at in range(ctx.budget.cases)]
+    return await judged(ctx, [asking("chat", ask, temperature=one, **fields) for one in warmth], judge)
 
 
 LAW = Law(
     "structure.json-object",
     "With response_format json_object the answer is a JSON object.",
     "It is the most used way to ask for structure.",
-    "Answers at temperature 1.2; finished ones must parse as an object, cut ones must begin as one.",
+    "Answers at temperatures 0 and 1.2; finished ones must parse as an object, cut ones must begin as one.",
     "Prose, a fenced block around the JSON, an array.",
     check,
     needs=("json_object", "chat"),

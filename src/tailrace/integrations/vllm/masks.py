@@ -1,0 +1,89 @@
+"""Sampling masks (`--return-sampling-mask`) in vLLM's V1 runner on a CPU; vLLM itself has them in its V2 runner alone.
+
+vLLM's outputs carry them in either runner: what is missing in V1 is who fills them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.v1 import outputs
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from tailrace.integrations.vllm.fallbacks import log
+from tailrace.integrations.vllm.requests import BatchFollower
+from tailrace.sampling import Sampled
+
+if TYPE_CHECKING:
+    from vllm.v1.outputs import SamplingMaskLists
+
+
+def replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """vLLM's refusal, and what its runner returns; none where a vLLM has no place for masks of several tokens."""
+    places = getattr(getattr(outputs, "SamplingMaskLists", None), "_fields", ())
+    wanted = {
+        "SamplingMaskLists.cu_num_generated_tokens": "cu_num_generated_tokens" in places,
+        "VllmConfig._verify_sampling_replay_config": hasattr(VllmConfig, "_verify_sampling_replay_config"),
+        "GPUModelRunner.sample_tokens": hasattr(GPUModelRunner, "sample_tokens"),
+    }
+    if missing := ", ".join(name for name, found in wanted.items() if not found):
+        log.info("tailrace gives vLLM's V1 runner no sampling masks: this vLLM has no %s", missing)
+        return []
+    return [(VllmConfig, "_verify_sampling_replay_config", check), (GPUModelRunner, "sample_tokens", with_masks)]
+
+
+class AsV2:
+    """A configuration whose runner is V2."""
+
+    use_v2_model_runner = True
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def check(theirs: Callable[..., None], config: VllmConfig) -> None:
+    """vLLM's check, but for its first question."""
+    theirs(AsV2(config) if current_platform.is_cpu() else config)
+
+
+def with_masks(theirs: Callable[..., Any], runner: GPUModelRunner, *args: Any, **more: Any) -> Any:
+    """The step's output, with its masks: empty ones for what vLLM's own sampler has drawn."""
+    follower = BatchFollower.newest
+    if follower is None or not follower.fields["return_sampling_mask"]:
+        return theirs(runner, *args, **more)
+    follower.drawn = ([], None)
+    output = theirs(runner, *args, **more)
+    drawn = follower.drawn
+    if not isinstance(output, outputs.AsyncModelRunnerOutput):
+        return filled(output, *drawn)
+    finish = output.get_output  # asynchronous scheduling: vLLM asks for the tokens when the next step is on its way
+    output.get_output = lambda: filled(finish(), *drawn)
+    return output
+
+
+def filled(output: Any, served: list[int], sampled: Sampled | None) -> Any:
+    """The output with its masks, if it has requests: vLLM shares one without any between steps."""
+    if isinstance(output, outputs.ModelRunnerOutput) and output.req_ids:
+        width = max(map(len, output.sampled_token_ids), default=0)
+        output.sampling_masks = masks_of(served, sampled, (len(output.req_ids), width))
+    return output
+
+
+def masks_of(served: list[int], sampled: Sampled | None, shape: tuple[int, int]) -> SamplingMaskLists:
+    """As vLLM has them. served: the rows of the batch that were drawn; sampled: so. shape: rows of the batch, and
+    tokens of each at most."""
+    token_ids, rows = np.empty(0, dtype=np.int32), shape[0]
+    sizes = np.zeros(shape, dtype=np.int64)
+    if sampled is not None and sampled.sampling_mask is not None:
+        token_ids, offsets = (part.numpy() for part in sampled.sampling_mask)
+        sizes = np.zeros((rows, sampled.token_ids.shape[1]), dtype=np.int64)
+        sizes[served] = np.diff(offsets).reshape(len(served), -1)
+    begins = [row * sizes.shape[1] for row in range(rows + 1)]
+    return outputs.SamplingMaskLists(token_ids, np.concatenate([[0], sizes.ravel().cumsum()]), begins)

@@ -1,0 +1,74 @@
+"""A vLLM that lacks a name: what is lost with it, and what the log says."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import Any
+
+import crowd  # noqa: F401  (registers the plug-in, and sets Triton's interpreter before Triton is imported)
+import pytest
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1 import outputs
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample import sampler as of_v2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from tailrace.integrations.vllm import masks, patches, register, v2
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is replaced is vLLM's own again; its log is heard."""
+    for where, name, _ in patches.replacements():
+        monkeypatch.setattr(where, name, getattr(where, name).theirs)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+
+
+@pytest.mark.skipif(not masks.replacements(), reason="this vLLM has no place for masks")
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (outputs, "SamplingMaskLists"),
+        (VllmConfig, "_verify_sampling_replay_config"),
+        (GPUModelRunner, "sample_tokens"),
+    ],
+)
+def test_without_a_place_for_masks_they_alone_are_lost(
+    where: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(where, name)
+    spec = importlib.util.spec_from_file_location("masks_again", masks.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)  # nothing that may be missing is imported at its top
+    monkeypatch.setattr(patches, "masks", again)
+    with caplog.at_level("INFO", "vllm.tailrace"):
+        register()
+    assert hasattr(Sampler.forward, "theirs")
+    [line] = [one.getMessage() for one in caplog.records if one.name == "vllm.tailrace"]
+    assert line.startswith("tailrace gives vLLM's V1 runner no sampling masks: this vLLM has no ")
+    assert name in line
+
+
+def test_where_something_else_is_gone_nothing_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(SamplingParams, "_verify_args")
+    register()
+    assert not hasattr(Sampler.forward, "theirs")
+    assert "tailrace is off" in caplog.text
+
+
+@pytest.mark.parametrize(("where", "name"), [(of_v2, "Sampler"), (of_v2.Sampler, "add_request")])
+def test_another_v2_sampler_samples_by_itself(
+    where: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = {one: getattr(of_v2.Sampler, one) for one in v2.WANTED}
+    theirs = of_v2.Sampler
+    monkeypatch.delattr(where, name)
+    v2.install(patches.around)
+    assert "its V2 sampler is built differently" in caplog.text
+    assert all(getattr(theirs, one, before[one]) is before[one] for one in v2.WANTED)

@@ -4,7 +4,6 @@ for."""
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -35,7 +34,6 @@ from tailrace.wire.messages import Abort
 NAMES = [name for name in DRAFTERS if name not in ("none", "dense")]
 CROWDS = (0, 1, 2, 3, 4, 14, 18)  # in which each drafter meets what test_crowds_meet_everything counts
 OFF = Speculation(max_drafts=0)
-ALPHA = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +146,8 @@ def test_the_law_over_several_steps(grammars, world, drafter, rule, asked, monke
     small = Grammars(
         GrammarConfig(), None, laws.TOKEN_BYTES.token_bytes, laws.TOKEN_BYTES.special, [laws.EOS], laws.VOCAB
     )
-    assert p_value(small, world, drafter, rule, asked) > ALPHA
+    assert laws.holds((world, drafter, rule, asked), small)
     small.close()
-
-
-def p_value(grammars: Grammars | None, world: str, drafter: str, rule: str, asked: str) -> float:
-    made, seed = laws.WORLDS[world], zlib.crc32(f"{world} {drafter} {rule} {asked} ahead".encode())
-    count = {"all": 600, "grammar": 1500}.get(asked, 1000)  # so many tell: test_combinations
-    return laws.p_value(list(laws.drawn(made, count, drafter, rule, asked, grammars, seed)), laws.law_of(made, asked))
 
 
 @pytest.mark.long
@@ -168,7 +160,7 @@ def test_a_planted_fault_of_the_law_is_seen(monkeypatch):
         "proposals",
         lambda guesses: (dense := real(guesses)) and [None if q is None else q.roll(1, 0) for q in dense],
     )
-    assert p_value(None, "random", "dense", "rejection", "nothing") < ALPHA
+    assert laws.p_of(("random", "dense", "rejection", "nothing"), None) < laws.ALPHA
 
 
 # ---- who is waited for

@@ -100,7 +100,13 @@ def parse_tag(source: str) -> dict[str, Any]:
     return tag
 
 
-FORMS = {"json_schema": parse_schema, "choice": parse_choice, "structural_tag": parse_tag}
+def check_regex(source: str) -> None:
+    """Raise ParameterError if the last backslash escapes nothing: llguidance (1.9) would drop it."""
+    if (len(source) - len(source.rstrip("\\"))) % 2:
+        refuse("a regex must not end in a backslash that escapes nothing")
+
+
+FORMS = {"json_schema": parse_schema, "choice": parse_choice, "structural_tag": parse_tag, "regex": check_regex}
 
 
 def refuse(message: str) -> NoReturn:

@@ -26,12 +26,13 @@ async def front(tokenizer) -> AsyncIterator[Front]:
 @pytest.fixture
 async def leaps(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """Time of the event loop passes in leaps: whoever sleeps is woken at once, in the order of the times that they ask
-    for, on a busy machine too. Its clock."""
+    for, on a busy machine too. A turn takes a microsecond at least: who sleeps for less than the clock can tell would
+    turn for ever. Its clock."""
     loop = asyncio.get_running_loop()
     select, now = loop._selector.select, [loop.time()]
 
     def leap(timeout: float | None) -> list:
-        now[0] += timeout or 0.0
+        now[0] += max(timeout or 0.0, 1e-6)
         return select(None if timeout is None else 0)
 
     monkeypatch.setattr(loop, "time", lambda: now[0])

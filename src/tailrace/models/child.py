@@ -66,6 +66,11 @@ def say(kind: str, text: str) -> None:
     print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
 
+def say_count(done: int, total: int) -> None:
+    """The child's side: progress, as tqdm has it."""
+    print(f"{done}/{total} [", file=sys.stderr, flush=True)
+
+
 def run_work(work: Callable[[], None]) -> int:
     """The child's side: do the work. Exit code 0, or 1 after a line "error: …"."""
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -45,23 +45,44 @@ def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> N
 def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, Any], keep: bool) -> None:
     """Write the weights, config.json, and generation_config.json with every id that ends a text. keep: blocks."""
     import torch
+
+    from tailrace.models.gguf_parts import convert_in_parts
+
+    model = convert_in_parts(source, folder, getattr(torch, dtype), keep)
+    if model is not None:
+        model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
+        model.config.save_pretrained(folder)
+        add_ends(model.generation_config, metadata)
+        model.generation_config.save_pretrained(folder)
+        return
+    model = whole_model(source, dtype)
+    add_ends(model.generation_config, metadata)
+    if keep:
+        from tailrace.models.convert_quantized import keep_blocks
+
+        keep_blocks(model, source)
+    say("stage", "writing")
+    model.save_pretrained(folder)
+
+
+def whole_model(source: Path, dtype: str) -> Any:
+    """The model as transformers makes it, all of it in memory."""
+    import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
         dtype=getattr(torch, dtype),
         quantization_config=GgufConfig(dequantize=True),
     )
-    ends = sorted({metadata[key] for key in END_KEYS if key in metadata})
-    if len(ends) > 1 and model.generation_config is not None:
-        model.generation_config.eos_token_id = ends
-    if keep:
-        from tailrace.models.convert_quantized import keep_blocks
 
-        keep_blocks(model, source, say)
-    say("stage", "writing")
-    model.save_pretrained(folder)
+
+def add_ends(generation_config: Any, metadata: dict[str, Any]) -> None:
+    """Every id that ends a text, where the file names several."""
+    ends = sorted({metadata[key] for key in END_KEYS if key in metadata})
+    if len(ends) > 1 and generation_config is not None:
+        generation_config.eos_token_id = ends
 
 
 def main(arguments: list[str]) -> int:

@@ -25,7 +25,7 @@ from torch import nn
 from tailrace import _cpu
 from tailrace.errors import ModelLoadError
 from tailrace.models.blocks import AT_ONCE, BLOCK, FLOATS, Kind, array, grid_blocks, kind_of, quantised, row_bytes
-from tailrace.models.child import check_transformers, run_work, say
+from tailrace.models.child import check_transformers, run_work, say, say_count
 from tailrace.models.convert_quantized import METHOD, owners
 from tailrace.models.describe import NESTED, read_json
 from tailrace.models.folder import quantisation
@@ -261,11 +261,6 @@ def write_config(source: Path, folder: Path, settings: dict[str, Any] | None) ->
         config["quantization_config"] = settings
     (folder / "config.json").unlink()  # it may not be writable
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def say_count(done: int, total: int) -> None:
-    """Progress, as tqdm has it."""
-    print(f"{done}/{total} [", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -113,7 +113,7 @@ def write(path: Path, like: Path, shape: Shape, kind: GGMLQuantizationType) -> N
             if len(dimensions) == 1:
                 file.write(np.ones(dimensions, np.float32).tobytes())
             else:
-                for piece in blocks(kind, *dimensions, random):
+                for piece in blocks(kind, dimensions[0], dimensions[1], random):
                     file.write(piece.data)
         file.write(b"\0" * (-file.tell() % 32))
     writer.close()

@@ -224,6 +224,6 @@ def end_of(output: NativeOutput) -> NativeEnd | None:
     if end.finish_reason == "length":
         return NativeEnd("length", length=len(output.ids))
     if end.finish_reason == "stop":
-        last = output.ids[-1] if output.ids else UNSET  # a grammar that nothing fits ends a text before its first token
+        last = output.ids[-1] if output.ids else UNSET  # close_in_time may end a text before its first token
         return NativeEnd("stop", matched=last if end.stop_reason is None else end.stop_reason)
     return NativeEnd("abort", message=str(end.stop_reason or end.finish_reason))

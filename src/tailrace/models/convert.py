@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tailrace.models.child import check_transformers, run_work, say
+from tailrace.errors import ModelLoadError
+from tailrace.models.child import check_transformers, not_all_there, run_work, say
 from tailrace.models.gguf_layout import check_layout
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -47,12 +48,16 @@ def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, 
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
         dtype=getattr(torch, dtype),
         quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
     )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):  # transformers makes them up at random
+        raise ModelLoadError(not_all_there(missing))
     ends = sorted({metadata[key] for key in END_KEYS if key in metadata})
     if len(ends) > 1 and model.generation_config is not None:
         model.generation_config.eos_token_id = ends

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tailrace.errors import ModelLoadError
+from tailrace.extras import needs
 
 
 def unloadable(folder: Path, config: Any, error: Exception, remote_code: bool) -> ModelLoadError:
@@ -31,7 +32,8 @@ def unloadable(folder: Path, config: Any, error: Exception, remote_code: bool) -
 def misfit(folder: Path, config: Any, remote_code: bool) -> str | None:
     """The first tensor that is of another shape than config.json makes it; None if that is not known. Only names that
     the model has too are compared."""
-    from transformers import AutoModelForCausalLM
+    with needs("serve"):
+        from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):  # takes no memory
         model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
@@ -50,7 +52,8 @@ def misfit(folder: Path, config: Any, remote_code: bool) -> str | None:
 
 def shapes(folder: Path) -> Iterator[tuple[str, torch.Size]]:
     """Every tensor's, from the headers of safetensors files."""
-    from safetensors import safe_open
+    with needs("serve"):
+        from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:

@@ -27,6 +27,9 @@ of a single request into its `Failed` message.
 
 from __future__ import annotations
 
+MAX_CHARS = 2000  # of a message: it may quote what a client sent, which may be megabytes
+MAX_PARAM_CHARS = 200
+
 
 class TailraceError(Exception):
     """Base of all. `code` is the machine-readable word that travels on the wire and in OpenAI's error body."""
@@ -34,6 +37,14 @@ class TailraceError(Exception):
     status = 500
     code = "internal_error"
     type = "server_error"
+
+    def __str__(self) -> str:
+        return bounded(super().__str__(), MAX_CHARS)
+
+
+def bounded(text: str, limit: int) -> str:
+    """The text; of one that is longer, its beginning and its end, which say what of and why."""
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[1 - limit // 2 :]}"
 
 
 class RequestError(TailraceError):
@@ -45,7 +56,7 @@ class RequestError(TailraceError):
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = None if param is None else bounded(param, MAX_PARAM_CHARS)
 
 
 class ParameterError(RequestError, ValueError):

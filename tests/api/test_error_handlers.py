@@ -15,7 +15,7 @@ import pytest
 from api.harness import CONTEXT, LocalClient, events, front_of, saying
 from tailrace.api import error_handlers
 from tailrace.config import ServerConfig
-from tailrace.errors import BY_CODE, EngineError, ModelLoadError, RequestError
+from tailrace.errors import BY_CODE, MAX_CHARS, EngineError, ModelLoadError, RequestError
 from tailrace.wire.messages import Failed
 
 JSON = {"content-type": "application/json"}
@@ -94,6 +94,20 @@ BAD_SAMPLING = [
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
 ]
 
+# written as they are, because Python can't: numbers that no double can be
+ENDLESS = [
+    ('"temperature": 1e400', "temperature", "a number in [0, 1000000], got 1e400"),
+    ('"temperature": -1e400', "temperature", "got -1e400"),
+    (f'"top_p": {"9" * 500}', "top_p", "a number in [0, 1]"),
+    ('"seed": 1e400', "seed", "an integer in [-9223372036854775808, 9223372036854775807], got 1e400"),
+    ('"max_tokens": 1e400', "max_tokens", "an integer in [1, 2147483647], got 1e400"),
+    ('"cfg_scale": 1e400', "cfg_scale", "[0, 100]"),
+    ('"odd": {"7": 1e400}, "logit_bias": {"5": 1, "7": 1e400}', "logit_bias.7", "a number in [-100, 100], got 1e400"),
+    ('"banned": "1e999", "sequence_bias": [["a", 1], ["b", -1e400]]', "sequence_bias[1][1]", "in [-10000, 10000]"),
+    ('"priority": 1e400', "priority", "numbers must be in [-1.79"),
+    ('"guided_json": {"temperature": 1e400}', "guided_json.temperature", "numbers must be in [-1.79"),
+]
+
 BAD_TYPES = [
     ({"temperature": "hot"}, "temperature", "expected `float | null`, got `str`"),
     ({"max_tokens": 1.5}, "max_tokens", "expected `int | null`, got `float`"),
@@ -121,6 +135,56 @@ async def test_a_bad_value_is_a_400_that_names_the_field(front, path, fields, pa
         assert error["param"] == param
         assert param in error["message"]
         assert words in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/v1/responses", "/v1/messages", "/generate"])
+@pytest.mark.parametrize(("field", "param", "words"), ENDLESS)
+async def test_a_number_that_no_double_can_be(front, path, field, param, words):
+    if path == "/v1/responses":
+        field, param = (
+            field.replace("max_tokens", "max_output_tokens"),
+            param.replace("max_tokens", "max_output_tokens"),
+        )
+    begin = {CHAT: '"messages": []', COMPLETE: '"prompt": "x="', "/v1/responses": '"input": "a"'}.get(
+        path, '"text": "a"'
+    )
+    body = f"{{{begin}, {field}}}"
+    if path == "/v1/messages" and "max_tokens" not in field:
+        body = f'{{"messages": [], "max_tokens": 3, {field}}}'
+    if path == "/generate" and param != "priority":
+        body, param = f'{{{begin}, "sampling_params": {{{field}}}}}', f"sampling_params.{param}"
+        if '"odd"' in field:
+            param = "sampling_params.odd.7"  # unknown fields are refused in there
+            words = "numbers must be in"
+    answer = await front.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert param in error["message"]
+    assert words in error["message"]
+    assert error.get("param", param) == param
+
+
+KEY = "k" * 90_000
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/v1/responses", "/v1/messages", "/generate"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"{KEY}": NaN}}',
+        f'{{"logit_bias": {{"{KEY}": 1e400}}}}',
+        f'{{"sampling_params": {{"{KEY}": 1}}, "text": "a"}}',
+        f'{{"preset": "{KEY}", "prompt": "a", "input": "a", "max_tokens": 1, "messages": [{{"role": "user"}}]}}',
+        f'{{"model": "{KEY}", "prompt": "a", "input": "a", "max_tokens": 1, "messages": [], "text": "a"}}',
+        f'{{"messages": [{{"role": "{KEY}", "content": "a"}}], "max_tokens": 1, "input": [{{"type": "{KEY}"}}]}}',
+        f'{{"processors": {{"{KEY}": {{}}}}, "sampler_order": ["{KEY}"], "prompt": "a", "input": "a"}}',
+    ],
+    ids=range(7),
+)
+async def test_an_error_is_bounded_whatever_the_client_sent(front, path, body):
+    answer = await front.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert 400 <= answer.status_code < 500
+    assert len(answer.content) < 4 * MAX_CHARS
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,26 @@ async def test_ends(front):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_no_token_at_all(front, stream):
+    asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "stream": stream}
+    answer = await generate(front, {"max_new_tokens": 0, "n": 2}, text=PROMPT, **asked)
+    found = events(answer.text)[:-1] if stream else answer.json()
+    one = (await generate(front, {"max_new_tokens": 1}, text=PROMPT, **asked | {"stream": False})).json()["meta_info"]
+    assert len(found) == 2
+    for output in found:
+        meta = output["meta_info"]
+        assert (output["text"], output["output_ids"], meta["completion_tokens"]) == ("", [], 0)
+        assert meta["finish_reason"] == {"type": "length", "length": 0}
+        assert meta["output_token_logprobs"] == meta["output_top_logprobs"] == []
+        assert meta["input_token_logprobs"] == one["input_token_logprobs"]
+        assert meta["input_top_logprobs"] == one["input_top_logprobs"]
+    masks = {"text": "a", "return_sampling_mask": True, "sampling_params": {"max_new_tokens": 0}}
+    refused = await front.http.post("/generate", json=masks)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "return_sampling_mask can't be had with max_new_tokens 0"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("cause", ["deadline", "cancelled"])
 async def test_cut_before_the_prompt_was_read(front, stream, cause):
     front.client.hold = True
@@ -233,7 +253,9 @@ def test_each_field_of_completions_is_a_sampling_parameter_or_not():
         ({"sampling_seed": -(1 << 70)}, "sampling_seed"),
         ({"sampling_seed": "x"}, "sampling_seed: expected"),
         ({"min_new_tokens": 9, "max_new_tokens": 4}, "min_new_tokens must be at most max_new_tokens (4), got 9"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be"),
+        ({"max_new_tokens": 0, "regex": "a"}, "regex has no effect with max_new_tokens 0"),
+        ({"max_new_tokens": 0, "min_new_tokens": 1}, "min_new_tokens can't be had with max_new_tokens 0"),
         ({"max_new_tokens": "4"}, "max_new_tokens: expected"),
         ({"no_stop_trim": 3}, "no_stop_trim: expected"),
         ({"temperature": -1}, "temperature must be"),

@@ -102,6 +102,19 @@ async def test_completions_too(front, fields, among):
     assert answer.json()["choices"][0]["text"] in among
 
 
+@pytest.mark.parametrize(("limit", "text"), [(6, "abcdef"), (5, "")])
+async def test_what_matched_where_a_grammar_ended_the_text(front, limit, text):
+    forms = {"regex": "(abcdef)?", "close_in_time": True}
+    sampling = {"structured_outputs": forms, "max_new_tokens": limit, "logit_bias": {"a": 100}}
+    asked = {"text": "x", "sampling_params": sampling}
+    whole = (await front.http.post("/generate", json=asked)).json()
+    *_, streamed, _ = events((await front.http.post("/generate", json=asked | {"stream": True})).text)
+    for found in (whole, streamed):
+        assert (found["text"], found["output_ids"]) == (text, list(text.encode()))
+        matched = {"matched": found["output_ids"][-1]} if text else {}
+        assert found["meta_info"]["finish_reason"] == {"type": "stop"} | matched
+
+
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
 async def test_a_forced_call_is_made(front, choice, reason):
     whole, streamed = await both(front, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)

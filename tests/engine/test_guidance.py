@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,25 @@ def test_pairs_that_can_never_fit_are_refused(prompt, params, limits, field):
     harness.submit("a", prompt, guidance_scale=2.0, **params)
     ends = [story.end for story in harness.run().values()]
     assert {end.param for end in ends} == {field}
+
+
+@pytest.mark.parametrize(
+    ("n", "limits", "words"),
+    [
+        (1, {"max_num_batched_tokens": 1}, "need max_num_batched_tokens to be at least 2, and it is 1 here"),
+        (1, {"max_num_seqs": 1}, "need max_num_seqs to be at least 2, and it is 1 here"),
+        (3, {"max_num_seqs": 4}, "need max_num_seqs to be at least 6, and it is 4 here"),
+    ],
+)
+def test_the_setting_that_leaves_no_room_for_a_pair_is_named(n, limits, words):
+    def end(**limits) -> Any:
+        harness = world(**limits)
+        harness.submit("a", [1] * 5, guidance_scale=2.0, n=n, max_tokens=2)
+        return harness.run()["a", 0, 0].end
+
+    assert words in end(**limits).message
+    [(setting, _)] = limits.items()
+    assert end(**{setting: int(words.split("at least ")[1].split(",")[0])}).reason == "length"
 
 
 def test_the_context_ends_both():

@@ -61,6 +61,18 @@ def test_a_number_of_layers_that_is_none(tmp_path: Path, layers: object):
         check_against_config(write(tmp_path, random_weights(), num_hidden_layers=layers))
 
 
+@pytest.mark.parametrize("value", [0, -5, 2.5, "x", True, 10**15], ids=str)
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings"])
+def test_a_size_that_no_model_has(tmp_path: Path, field: str, value: object):
+    said = "be at most 2147483647" if value == 10**15 else "be a whole number above 0"
+    with pytest.raises(ModelLoadError, match=f"config.json: {field} must {said}, got {value}"):
+        resolve(ModelConfig(model=str(write(tmp_path, random_weights(), **{field: value}))), progress=False)
+
+
+def test_a_size_for_each_layer_is_left_to_the_model(tmp_path: Path):
+    check_against_config(write(tmp_path, random_weights(), num_key_value_heads=[2, 2]))
+
+
 def test_layers_that_are_not_used_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     check_against_config(write(tmp_path / "a", random_weights()))
     check_against_config(write(tmp_path / "b", random_weights(), num_hidden_layers=1, num_nextn_predict_layers=1))

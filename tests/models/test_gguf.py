@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +24,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.models import describe, resolve
 from tailrace.models.child import check_transformers
+from tailrace.models.convert import convert_weights, read_metadata
 from tailrace.models.gguf import check_gguf, converted_folder
 from tailrace.models.gguf_layout import check_layout
 from tailrace.models.pretokenizer import missing_split
@@ -39,8 +40,9 @@ sys.exit("torch" in sys.modules)
 VOCAB, WIDTH = 257, 64
 
 
-def tiny_gguf(path: Path, pre: str = "smollm") -> Path:
-    """A whole little Llama: byte vocabulary, one layer, an end-of-turn token beside the end-of-text one."""
+def tiny_gguf(path: Path, pre: str = "smollm", left_out: Collection[str] = ()) -> Path:
+    """A whole little Llama: byte vocabulary, one layer, an end-of-turn token beside the end-of-text one. left_out:
+    tensors that it lacks."""
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
@@ -62,7 +64,8 @@ def tiny_gguf(path: Path, pre: str = "smollm") -> Path:
     random = np.random.default_rng(0)
 
     def tensor(name: str, *shape: int) -> None:
-        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+        if name not in left_out:
+            writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
 
     tensor("token_embd.weight", VOCAB, WIDTH)
     tensor("output_norm.weight", WIDTH)
@@ -172,6 +175,16 @@ def test_a_broken_file_says_what_is_wrong(tiny: Path, tmp_path: Path):
     with pytest.raises(ModelLoadError, match=said):
         resolve(ModelConfig(model=str(broken), cache_dir=str(tmp_path)), progress=False)
     assert not [p for p in (tmp_path / "models").iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize("weights", ["dequantized", "quantized"])
+def test_missing_tensors_are_found_before_anything_is_written(tmp_path: Path, weights: str):
+    path = tiny_gguf(tmp_path / "less.gguf", left_out=("blk.0.ffn_up.weight", "blk.0.attn_q.weight"))
+    said = r"layers\.0\.mlp\.up_proj\.weight and 1 more missing"
+    (tmp_path / "made").mkdir()
+    with pytest.raises(ModelLoadError, match=said):
+        convert_weights(path, tmp_path / "made", "float32", read_metadata(path), weights == "quantized")
+    assert not list((tmp_path / "made").iterdir())
 
 
 def changed(raw: bytes, after: bytes, skip: int, put: bytes) -> bytes:

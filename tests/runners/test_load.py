@@ -4,6 +4,8 @@ says so. Each check is shown to see a planted fault."""
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -231,6 +233,67 @@ def test_rounding_is_no_fault(windowed, plain):
     """Experts that change places make bfloat16 logits err by much more than a fixed bound."""
     assert load(windowed, "bfloat16").dtype == torch.bfloat16
     assert load(plain, "bfloat16").dtype == torch.bfloat16
+
+
+def changed_tensor(folder, target, name, change):
+    """A copy of the folder in which a tensor is another."""
+    shutil.copytree(folder, target)
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {name: change(tensors[name].clone())}, path, {"format": "pt"})
+    return target
+
+
+@pytest.fixture(scope="module")
+def little(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("little"), transformers.LlamaConfig(**SMALL, tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"])
+def test_weights_that_are_no_numbers_are_named(little, tmp_path, name, value):
+    def change(tensor):
+        tensor.view(-1)[5] = value
+        return tensor
+
+    folder = changed_tensor(little, tmp_path / "m", name, change)
+    with pytest.raises(
+        ModelLoadError, match=f"{folder}: tensor {name} has numbers that are NaN or infinite in float32"
+    ):
+        load(folder)
+
+
+def test_weights_that_are_too_large_for_the_dtype_are_named(little, tmp_path):
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = changed_tensor(little, tmp_path / "m", name, lambda tensor: tensor.double() * 1e300)
+    with pytest.raises(ModelLoadError, match=f"tensor {name} has numbers that are NaN or infinite in bfloat16"):
+        load(folder, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"vocab_size": 77},
+            r"tensor .*embed_tokens.weight is \[211, 64\], and by config.json \(vocab_size 77\) it should",
+        ),
+        ({"intermediate_size": 3}, r"gate_proj.weight is \[96, 64\], and by config.json \(intermediate_size 3\)"),
+        (
+            {"num_key_value_heads": 3, "head_dim": 16},
+            r"k_proj.weight is \[32, 64\], and by config.json \(num_key_value_",
+        ),
+        ({"num_attention_heads": 3}, "no model can be made of its config.json .*number of attention heads"),
+        ({"rms_norm_eps": "x"}, "no model can be made of its config.json .*'rms_norm_eps'"),
+        ({"hidden_act": "nope"}, "config.json: hidden_act 'nope' is not known"),
+        ({"rope_theta": 0.0, "rope_parameters": None}, "the rope settings of config.json"),
+    ],
+)
+def test_settings_that_make_no_model_of_these_weights(little, tmp_path, fields, said):
+    folder = shutil.copytree(little, tmp_path / "m")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(ModelLoadError, match=f"{folder}: .*{said}"):
+        load(folder)
 
 
 def test_options_that_nobody_knows_are_refused():

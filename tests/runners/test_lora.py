@@ -237,6 +237,24 @@ def test_what_is_no_plain_lora_is_refused(place, tmp_path, config, said):
         load(folder, lora=f"z={tmp_path / 'z'}")
 
 
+@pytest.mark.parametrize("part", ["lora_A", "lora_B"])
+def test_an_adapter_of_no_numbers_is_refused(place, tmp_path, part):
+    from safetensors.torch import load_file
+
+    folder, merged = place
+    adapter(tmp_path / "z", merged[""], ("self_attn.q_proj",), 4, 5)
+    path = tmp_path / "z" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    for key, tensor in tensors.items():
+        if part in key:
+            tensor[0, 0] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(
+        ModelLoadError, match=r"lora z: model.layers.*q_proj is changed by numbers that are NaN or infinite"
+    ):
+        load(folder, lora=f"z={tmp_path / 'z'}")
+
+
 @pytest.mark.parametrize(
     ("rename", "said"),
     [

@@ -254,7 +254,10 @@ def test_what_does_not_fit_is_named(cache: Path, tmp_path: Path, monkeypatch: py
     wide = random_weights() | {"model.layers.1.mlp.up_proj.weight": torch.ones(512, 512)}
     shapes = r"tensor model.layers.1.mlp.up_proj.weight is \[512, 512\], and by config.json it should be \[512, 256\]"
     refused(write(tmp_path / "wide", wide), shapes)
-    refused(write(tmp_path / "heads", random_weights(), num_attention_heads="many"), "can't build a model")
+    less = {name: tensor for name, tensor in random_weights().items() if "layers.1.mlp" not in name}
+    lacking = "model.layers.1.mlp.down_proj.weight and 2 more missing"
+    refused(write(tmp_path / "less", less), f"{tmp_path / 'less'} can't be converted: the model's .*: {lacking}")
+    refused(write(tmp_path / "heads", random_weights(), num_attention_heads=3), "can't build a model")
     refused(write(tmp_path / "kind", random_weights(), model_type="nobody-knows"), "can't build a model")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     refused(write(tmp_path / "full", random_weights()), r"has 1 MiB left, and 2 MiB are needed")

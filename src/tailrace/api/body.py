@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from tailrace import _cpu
 from tailrace.api import error_handlers
-from tailrace.api.json_place import not_a_number
+from tailrace.api.json_place import not_a_number, out_of_range
 from tailrace.api.schema.common import TOLERATED
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError, RequestError
@@ -100,7 +100,7 @@ class BodyReader(Generic[T]):
                     log_once(name)
             return self._decode(raw)
         except msgspec.ValidationError as error:
-            raise error_handlers.of_validation(error) from error
+            raise out_of_range(error_handlers.of_validation(error), raw) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if named := not_a_number(error, raw):
                 raise named from error

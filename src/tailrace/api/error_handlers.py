@@ -23,11 +23,13 @@ from tailrace.api.anthropic_errors import anthropic_body, is_anthropic
 from tailrace.api.schema.errors import ErrorBody, Problem
 from tailrace.errors import (
     BY_CODE,
+    MAX_CHARS,
     EngineError,
     GrammarError,
     ParameterError,
     RequestError,
     TailraceError,
+    bounded,
 )
 from tailrace.wire.messages import Failed
 
@@ -130,7 +132,7 @@ def answer(scope: Scope, status: int, problem: ErrorBody, headers: Mapping[str, 
 def of_http(status: int, message: str) -> ErrorBody:
     """An error of HTTP itself, in OpenAI's shape."""
     kind = RequestError.type if status < 500 else TailraceError.type
-    return ErrorBody(Problem(message, kind, None, HTTP_CODES.get(status, "http_error")))
+    return ErrorBody(Problem(bounded(message, MAX_CHARS), kind, None, HTTP_CODES.get(status, "http_error")))
 
 
 def raw(status: int, message: str) -> bytes:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
+from itertools import islice
 
 import msgspec
 
+from tailrace.api.schema.generate import RENAMED
+from tailrace.api.token_fields import MAX_API_BIAS
 from tailrace.errors import ParameterError
+from tailrace.field_checks import MAX_BIAS
+from tailrace.fields import Range, number
+from tailrace.params import FIELDS
 
 _MARK = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf(?:inity)?)\b", re.IGNORECASE)
 LONGEST = len(b"-infinity")
 FARTHEST = 100_000  # bytes that are read for a name: others wait meanwhile
+_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)  # or a string, which may hold digits
+CANDIDATES = 16  # numbers whose place is looked for
+SHOWN = 40  # characters of a number
+OUT_OF_RANGE = "number out of range"  # msgspec's words for one beyond a double's
+WITHIN = ("sampling_params", "what_if")  # objects of sampling fields
+RANGES = {field.http_name or name: field.range for name, field in FIELDS.items() if field.range is not None}
+RANGES |= {other: RANGES[name] for other, name in RENAMED.items() if name in RANGES}
+RANGES |= dict.fromkeys(("max_output_tokens", "max_completion_tokens"), RANGES["max_tokens"])
+RANGES |= {
+    "cfg_scale": RANGES["guidance_scale"],
+    "logit_bias": Range(-MAX_API_BIAS, MAX_API_BIAS),
+    "sequence_bias": Range(-MAX_BIAS, MAX_BIAS),
+}
 
 
 def not_a_number(error: Exception, raw: bytes) -> ParameterError | None:
@@ -27,6 +48,40 @@ def not_a_number(error: Exception, raw: bytes) -> ParameterError | None:
             name = literal[0].decode()
             return ParameterError(f"{field}: JSON has no {name}; give a number, or leave the field out", field)
     return None
+
+
+def out_of_range(error: ParameterError, raw: bytes = b"") -> ParameterError:
+    """The error that names the field and its range, where `error` is about a number that no double can be; else
+    `error` itself. raw: the JSON, which has the keys of mappings, that msgspec does not name."""
+    if not str(error).endswith(OUT_OF_RANGE):
+        return error
+    place = re.compile(re.escape(error.param or "").replace(re.escape("[...]"), r"\..+"), re.DOTALL)
+    numbers = (found for found in _NUMBER.finditer(raw, 0, FARTHEST) if not found[0].startswith(b'"'))
+    endless = (found for found in numbers if math.isinf(as_float(found[0])))
+    for found in islice(endless, CANDIDATES):
+        if place.fullmatch(field := field_at(raw, found.start())):
+            return beyond(field, found[0][:SHOWN].decode())
+    return beyond(error.param or "", "")
+
+
+def beyond(field: str, given: str) -> ParameterError:
+    """The error about a number that no double can be."""
+    first, _, rest = field.partition(".")
+    name = re.split(r"[.\[]", rest if first in WITHIN else first)[0]
+    what = f", got {given}" if given else ""
+    if (allowed := RANGES.get(name)) is None:
+        most = number(sys.float_info.max)
+        return ParameterError(f"{field or 'the body'}: numbers must be in [-{most}, {most}]{what}", field or None)
+    kind = "an integer" if allowed.whole else "a number"
+    return ParameterError(f"{field} must be {kind} in {allowed}{what}", field)
+
+
+def as_float(text: bytes) -> float:
+    """The number; NaN for a text that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def field_at(raw: bytes, at: int) -> str:

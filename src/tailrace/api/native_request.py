@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tailrace.api import error_handlers
+from tailrace.api.json_place import out_of_range
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.generate import RENAMED, SAMPLING, NativeRequest
 from tailrace.errors import ParameterError, RequestError
@@ -25,7 +26,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 OUTSIDE = {"logprobs": "top_logprobs_num", "prompt_logprobs": "logprob_start_len", "request_id": "rid"}
 BACK = {old: new for new, old in RENAMED.items()}
 # where a message names another field than its own; and what that is here
-_ANOTHER = re.compile(r"\b(without|at most) (\w+)(?: or prompt_logprob_token_ids)?")
+_ANOTHER = re.compile(r"\b(without|with|at most) (\w+)(?: or prompt_logprob_token_ids)?")
 MENTIONED = {**BACK, "prompt_logprobs": "logprob_start_len"}
 
 
@@ -57,14 +58,14 @@ def native_names(ask: NativeRequest) -> Generator[None, None, None]:
     except RequestError as error:
         text, param = str(error), error.param or ""
         field = param.split(".")[0].split("[")[0]
-        if (native := {"prompt": prompt_field(ask), **OUTSIDE}.get(field)) is None:
-            if field not in SAMPLING | BACK.keys():
-                raise
+        native = {"prompt": prompt_field(ask), **OUTSIDE}.get(field, field)
+        if field in SAMPLING | BACK.keys():
             native = f"sampling_params.{BACK.get(field, field)}"
-        begin = re.match(rf"{re.escape(field)}\b", text)
-        text = f"{native}{text[len(field) :]}" if begin else f"{native}: {text}"
+        if native != field:
+            begin = re.match(rf"{re.escape(field)}\b", text)
+            text = f"{native}{text[len(field) :]}" if begin else f"{native}: {text}"
         text = _ANOTHER.sub(lambda at: f"{at[1]} {MENTIONED.get(at[2], at[2])}", text)
-        raise type(error)(text, native + param[len(field) :]) from error
+        raise type(error)(text, (native + param[len(field) :]) or None) from error
 
 
 def prompt_field(ask: NativeRequest) -> str:
@@ -88,11 +89,12 @@ def completion_of(ask: NativeRequest) -> CompletionRequest:
         fields[RENAMED.get(name, name)] = value
     if ask.return_sampling_mask:
         fields = {"logprobs_mode": "processed"} | fields | {"return_sampling_mask": True}
+    fields["echo"] = fields["max_tokens"] == 0 or None  # then only the prompt is wanted
     fields |= {"stream": ask.stream, "request_id": ask.rid, "priority": ask.priority, "deadline_s": ask.deadline_s}
     try:
         return msgspec.convert({**fields, "prompt": ""}, CompletionRequest)
     except msgspec.ValidationError as error:
-        raise error_handlers.of_validation(error) from error
+        raise out_of_range(error_handlers.of_validation(error)) from error
 
 
 def scored_from(ask: NativeRequest, prompts: list[list[int]]) -> int | None:

@@ -98,12 +98,21 @@ class RequestLimits:
 
     def _check_guided(self, submit: Submit) -> None:
         """Raise for a pair that can never be computed."""
-        if 2 * submit.params.n > self.scheduler.max_num_seqs or self.scheduler.max_num_batched_tokens < 2:
-            raise ParameterError(
-                f"guidance_scale: {submit.params.n} sequences and their unconditional ones do not fit "
-                f"{self.scheduler.max_num_seqs} (max_num_seqs)",
-                "guidance_scale",
-            )
+        n = submit.params.n
+        for setting, most, need in (
+            ("max_num_seqs", self.scheduler.max_num_seqs, 2 * n),
+            (
+                "max_num_batched_tokens",
+                self.scheduler.max_num_batched_tokens,
+                2,
+            ),  # a sequence and its other step together
+        ):
+            if most < need:
+                raise ParameterError(
+                    f"guidance_scale: {n} sequences and their unconditional ones need {setting} to be at least {need}, "
+                    f"and it is {most} here; leave guidance_scale out{' or ask for a smaller n' if n > 1 else ''}",
+                    "guidance_scale",
+                )
         if self.outputs(submit) < 1:
             raise ContextLengthError(
                 f"the prompt has {len(submit.prompt)} tokens and the negative prompt {len(negative_prompt(submit))}; "

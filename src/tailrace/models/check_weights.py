@@ -9,7 +9,7 @@ from typing import Any
 
 from tailrace.errors import ModelLoadError
 from tailrace.models.describe import language_config, read_json
-from tailrace.models.footprint import FLOATS, LAYERS, first, weight_files
+from tailrace.models.footprint import FLOATS, HEADS, LAYERS, WIDTH, first, weight_files
 from tailrace.models.tensors import FileTensor, stored
 
 log = logging.getLogger(__name__)
@@ -17,6 +17,11 @@ log = logging.getLogger(__name__)
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # where methods have written how they quantised, beside config.json's quantization_config
 ELSEWHERE = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+SIZES = (
+    *(*LAYERS, *HEADS, *WIDTH),
+    *("num_key_value_heads", "head_dim", "vocab_size", "n_positions", "max_position_embeddings"),
+)
+MAX_SIZE = 2**31 - 1  # what the kernels count tokens, ids and columns with
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
@@ -24,11 +29,11 @@ def check_against_config(folder: Path) -> None:
     """Refuse what would be loaded as something else, or not in any time.
 
     Raises:
-        ModelLoadError: a file is damaged; config.json states more layers than the files have tensors; or matrices are
-            no floats, and nothing that is read here says how they are quantised.
+        ModelLoadError: a file is damaged; config.json states a size that no model has, or more layers than the files
+            have tensors; or matrices are no floats, and nothing that is read here says how they are quantised.
     """
     config = read_json(folder, "config.json", required=True)
-    check_layers(folder, language_config(config))
+    check_sizes(folder, language_config(config))
     if list(folder.glob("pytorch_model*.bin")):  # then safetensors may be of something else
         return
     tensors = [tensor for path in weight_files(folder) for tensor in stored(path).values()]
@@ -50,12 +55,16 @@ def check_against_config(folder: Path) -> None:
         )
 
 
-def check_layers(folder: Path, config: dict[str, Any]) -> None:
-    """Raise ModelLoadError if the number of layers is none."""
-    for name in LAYERS:
+def check_sizes(folder: Path, config: dict[str, Any]) -> None:
+    """Raise ModelLoadError if the number of layers, or another size, is none."""
+    for name in SIZES:
         value = config.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is None or (isinstance(value, list) and name not in LAYERS):  # some models have one for each layer
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ModelLoadError(f"{folder}: config.json: {name} must be a whole number above 0, got {value!s:.80}")
+        if value > MAX_SIZE:
+            raise ModelLoadError(f"{folder}: config.json: {name} must be at most {MAX_SIZE}, got {value!s:.80}")
 
 
 def warn_of_more_layers(folder: Path, config: dict[str, Any], tensors: list[FileTensor]) -> None:

@@ -96,6 +96,12 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
+def not_all_there(names: list[str]) -> str:
+    """What to say of a model that lacks these tensors."""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the model's weights are not all there: {names[0]}{others} missing"
+
+
 def check_transformers() -> None:
     """Raise ImportError unless transformers splits text and keeps added tokens as GGUF files say, as it does from 5.20
     on. Older versions silently encode text differently with many vocabularies, and rename weights by other tables."""

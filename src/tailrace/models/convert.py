@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tailrace.models.child import check_transformers, run_work, say
+from tailrace.errors import ModelLoadError
+from tailrace.models.child import check_transformers, not_all_there, run_work, say
 from tailrace.models.gguf_layout import check_layout
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -66,16 +67,25 @@ def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, 
 
 
 def whole_model(source: Path, dtype: str) -> Any:
-    """The model as transformers makes it, all of it in memory."""
+    """The model as transformers makes it, all of it in memory.
+
+    Raises:
+        ModelLoadError: tensors are missing.
+    """
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
         dtype=getattr(torch, dtype),
         quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
     )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):  # transformers makes them up at random
+        raise ModelLoadError(not_all_there(missing))
+    return model
 
 
 def add_ends(generation_config: Any, metadata: dict[str, Any]) -> None:

@@ -14,23 +14,23 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gguf import GGMLQuantizationType
-from torch import nn
 
 from tailrace import _cpu
 from tailrace.errors import ModelLoadError
 from tailrace.models.blocks import AT_ONCE, BLOCK, FLOATS, Kind, array, grid_blocks, kind_of, quantised, row_bytes
 from tailrace.models.child import check_transformers, run_work, say, say_count
-from tailrace.models.convert_quantized import METHOD, owners
+from tailrace.models.convert_quantized import METHOD
 from tailrace.models.describe import NESTED, read_json
 from tailrace.models.folder import quantisation
 from tailrace.models.footprint import weight_files
 from tailrace.models.grids import Grid, grids
+from tailrace.models.plain_model import Owned, Owner, meta_model, owner_of, refuse_missing, renamer
 from tailrace.models.store import MARKER
 from tailrace.models.tensors import FileTensor, NewTensor, stored, write
 
@@ -91,56 +91,6 @@ class Conversion:
 def bytes_of(tensor: FileTensor) -> memoryview:
     """The tensor's bytes, mapped."""
     return array(tensor).reshape(-1).view("u1").data
-
-
-class Owned(NamedTuple):
-    """A parameter of plain linear layers or the embedding. first: the first of its names; name: the one that was asked
-    for, another one where weights are tied."""
-
-    first: str
-    name: str
-    shape: tuple[int, ...]
-
-
-Owner = Callable[[str], Owned | None]
-
-
-def owner_of(folder: Path, remote_code: bool) -> Owner:
-    """A function: the name of a checkpoint's tensor → the parameter that it becomes as it is, if that is such a one."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
-        vars(config).pop("quantization_config", None)  # modules are to be plain
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
-    except Exception as error:  # whatever a model's code raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelLoadError(f"transformers can't build a model from its config.json: {reason}") from error
-    found = {
-        f"{path}.weight": Owned(name, f"{path}.weight", tuple(parameter.shape))
-        for name, parameter, sharing in owners(model)
-        for path, module in model.named_modules()
-        if any(module is one for one in sharing) and suits(model, module)
-    }
-    state, mapping = model.state_dict(), get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-
-    def owner(name: str) -> Owned | None:
-        target, merged = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if target not in state and name in state:
-            target, merged = rename_source_key(name, [], [], model.base_model_prefix, state)
-        return None if merged else found.get(target)
-
-    return owner
-
-
-def suits(model: Any, module: nn.Module) -> bool:
-    """Linear layers and the embedding of tokens. Other embeddings (of positions) are small and need their precision."""
-    return isinstance(module, nn.Linear) or module is model.get_input_embeddings()
 
 
 def all_tensors(folder: Path) -> dict[str, FileTensor]:
@@ -239,7 +189,13 @@ def convert(source: Path, folder: Path, dtype: str, weights: str, remote_code: b
     """Fill `folder`."""
     say("stage", "reading the weights' headers")
     tensors, settings = all_tensors(source), quantisation(source)
-    owner = None if weights == "dequantized" else owner_of(source, remote_code)
+    owner = None
+    if weights != "dequantized":
+        model = meta_model(source, remote_code)
+        rename, merges = renamer(model)
+        owner = owner_of(model, rename)
+        if not settings and not merges:  # which parts make one whole is known when they are loaded
+            refuse_missing(model, rename, tensors)
     if settings:
         made = unpack(tensors, settings, dtype, owner)
     else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners.base import Batch
@@ -95,6 +98,47 @@ def explained(name: str) -> Iterator[None]:
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelLoadError(f"{name} does not run as a paged model, so it can't be served ({text:.200})") from error
+
+
+@contextmanager
+def finite(folder: Path, model: nn.Module) -> Iterator[None]:
+    """Where a check of the model fails because numbers of its weights are none, the error names the tensor. Weights are
+    looked at only then: a pass has told already.
+
+    Raises:
+        ModelLoadError: of the check.
+    """
+    try:
+        yield
+    except ModelLoadError as error:
+        if (problem := not_finite(model)) is not None:
+            raise ModelLoadError(f"{folder}: {problem}") from error
+        raise
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """The first of the model's parameters (or of what it has computed from its settings) with NaN or an infinity."""
+    for name, tensor in model.named_parameters():
+        if not all_finite(tensor):
+            return f"tensor {name} has numbers that are NaN or infinite in {str(tensor.dtype).removeprefix('torch.')}"
+    for name, tensor in model.named_buffers():
+        if name.endswith("inv_freq") and not all_finite(tensor):
+            return f"the rope settings of config.json (rope_theta and its kin) make {name} NaN or infinite"
+    return None
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """A tensor of anything but floats is."""
+    if not tensor.is_floating_point():
+        return True
+    rows = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    return all(bool(torch.isfinite(part.float()).all()) for part in rows.split(4096))
+
+
+def check_logits(logits: torch.Tensor) -> None:
+    """Raise ModelLoadError for logits of the trial that no token can be drawn from. −inf is a mask's."""
+    if not bool((logits < math.inf).all()):
+        raise ModelLoadError("the logits of a short trial are NaN or infinite: no token could be drawn")
 
 
 def settle_dtypes(model: Any, dtype: torch.dtype) -> None:

@@ -21,6 +21,7 @@ from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
+from tailrace.runners.load_checks import all_finite
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's format
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
@@ -186,4 +187,7 @@ def pair(
     )
     alpha = next(own, config["lora_alpha"])
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return down.to(layer.weight.dtype), (up.float() * scale).to(layer.weight.dtype)
+    down, up = down.to(layer.weight.dtype), (up.float() * scale).to(layer.weight.dtype)
+    if not all_finite(down) or not all_finite(up):
+        raise ModelLoadError(f"lora {name}: {module} is changed by numbers that are NaN or infinite")
+    return down, up

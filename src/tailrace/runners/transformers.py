@@ -23,7 +23,7 @@ import torch
 
 from tailrace import kernels
 from tailrace.config import ModelConfig
-from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.errors import ConfigError, ModelLoadError, TailraceError
 from tailrace.extras import needs
 from tailrace.kernels.transfer import there
 from tailrace.runners import probe
@@ -37,9 +37,11 @@ from tailrace.runners.invariant_gpu import RowsIndependent
 from tailrace.runners.load_checks import (
     TRIAL_TOKENS,
     TRIALS,
+    check_logits,
     decode_trial,
     dequantise_at_load,
     explained,
+    finite,
     leave_images_out,
     pick_device,
     pick_kv_code,
@@ -49,6 +51,7 @@ from tailrace.runners.load_checks import (
     trial_steps,
     usable_cores,
 )
+from tailrace.runners.load_errors import unloadable
 from tailrace.runners.lora import Adapters
 from tailrace.runners.masks import made_mask
 from tailrace.runners.quantized import QuantizedEmbedding, admit
@@ -115,7 +118,7 @@ class TransformersRunner:
             take_threads(config)
         model = load_model(folder, dtype, device, config.trust_remote_code)
         recorded = max_num_seqs if config.cuda_graphs and device.type == "cuda" else 0
-        with explained(type(model).__name__):
+        with finite(folder, model), explained(type(model).__name__):
             runner = cls(model, block_size, recorded)
             runner.records = config.cpu_graphs and device.type == "cpu" and not runner.recurrent
             settle_long_rope(model, min(max_model_len or runner.max_model_len, runner.max_model_len))
@@ -370,6 +373,7 @@ class TransformersRunner:
             self.states.allocate(2, 2, self.device)
             logits = [self.logits(batch) for batch in batches]
             self.layers.caches, self.states.memory = [], {}
+            check_logits(torch.cat(logits))
             return logits
 
         reproduce(self.model, Layers(self.attention, self.states), ids.to(self.device), far, served)
@@ -423,12 +427,14 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         )
         model, report = loaded
         refuse_missing(folder, sorted(report["missing_keys"]))
+    except TailraceError:
+        raise
     except KeyError as error:
         if error.args == (NAME,):  # it looks for one of its own attention classes
             raise ModelLoadError(f"{folder}: {config.model_type} {WITHOUT_INTERFACE}") from error
-        raise ModelLoadError(f"{folder}: {error}") from error
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelLoadError(f"{folder}: {error}") from error
+        raise unloadable(folder, config, error, trust_remote_code) from error
+    except Exception as error:  # whatever transformers' checks and a model's code raise
+        raise unloadable(folder, config, error, trust_remote_code) from error
     torch.nn.Module.to(model, device)
     if quantized:
         settle_dtypes(model, dtype)

@@ -17,6 +17,7 @@ from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.error_handlers import of_validation
 from tailrace.api.explanations import CHARS, spelling, write
 from tailrace.api.front_end import front_of, service_for
+from tailrace.api.json_place import out_of_range
 from tailrace.api.prepare import PreparedRequest
 from tailrace.api.replay import ExplainedOutput
 from tailrace.api.request_record import origin_of
@@ -218,6 +219,6 @@ async def other_parameters(request: Request, output: OutputOrigin, what_if: dict
         work = partial(changed, output.params, ask, what_if, service.tokenizer)
         return await service.work_queue.run(request, work, effort(ask, 0))
     except msgspec.ValidationError as error:
-        raise within("what_if", of_validation(error)) from error
+        raise within("what_if", out_of_range(of_validation(error))) from error
     except ParameterError as error:
         raise within("what_if", error) from error

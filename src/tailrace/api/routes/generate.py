@@ -23,7 +23,7 @@ from tailrace.api.native_request import completion_of, native_names, prompts_of,
 from tailrace.api.prepare import Prompts, TokenLimit, prepare, read_request
 from tailrace.api.prepare import generate as start_generation
 from tailrace.api.request_record import origin_of
-from tailrace.api.routes.completions import additions, check_size, encode
+from tailrace.api.routes.completions import additions, check_size, encode, only_echo, only_end
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.generate import (
@@ -59,7 +59,8 @@ async def generate(request: Request) -> Response:
             completion = msgspec.structs.replace(completion, prompt_logprobs=top, prompt_logprob_start=first)
         wanted = top if ask.return_logprob or ask.return_sampling_mask else None
         named = "max_new_tokens" in (ask.sampling_params or {})
-        limit = TokenLimit(completion.max_tokens, "max_tokens", ends_with_context=not named)
+        most = 1 if only_echo(completion) else completion.max_tokens
+        limit = TokenLimit(most, "max_tokens", ends_with_context=not named)
         prepared = await prepare(
             request, completion, Prompts(ids, "prompt"), limit, wanted, lambda: additions(completion)
         )
@@ -67,7 +68,7 @@ async def generate(request: Request) -> Response:
     origin = origin_of(request, "generate", completion)
     generation = start_generation(service, origin.request_id, prepared, origin)
     several = prepared.params.n > 1 or prompts not in ([ask.text], [ask.input_ids])
-    outputs = NativeOutputs(service_of(request).labels, ask, generation, several)
+    outputs = NativeOutputs(service_of(request).labels, ask, generation, several, shown=not only_echo(completion))
     return await respond(request, generation, outputs.stream(), outputs.folded, bool(ask.stream))
 
 
@@ -112,10 +113,13 @@ class NativeOutput:
 
 
 class NativeOutputs:
-    """The answer as it comes. several: it is a list."""
+    """The answer as it comes. several: it is a list. shown: tokens are; else the engine's one token is left out."""
 
-    def __init__(self, labels: Labels, ask: NativeRequest, generation: Generation, several: bool) -> None:
+    def __init__(
+        self, labels: Labels, ask: NativeRequest, generation: Generation, several: bool, shown: bool = True
+    ) -> None:
         self._labels, self._ask, self._generation, self._several = labels, ask, generation, several
+        self._shown = shown
         self._outputs = [NativeOutput() for _ in range(len(generation.prompts) * generation.params.n)]
         self._inputs: dict[int, tuple[JsonArray, JsonArray]] = {}  # per prompt, from its first delta on
 
@@ -128,7 +132,8 @@ class NativeOutputs:
         generation, each = self._generation, 1 + (self._generation.params.logprobs or 0)
         with native_names(self._ask):
             async with aclosing(generation.deltas()) as deltas:
-                async for index, delta in deltas:
+                async for index, found in deltas:
+                    delta = found if self._shown else only_end(found)
                     p = index // generation.params.n
                     if p not in self._inputs:
                         size = each * len(generation.prompt_logprobs(p) or ())
@@ -219,5 +224,6 @@ def end_of(output: NativeOutput) -> NativeEnd | None:
     if end.finish_reason == "length":
         return NativeEnd("length", length=len(output.ids))
     if end.finish_reason == "stop":
-        return NativeEnd("stop", matched=output.ids[-1] if end.stop_reason is None else end.stop_reason)
+        last = output.ids[-1] if output.ids else UNSET  # close_in_time may end a text before its first token
+        return NativeEnd("stop", matched=last if end.stop_reason is None else end.stop_reason)
     return NativeEnd("abort", message=str(end.stop_reason or end.finish_reason))

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 SEEDED: list[dict[str, Any]] = [
     {"seed": 1, "temperature": 0.8},
@@ -79,6 +79,7 @@ def own_keys(worker: Any) -> None:
     from tailrace.integrations.vllm.requests import BatchFollower
     from tailrace.sampling import KeySource
 
+    assert BatchFollower.newest is not None
     BatchFollower.newest.slots.default_keys = KeySource(os.getpid())
 
 
@@ -144,11 +145,12 @@ def interpreted(model: str) -> dict[str, Any]:
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from triton.backends import backends
 
-    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+    device: Any = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+    backends["cpu"] = device
     from tailrace.integrations.vllm import v2
     from tailrace.sampling.sampler import Pending
 
-    def wait(pending: Pending) -> None:
+    def wait(self: Pending) -> NoReturn:
         raise AssertionError("a step has waited for the device")
 
     Pending.wait = wait

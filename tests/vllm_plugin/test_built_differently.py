@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from typing import Any
 
 import crowd  # noqa: F401  (registers the plug-in, and sets Triton's interpreter before Triton is imported)
@@ -72,3 +73,17 @@ def test_another_v2_sampler_samples_by_itself(
     v2.install(patches.around)
     assert "its V2 sampler is built differently" in caplog.text
     assert all(getattr(theirs, one, before[one]) is before[one] for one in v2.WANTED)
+
+
+def test_a_v2_sampler_that_is_told_less_samples_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As vLLM 0.30's, whose sampler has the same names."""
+
+    def sample(self: Any, logits: Any, expanded_idx_mapping: Any, idx_mapping: Any, idx_mapping_np: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(of_v2.Sampler, "sample", sample)
+    v2.install(patches.around)
+    assert re.search(r"tailrace is off, .*: its V2 sampler's \w+ has no \w+", caplog.text)
+    assert not any(hasattr(getattr(of_v2.Sampler, one), "theirs") for one in v2.WANTED)

@@ -14,6 +14,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from tailrace.integrations.vllm import requests
 from tailrace.integrations.vllm.requests import BatchFollower
+from tailrace.sampling.backends.gpu import GPUBackend
 from tailrace.sampling.sampler import Pending
 
 FIELDS: list[dict[str, Any]] = [
@@ -69,7 +70,9 @@ def test_workspace_is_there_before_vllm_measures_its_memory(monkeypatch: pytest.
     crowd.add(SamplingParams(temperature=0.0))
     crowd.settle()
     crowd.metadata.logitsprocs = LogitsProcessors()
-    space = follower.sampler.backend_for(torch.device("cpu")).space
+    backend = follower.sampler.backend_for(torch.device("cpu"))
+    assert isinstance(backend, GPUBackend)
+    space = backend.space
     assert space.work is None
     Sampler()(torch.zeros(1, VOCAB), crowd.metadata)
     assert space.rows >= ROWS

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from crowd import CONFIG, CPU, VOCAB, Crowd
+from release import since
 from vllm import SamplingParams
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
@@ -60,6 +61,7 @@ def test_each_row_has_what_vllms_own_truncation_leaves() -> None:
         crowd.keep(dict(zip(crowd.order(), [ids[0] for ids in found.sampled_token_ids], strict=True)))
 
 
+@since("0.32", "it refuses masks beside drafts itself")
 def test_every_token_of_a_verified_draft_has_its_own() -> None:
     crowd = Crowd(12, MASKED)
     for fields in FIELDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from dataclasses import replace
@@ -19,7 +20,7 @@ from runners.quantized_file import INNER, KINDS, LAYERS, VOCAB, WIDTH, converted
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import resolve
-from tailrace.models.convert_quantized import blocks_of, key_of, owners, row_hashes
+from tailrace.models.convert_quantized import Candidate, blocks_of, key_of, owners, row_hashes
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.runners.load_checks import decode_trial, trial_batch
@@ -124,6 +125,21 @@ def test_the_footprint_is_what_the_modules_hold(quantized: Served):
     assert said < 0.6 * weights_bytes(quantized.folder, 4, packed=True) + 4 * LAYERS * INNER * WIDTH
 
 
+def test_what_was_replaced_is_gone(file: Path, cache: Path):
+    """Merged projections are copies, so nothing may hold the modules that they were made of, as the quantizer that
+    transformers keeps did: they are two thirds of a model."""
+
+    def alive() -> set[int]:
+        gc.collect()
+        return {id(one) for one in gc.get_objects() if type(one) is QuantizedLinear}
+
+    before = alive()
+    model = Served(file, cache, "quantized").runner.model
+    own = {id(module) for module in model.modules() if type(module) is QuantizedLinear}
+    assert own  # the output projection
+    assert alive() - before == own
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_has_the_same_logits_however_its_prompt_is_cut(file: Path, cache: Path, dtype: str):
@@ -175,13 +191,14 @@ def test_rows_are_found_in_any_order_and_never_by_hash_alone(file: Path):
     values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)).to(torch.bfloat16)
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
     assert key_of(row_hashes(values)) == key_of(row_hashes(values[order]))
-    raw = blocks_of(tensor, values[order])
+    one = Candidate(tensor, row_hashes(values))
+    raw = blocks_of(one, values[order], row_hashes(values[order]))
     assert raw is not None
     assert torch.equal(raw, torch.from_numpy(tensor.data.copy())[order])
     other = values[order].clone()
     other[5, 7] += 0.5
     assert key_of(row_hashes(other)) != key_of(row_hashes(values))
-    assert blocks_of(tensor, other) is None
+    assert blocks_of(one, other, row_hashes(other)) is None
 
 
 def test_only_plain_modules_hold_blocks():

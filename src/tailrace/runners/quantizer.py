@@ -49,4 +49,5 @@ class BlocksQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         pack_all(self.modules, self.types)
+        del self.modules  # the model keeps its quantizer, and modules that are replaced later must go
         return model

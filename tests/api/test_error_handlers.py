@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from api.harness import CONTEXT, LocalClient, events, front_of, saying
-from tailrace.api import error_handlers
+from tailrace.api import error_handlers, json_place
 from tailrace.config import ServerConfig
 from tailrace.errors import BY_CODE, MAX_CHARS, EngineError, ModelLoadError, RequestError
 from tailrace.wire.messages import Failed
@@ -503,3 +503,11 @@ async def test_case_27_a_grammar_is_refused_before_anything_is_compiled(front, d
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
     assert not front.client.engine.requests
     assert (await front.chat()).status_code == 200
+
+
+def test_a_text_that_is_cut_off_is_read_once():
+    """Not once more for each of its escaped quotes: what is looked for in 100,000 bytes would take most of a minute."""
+    text = b'{"x": "' + b'\\"' * 2000 + b'", "temperature": 1e400}'
+    for end in range(20, 40):  # within the string, behind a quote or behind a backslash
+        found = [match.span() for match in json_place._NUMBER.finditer(text, 0, end)]
+        assert found == [(1, 4), (6, end)]

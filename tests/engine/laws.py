@@ -226,10 +226,11 @@ def p_of(case: Case, grammars: Grammars | None, count: int = 0, more: str = "") 
     return p_value(found, law_of(WORLDS[name], asked))
 
 
-def holds(case: Case, grammars: Grammars | None, count: int = 0) -> bool:
+def holds(case: Case, grammars: Grammars | None, count: int = 0, more: str = "") -> bool:
     """Looked at twice: how many drafts come at a time depends, with a grammar, on how long its masks take, so the seeds
     alone don't decide what is drawn. What is wrong is wrong in other sequences, too."""
-    return p_of(case, grammars, count) > ALPHA or p_of(case, grammars, 2 * (count or FEWEST), " again") > ALPHA
+    twice = 2 * (count or DRAWN.get(case[3], FEWEST))
+    return p_of(case, grammars, count, more) > ALPHA or p_of(case, grammars, twice, f"{more} again") > ALPHA
 
 
 def p_value(found: Sequence[Text], law: dict[Text, float]) -> float:

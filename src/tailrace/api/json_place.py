@@ -21,7 +21,8 @@ _BYTE = re.compile(r"\(byte (\d+)\)$")
 _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf(?:inity)?)\b", re.IGNORECASE)
 LONGEST = len(b"-infinity")
 FARTHEST = 100_000  # bytes that are read for a name: others wait meanwhile
-_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)  # or a string, which may hold digits
+# Or a string, which may hold digits; one that is cut off ends where the text does, so that no byte is read twice.
+_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|-?[0-9][0-9.eE+-]*', re.DOTALL)
 CANDIDATES = 16  # numbers whose place is looked for
 SHOWN = 40  # characters of a number
 OUT_OF_RANGE = "number out of range"  # msgspec's words for one beyond a double's

@@ -3,7 +3,7 @@
 Which tensor becomes which parameter, and how its values are stored, is the knowledge of transformers. Here its loader
 is shown a file of a few layers at a time, and what it makes of them is written. That is all that it does for most
 models; where it does more (merges experts, keeps weights in float32, reads the file by newer code), `convert_in_parts`
-says no, and convert.py makes the whole model in memory. FilePart of convert.py's process.
+says no, and convert.py makes the whole model in memory. Part of convert.py's process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import modeling_gguf_pytorch_utils as loader
 
-from tailrace.models.child import say_count
+from tailrace.models.child import say, say_count
 from tailrace.models.convert_quantized import KeptBlocks
 
 PART = 1 << 27  # weights; a layer, or an embedding, may have more
@@ -109,11 +109,11 @@ class Loader:
         """What becomes of a part's tensors, by the names of the model."""
         with (
             exchanged(gguf, GGUFReader=lambda path: part),
-            exchanged(loader, get_gguf_hf_weights_map=self._map, tqdm=lambda tensors, desc: tensors),
+            exchanged(loader, get_gguf_hf_weights_map=self.map, tqdm=lambda tensors, desc: tensors),
         ):
             return loader.load_gguf_checkpoint(self.source, True, self.model, self.model.dtype)["tensors"]
 
-    def _map(self, model: Any, processor: Any, *more: Any, qual_name: str = "") -> dict[str, str]:
+    def map(self, model: Any, processor: Any, *more: Any, qual_name: str = "") -> dict[str, str]:
         """Names in the file → in the model, asked for once: it takes seconds. It calls itself for inner modules."""
         key = id(model), qual_name
         if key not in self._names:
@@ -132,6 +132,14 @@ def check_shapes(model: Any, values: dict[str, torch.Tensor]) -> None:
             raise ValueError(f"{name} is {list(value.shape)}, and by the file's fields {list(state[name].shape)}")
 
 
+def names_found(model: Any, reader: Any, loads: Loader) -> set[str]:
+    """The names in the model that the file's tensors have."""
+    architecture = reader.fields["general.architecture"].contents()
+    processor = loader.TENSOR_PROCESSORS.get(architecture, loader.TensorProcessor)({})
+    known = loads.map(model, processor)
+    return {known[tensor.name] for tensor in reader.tensors if tensor.name in known}
+
+
 def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool) -> Any:
     """Write the weights as safetensors, one file a part. keep: matrices stay in their blocks.
 
@@ -139,13 +147,15 @@ def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool)
         The model without memory, whose config and generation_config are to be written. None where transformers must
         make the whole model, and say what is wrong with it; nothing is left in the folder then.
     """
-    reader = gguf.GGUFReader(source)
-    model = empty_model(source, dtype)
-    if not is_plain(model, reader.fields["general.architecture"].contents()):
-        return None
-    kept = KeptBlocks(model, dtype) if keep else None
-    parts, files, loads = parts_of(reader), dict[str, str](), Loader(source, model)
+    reader, model = gguf.GGUFReader(source), empty_model(source, dtype)
+    kept, files = KeptBlocks(model, dtype) if keep else None, dict[str, str]()
     try:
+        if not is_plain(model, reader.fields["general.architecture"].contents()):
+            return None
+        parts, loads = parts_of(reader), Loader(source, model)
+        found = names_found(model, reader, loads)
+        if any(not names & found for names in names_of(model)):
+            return None
         for number, part in enumerate(parts, 1):
             name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else "model.safetensors"
             values = loads.load(part)
@@ -156,16 +166,24 @@ def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool)
             files |= dict.fromkeys(values, name)
             del values  # before the next part's are made
             say_count(number, len(parts))
-        whole = all(names & files.keys() for names in names_of(model))
-    except (KeyError, ValueError):
-        whole = False
-    if not whole:
+        if missing := [names for names in names_of(model) if not names & files.keys()]:
+            raise ValueError(f"{min(missing[0])} was not made")
+    except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:  # a loader of another make, too
+        say(
+            "warning", f"it is converted as a whole, in the memory of all its numbers ({type(error).__name__}: {error})"
+        )
         for path in folder.glob("model*.safetensors"):
             path.unlink()
         return None
     if len(parts) > 1:
-        index = {"metadata": {"total_size": sum(path.stat().st_size for path in folder.glob("model-*.safetensors"))}}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index | {"weight_map": files}, indent=2) + "\n")
+        write_index(folder, files)
     if kept is not None:
         model.config.quantization_config = kept.settings()
     return model
+
+
+def write_index(folder: Path, files: dict[str, str]) -> None:
+    """Which file each tensor is in."""
+    size = sum(path.stat().st_size for path in folder.glob("model-*.safetensors"))
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=2)
+    (folder / "model.safetensors.index.json").write_text(text + "\n")

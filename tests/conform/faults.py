@@ -23,7 +23,7 @@ class Fault:
 CUTS = ("stops.cut", "stops.several", "stops.nothing-sent", "stops.not-in-prompt", "stops.include")
 FRAME_FAULTS: dict[str, Fault] = {
     # streams
-    "stream-ignored": Fault("streams.incremental", ("streams", "stops", "structure", "errors.neighbours")),
+    "stream-ignored": Fault("streams.incremental", ("streams", "stops", "structure")),
     "stream-in-one": Fault("streams.incremental", ("streams.usage", "logprobs", "seeds")),
     "bare-lines": Fault("streams.event-format"),
     "chunk-object-wrong": Fault("streams.chunk-shape"),

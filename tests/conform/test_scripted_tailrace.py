@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 
 from api.harness import EOS, VOCAB, LocalClient, byte_names, make_tokenizer, served
@@ -78,7 +79,8 @@ class Babbler(LocalClient):
     context, vocab_size = 4096, SIZE
 
 
-async def test_every_law_holds(tmp_path: Path, free_port: Callable[[], int]):
+@pytest.mark.parametrize("budget", ["quick", pytest.param("thorough", marks=pytest.mark.long)])
+async def test_every_law_holds(budget: str, tmp_path: Path, free_port: Callable[[], int]):
     tokenizer = make_wordy_tokenizer(tmp_path)
     client = Babbler(babble)
     client.token_bytes = TokenBytes.of(tokenizer, SIZE)
@@ -88,7 +90,7 @@ async def test_every_law_holds(tmp_path: Path, free_port: Callable[[], int]):
     app = create_app(client, tokenizer, ServerConfig(tool_parser="hermes"), "scripted")
     try:
         with served(app, free_port()) as url:
-            run = await judge_url(url + "/v1")
+            run = await judge_url(url + "/v1", budget=budget)
     finally:
         client.grammars.close()
     assert {one.law.id: one.verdict.kind for one in run.judged if one.verdict.kind != "holds"} == FOUND, said(run)

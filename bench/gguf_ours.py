@@ -7,6 +7,7 @@ many tokens; `decode` of so many streams; `read` of READ_BYTES of memory by all 
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -123,6 +124,8 @@ def main() -> None:
     names = ("weights", "kv_cache_dtype", "threads")
     config = ModelConfig(model=first["file"], **{name: first[name] for name in names})
     ours = Ours(config, first["streams"], first["window"])
+    gc.collect()
+    gc.freeze()  # as in the engine's process
     print(json.dumps({"vocab": ours.runner.vocab_size, "bytes": ours.bytes}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(ours, json.loads(line))), flush=True)

@@ -68,8 +68,9 @@ struct Widened {
     alignas(64) float scales[kSuper * 2 * kPack];
     alignas(64) float mins[kSuper * kPack];
 };
-// Widens `count` blocks, which share a head. less: taken from every code (0, or the offset).
-void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out);
+// Of `count` blocks, which share a head. less: taken from every code (0, or the offset).
+void widen_scales(const Format &f, const uint8_t *panel, int64_t first, int64_t count, Widened &out);
+void widen_codes(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out);
 // All weights of output j of a panel, in float32: `blocks` · 32 of them, the same bits.
 void widen_output(const Format &f, const uint8_t *panel, int64_t j, int64_t blocks, float *out);
 
@@ -86,11 +87,20 @@ struct Activations {
 //   acc = fma(float(Σ q · code) · scale_w, scale_x, acc), then acc = fma(min, total, acc) where there are minimums,
 // block after block: the sums of integers are exact, so the result is the same bits everywhere.
 struct Product {
-    const Widened *w;
+    const uint8_t *codes;       // of the first block: widened, or as they are packed
+    int64_t stride;             // bytes from a block's codes to the next one's
+    const Widened *w;           // scales and minimums
     const Activations *x;
     int64_t row, first, count;  // the first row, the first block, the number of blocks
     bool twice, min;            // two halves per block; minimums
+    bool nibbles;               // codes are packed, two in a byte; for product_vnni alone
+    const uint8_t *next;        // what is read after this, of so many bytes per block; 0: it is on its way
+    int64_t next_bytes;
 };
+// While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait.
+inline void fetch_next(const Product &p, int64_t b) {
+    for (int64_t i = 0; i < p.next_bytes; i += 64) __builtin_prefetch(p.next + b * p.next_bytes + i);
+}
 void product_portable(const Product &p, int rows, float *acc);
 // Those of x86 are defined there alone.
 void product_avx2(const Product &p, int rows, float *acc);    // codes unsigned

@@ -108,6 +108,7 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
             product_portable(p, rows, acc + r * kPack);
         r += rows;
         p.row += rows;
+        p.next_bytes = 0;
     }
 }
 
@@ -123,10 +124,17 @@ template <typename T> void panel(const Call &c, int64_t at, int64_t from, int64_
     const int64_t rows = (count + kTile - 1) / kTile * kTile;
     sums.resize(static_cast<size_t>(rows * kPack));
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
+    const int64_t bytes = scale_bytes(*c.f) + code_bytes(*c.f);
+    const bool nibbles = set == kVnni && c.f->codes == Codes::four && count <= kFewRows;
+    const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
     for (int64_t first = 0; first < blocks; first += kSuper) {
         const int64_t n = std::min(kSuper, blocks - first);
-        widen(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
-        products({&w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f)}, count, set, sums.data());
+        const uint8_t *at = weights + block_at(*c.f, first), *next = weights + block_at(*c.f, first + n);
+        widen_scales(*c.f, weights, first, n, w);
+        if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
+        Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles, next, bytes};
+        if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;
+        products(p, count, set, sums.data());
     }
     T *y = static_cast<T *>(c.y) + from * c.n + at * kPack;
     for (int64_t r = 0; r < count; ++r)

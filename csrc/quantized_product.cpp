@@ -42,7 +42,7 @@ __attribute__((target("avx2,fma"))) void sums_avx2(const uint8_t *codes, const i
             int32_t four;
             std::memcpy(&four, q + 4 * g, 4);
             const __m256i x = _mm256_set1_epi32(four);
-            const __m256i w = _mm256_load_si256(reinterpret_cast<const __m256i *>(codes + (g * kPack + j) * 4));
+            const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(codes + (g * kPack + j) * 4));
             const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, seven), x);
             const __m256i top = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 7), one), x);
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
@@ -86,10 +86,11 @@ inline void each_row(const Product &p, int rows, float *acc, Sums sums_of, Add a
         const At at(*p.x, p.row + r);
         for (int64_t b = 0; b < p.count; ++b) {
             const int64_t block = p.first + b;
+            if (r == 0) fetch_next(p, b);
             for (int half = 0; half < parts; ++half) {
                 const int32_t start = *at.start(block, half);
                 for (int32_t &sum : sums) sum = start;
-                sums_of(p.w->codes + b * kCell + half * groups * 4 * kPack, at.q(block) + half * kSixteen, groups, sums);
+                sums_of(p.codes + b * p.stride + half * groups * 4 * kPack, at.q(block) + half * kSixteen, groups, sums);
                 add(sums, p.w->scales + (b * parts + half) * kPack, at.scale(block), acc);
             }
             if (p.min) add_min(p.w->mins + b * kPack, at.total(block), acc);
@@ -100,23 +101,32 @@ inline void each_row(const Product &p, int rows, float *acc, Sums sums_of, Add a
 #if TAILRACE_X86
 #define TAILRACE_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 
-template <int R, bool Twice, bool Min> TAILRACE_VNNI void rows_vnni(const Product &p, float *acc) {
+// 64 codes of four inputs' group, of 16 outputs each: bytes, or nibbles as quantized_pack.cpp puts them.
+template <bool Nibbles> TAILRACE_VNNI inline __m512i codes_at(const uint8_t *codes, int group, int j) {
+    if (!Nibbles) return _mm512_loadu_si512(codes + group * 256 + 64 * j);
+    const __m512i two = _mm512_loadu_si512(codes + group % 4 * 256 + 64 * j);
+    return _mm512_and_si512(group < 4 ? two : _mm512_srli_epi16(two, 4), _mm512_set1_epi8(15));
+}
+
+template <int R, bool Twice, bool Min, bool Nibbles> TAILRACE_VNNI void rows_vnni(const Product &p, float *acc) {
     constexpr int parts = Twice ? 2 : 1, groups = kBlock / 4 / parts;
     const At at(*p.x, p.row);
     for (int64_t b = 0; b < p.count; ++b) {
+        fetch_next(p, b);
         const int8_t *q = at.q(p.first + b);
         const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
         for (int half = 0; half < parts; ++half) {
             const int32_t *start = at.start(p.first + b, half);
-            const uint8_t *codes = p.w->codes + b * kCell + half * groups * 4 * kPack;
+            const uint8_t *codes = p.codes + b * p.stride;
             __m512i sums[R][4];
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r)
                 for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_set1_epi32(start[r]);
 #pragma GCC unroll 8
             for (int g = 0; g < groups; ++g) {
-                const __m512i w0 = _mm512_load_si512(codes + g * 256), w1 = _mm512_load_si512(codes + g * 256 + 64);
-                const __m512i w2 = _mm512_load_si512(codes + g * 256 + 128), w3 = _mm512_load_si512(codes + g * 256 + 192);
+                const int group = half * groups + g;
+                const __m512i w0 = codes_at<Nibbles>(codes, group, 0), w1 = codes_at<Nibbles>(codes, group, 1);
+                const __m512i w2 = codes_at<Nibbles>(codes, group, 2), w3 = codes_at<Nibbles>(codes, group, 3);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
                     int32_t four;
@@ -146,13 +156,18 @@ template <int R, bool Twice, bool Min> TAILRACE_VNNI void rows_vnni(const Produc
     }
 }
 
-template <bool Twice, bool Min> void some_vnni(const Product &p, int rows, float *acc) {
+template <bool Twice, bool Min, bool Nibbles> void some_vnni(const Product &p, int rows, float *acc) {
     switch (rows) {
-        case 1: return rows_vnni<1, Twice, Min>(p, acc);
-        case 2: return rows_vnni<2, Twice, Min>(p, acc);
-        case 3: return rows_vnni<3, Twice, Min>(p, acc);
-        default: return rows_vnni<4, Twice, Min>(p, acc);
+        case 1: return rows_vnni<1, Twice, Min, Nibbles>(p, acc);
+        case 2: return rows_vnni<2, Twice, Min, Nibbles>(p, acc);
+        case 3: return rows_vnni<3, Twice, Min, Nibbles>(p, acc);
+        default: return rows_vnni<4, Twice, Min, Nibbles>(p, acc);
     }
+}
+
+template <bool Nibbles> void product_of(const Product &p, int rows, float *acc) {
+    if (p.twice) return some_vnni<true, false, Nibbles>(p, rows, acc);
+    p.min ? some_vnni<false, true, Nibbles>(p, rows, acc) : some_vnni<false, false, Nibbles>(p, rows, acc);
 }
 #endif
 
@@ -175,9 +190,9 @@ template <bool Min> TAILRACE_TILES void tile_amx(const Product &p, int j, float 
     __m512 all[kTile];
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
-    sums_amx(at.q(p.first), p.w->codes + 64 * j, sums[0]);
+    sums_amx(at.q(p.first), p.codes + 64 * j, sums[0]);
     for (int64_t b = 0; b < p.count; ++b) {
-        if (b + 1 < p.count) sums_amx(at.q(p.first + b + 1), p.w->codes + (b + 1) * kCell + 64 * j, sums[(b + 1) % 2]);
+        if (b + 1 < p.count) sums_amx(at.q(p.first + b + 1), p.codes + (b + 1) * p.stride + 64 * j, sums[(b + 1) % 2]);
         const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
         const __m512 w = _mm512_load_ps(p.w->scales + b * kPack + 16 * j);
 #pragma GCC unroll 16
@@ -208,8 +223,7 @@ void product_avx2(const Product &p, int rows, float *acc) {
 }
 
 void product_vnni(const Product &p, int rows, float *acc) {
-    if (p.twice) return some_vnni<true, false>(p, rows, acc);
-    p.min ? some_vnni<false, true>(p, rows, acc) : some_vnni<false, false>(p, rows, acc);
+    p.nibbles ? product_of<true>(p, rows, acc) : product_of<false>(p, rows, acc);
 }
 #endif
 

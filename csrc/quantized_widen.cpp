@@ -79,7 +79,7 @@ __attribute__((target("avx2"))) void widen_table_avx2(const uint8_t *low, const 
 }
 #endif
 
-void widen_codes(const Format &f, const uint8_t *from, int less, uint8_t *out) {
+void widen_block(const Format &f, const uint8_t *from, int less, uint8_t *out) {
     const uint8_t *table = f.codes == Codes::iq4 ? kIq4 : kMxfp4;
     switch (f.codes) {
         case Codes::four: return widen_low(from, less, out);
@@ -95,12 +95,27 @@ void widen_codes(const Format &f, const uint8_t *from, int less, uint8_t *out) {
     widen_table_plain(from, table, less, out);
 }
 
-TAILRACE_CLONES void widen_halves(const uint8_t *from, float *out) {
+TAILRACE_CLONES void widen_halves_plain(const uint8_t *from, float *out) {
     for (int j = 0; j < kPack; ++j) {
         uint16_t half;
         std::memcpy(&half, from + 2 * j, 2);
         out[j] = from_half(half);
     }
+}
+
+#if TAILRACE_X86
+__attribute__((target("avx512f"))) void widen_halves_avx512(const uint8_t *from, float *out) {
+    for (int j = 0; j < kPack; j += 16)
+        _mm512_storeu_ps(out + j, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + 2 * j))));
+}
+#endif
+
+void widen_halves(const uint8_t *from, float *out) {
+#if TAILRACE_X86
+    static const bool avx512 = supports_avx512();
+    if (avx512) return widen_halves_avx512(from, out);
+#endif
+    widen_halves_plain(from, out);
 }
 
 TAILRACE_CLONES void widen_powers(const uint8_t *from, float *out) {
@@ -192,7 +207,7 @@ void widen_output(const Format &f, const uint8_t *panel, int64_t j, int64_t bloc
     }
 }
 
-void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out) {
+void widen_scales(const Format &f, const uint8_t *panel, int64_t first, int64_t count, Widened &out) {
     alignas(64) float factors[2 * kPack];
     if (head_bytes(f)) {
         const uint8_t *head = panel + head_at(f, first);
@@ -213,8 +228,12 @@ void widen(const Format &f, const uint8_t *panel, int64_t first, int64_t count, 
             case Scales::single_zero: std::memcpy(scales, at, 4 * kPack); break;
         }
         if (has_zero(f)) widen_zeros(at + scale_bytes(f) - kPack, scales, mins);
-        widen_codes(f, at + scale_bytes(f), less, out.codes + b * kCell);
     }
+}
+
+void widen_codes(const Format &f, const uint8_t *panel, int64_t first, int64_t count, int less, Widened &out) {
+    for (int64_t b = 0; b < count; ++b)
+        widen_block(f, panel + block_at(f, first + b) + scale_bytes(f), less, out.codes + b * kCell);
 }
 
 }  // namespace tailrace

@@ -31,11 +31,13 @@ LIKELY = [*b' etaoinshrdlu.,"}', 0xF0, 0xC3, *range(VOCAB, SIZE)]
 
 
 def make_wordy_tokenizer(folder: Path) -> Tokenizer:
-    """The one of bytes, with tokens of several characters beside them: words and what they begin with."""
+    """The one of bytes, with tokens of several characters beside them: words and what they begin with. Special tokens
+    keep their ids by being in the vocabulary."""
     make_tokenizer(folder)
     names, path = byte_names(), folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     model = tokenizer["model"]
+    model["vocab"] |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     for word in WORDS:
         letters = [names[byte] for byte in word.encode()]
         for n in range(2, len(letters) + 1):

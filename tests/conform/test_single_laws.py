@@ -9,9 +9,11 @@ import pytest
 from conform.honest import HonestServer
 from conform.judging import judge
 from tailrace.conform.context import LawContext
+from tailrace.conform.laws.logprobs.bytes_join import look
 from tailrace.conform.laws.seeds import high_bits
 from tailrace.conform.laws.streams import gone_client
 from tailrace.conform.laws.streams.whole_characters import split
+from tailrace.conform.reply import ReplyChoice, ReplyToken
 from tailrace.conform.seeded import SeededAnswer
 from tailrace.conform.verdict import Verdict
 
@@ -52,6 +54,22 @@ async def test_metrics_that_go_away_meanwhile_blame_nobody(fault: str, monkeypat
 )
 def test_where_a_character_was_split(streamed: str, plain: str, shown: str | None):
     assert split(streamed, plain) == {"streamed": streamed, "plain": plain, None: None}[shown]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "right"),
+    [
+        (["a", "<|im_end|>", "b"], "ab", True),  # left out of the text, as servers do
+        (["a", "<|im_end|>", "b"], "a<|im_end|>b", True),
+        (["<b>", "a", "<|im_end|>", "b"], "<b>ab", True),
+        (["a", "<x", "b"], "ab", False),  # a token like any other
+        (["a", "<|im_end|>"], "aa", False),
+        (["a", "<|im_end|>", "b"], "a", False),
+    ],
+)
+def test_special_tokens_may_be_left_out_of_the_text(tokens: list[str], text: str, right: bool):
+    choice = ReplyChoice(0, text, ends=["length"], tokens=[ReplyToken(one, None, -1.0) for one in tokens])
+    assert (look(choice)[1] is None) == right
 
 
 @pytest.mark.parametrize(

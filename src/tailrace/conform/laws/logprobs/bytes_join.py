@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from tailrace.conform.context import LawContext
 from tailrace.conform.law import Law
 from tailrace.conform.plain import quoted
-from tailrace.conform.reply import ReplyChoice
+from tailrace.conform.reply import ReplyChoice, ReplyToken
 from tailrace.conform.reported import Looked, check
 from tailrace.conform.spread import names_one_token
 from tailrace.conform.verdict import Verdict
+
+
+SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")  # <|im_end|>, </s>, [INST]
+
+
+def spelt(tokens: Sequence[ReplyToken], text: bytes) -> bytes:
+    """The tokens' bytes. A special token that the text does not have at its place is left out, as servers do."""
+    data = b""
+    for token in tokens:
+        more = token.text.encode(errors="replace") if token.raw is None else token.raw
+        if text.startswith(data + more) or not SPECIAL.fullmatch(token.text):
+            data += more
+    return data
 
 
 def look(choice: ReplyChoice) -> Looked:
@@ -20,7 +36,7 @@ def look(choice: ReplyChoice) -> Looked:
         return 0, None
     spellings = []
     for kept in (tokens, tokens[:-1]):
-        data = b"".join(token.text.encode(errors="replace") if token.raw is None else token.raw for token in kept)
+        data = spelt(kept, choice.text.encode(errors="replace"))
         spellings += [data.decode(errors="replace"), data.decode(errors="ignore")]
         if not tokens or (choice.finish_reason != "stop" and names_one_token(tokens[-1].text)):
             break
@@ -40,7 +56,8 @@ LAW = Law(
     sentence="The bytes of the reported tokens join to the text.",
     why="Scores are mapped to parts of the text by them; one token more or fewer shifts all that follow.",
     method="Answers with characters of several bytes are asked with logprobs; the tokens' bytes are joined and "
-    "compared with the text. A reported end token, and a character that the length has cut, are allowed for.",
+    "compared with the text. Special tokens that the text leaves out, a reported end token, and a character that the "
+    "length has cut are allowed for.",
     violation="A token is missing, reported twice, or its bytes are not those of the text.",
     check=check_law,
     needs=("logprobs",),

@@ -13,7 +13,6 @@ from tailrace.conform.reported import Looked, check
 from tailrace.conform.spread import names_one_token
 from tailrace.conform.verdict import Verdict
 
-
 SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")  # <|im_end|>, </s>, [INST]
 
 

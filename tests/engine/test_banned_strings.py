@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("both_modes")
 SPELT = [b"", b"a", b"b", b"c", b" ", b"ab", b"bc", b" a", b"ca", b"abc", b" b", b"B"] + [b"."] * (VOCAB - 12)
 
 
-def watched(script, **limits) -> Harness:
-    harness = Harness(ScriptedRunner(VOCAB, script, 512, block_size=16), **limits)
+def watched(script, block_size=16, **limits) -> Harness:
+    harness = Harness(ScriptedRunner(VOCAB, script, 512, block_size=block_size), block_size=block_size, **limits)
     harness.engine.token_bytes = TokenBytes(SPELT)
     return harness
 
@@ -102,6 +102,19 @@ def test_it_is_what_drawing_without_the_token_gives():
     harness.run()
     # every a but the last is followed by the wish for another, so it gives way to the second best
     assert text_of(harness.stories["r", 0, 0].tokens) == b"bbbbba"
+
+
+def test_who_comes_while_another_goes_back_has_room_for_the_copy():
+    """The first goes back into a block that is published; the second begins with that block, and the last free one is
+    its own. (Then there was none for the copy that the first writes to, and the engine ended.)"""
+    prompt, banned = list(range(20, 30)), [1, 2, 3]
+    harness = watched(lambda ids: banned[(len(ids) - 10) % 3], num_blocks=4, block_size=4)
+    harness.submit("r", prompt, banned_strings=("abc",), max_tokens=4, ignore_eos=True)
+    while not harness.engine.counters.rewinds:
+        harness.step()
+    harness.submit("s", [*prompt, 1, 2, 9], max_tokens=1)
+    stories = harness.run()
+    assert [len(stories[name, 0, 0].tokens) for name in "rs"] == [4, 1]
 
 
 def ended(story, field: str) -> bool:

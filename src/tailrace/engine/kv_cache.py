@@ -71,6 +71,14 @@ class BlockCache:
         """Blocks that become free when the sequence lets go of its own."""
         return sum(self.references[block] == 1 for block in sequence.blocks)
 
+    def own_block(self, sequence: Sequence) -> int | None:
+        """The block that the sequence's next position lies in, if it is there and nobody else refers to it. `match` may
+        find it, where the sequence has gone back to the middle of a published block."""
+        at = sequence.num_computed // self.block_size
+        if at < len(sequence.blocks) and self.references[sequence.blocks[at]] == 1:
+            return sequence.blocks[at]
+        return None
+
     # ---- changes
 
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:

@@ -217,6 +217,7 @@ class Left:
 
 def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Left) -> None:
     """Take waiting requests in order while there is something left."""
+    written: set[int] | None = None
     for sequence in waiting:
         if sequence.request.compilations:
             continue
@@ -228,10 +229,14 @@ def _admit(plan: Plan, waiting: Iterable[Sequence], cache: BlockCache, left: Lef
         revived = sum(
             cache.references[block] == 0 for blocks in cached for block in blocks
         )  # free now, not once attached
+        if written is None:
+            written = {block for member, _ in plan.work if (block := cache.own_block(member)) is not None}
+        copied = {block for blocks in cached for block in blocks if block in written}  # by who writes, once shared
         whole = sum(cache.blocks_for(len(member.tokens) + 1) for member in members)
-        need = whole - sum(map(len, cached)) + revived
+        need = whole - sum(map(len, cached)) + revived + len(copied)
         if need > left.free:
             return
+        written -= copied
         computed = [len(found) * cache.block_size for found in cached]
         parts = share_from(sequence, computed, left.chunk, left.rows)
         left.rows -= rows_made(sequence, [done + part for done, part in zip(computed, parts, strict=True)])

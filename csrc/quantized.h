@@ -94,13 +94,16 @@ struct Product {
     int64_t row, first, count;  // the first row, the first block, the number of blocks
     bool twice, min;            // two halves per block; minimums
     bool nibbles;               // codes are packed, two in a byte; for product_vnni alone
-    const uint8_t *next;        // what is read after this, of so many bytes per block; 0: it is on its way
-    int64_t next_bytes;
+    uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
+    int64_t next_bytes;         // of it per block, to fetch; 0: it has been fetched
 };
 // While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait. Into
-// the second cache, since the first one has few misses under way at a time, which the multiplication needs.
+// the second cache, since the first one has few misses under way at a time, which the multiplication needs. Tiles of
+// AMX fetch nothing: many rows share a read there. The address is a number, since it may lie behind the weights' end.
 inline void fetch_next(const Product &p, int64_t b) {
-    for (int64_t i = 0; i < p.next_bytes; i += 64) __builtin_prefetch(p.next + b * p.next_bytes + i, 0, 2);
+    const uintptr_t from = p.next + static_cast<uintptr_t>(b * p.next_bytes);
+    for (int64_t i = 0; i < p.next_bytes; i += 64)
+        __builtin_prefetch(reinterpret_cast<const void *>(from + static_cast<uintptr_t>(i)), 0, 2);
 }
 void product_portable(const Product &p, int rows, float *acc);
 // Those of x86 are defined there alone.

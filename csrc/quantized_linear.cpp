@@ -113,14 +113,14 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
 }
 
 // One panel of 64 outputs for rows [from, from + count).
-template <typename T> void panel(const Call &c, int64_t at, int64_t from, int64_t count, Set set) {
+template <typename T> void panel(const Call &c, int64_t number, int64_t from, int64_t count, Set set) {
     thread_local std::vector<float> sums;
     thread_local Widened w;
-    const uint8_t *weights = c.packed + at * panel_bytes(*c.f, c.k);
-    const int64_t width = std::min(kPack, c.n - at * kPack), blocks = c.k / kBlock;
+    const uint8_t *weights = c.packed + number * panel_bytes(*c.f, c.k);
+    const int64_t width = std::min(kPack, c.n - number * kPack), blocks = c.k / kBlock;
     float bias[kPack] = {};
     if (c.bias)
-        for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[at * kPack + j]);
+        for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[number * kPack + j]);
     const int64_t rows = (count + kTile - 1) / kTile * kTile;
     sums.resize(static_cast<size_t>(rows * kPack));
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
@@ -129,14 +129,15 @@ template <typename T> void panel(const Call &c, int64_t at, int64_t from, int64_
     const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
     for (int64_t first = 0; first < blocks; first += kSuper) {
         const int64_t n = std::min(kSuper, blocks - first);
-        const uint8_t *at = weights + block_at(*c.f, first), *next = weights + block_at(*c.f, first + n);
+        const uint8_t *at = weights + block_at(*c.f, first);
+        const uintptr_t next = reinterpret_cast<uintptr_t>(weights) + static_cast<uintptr_t>(block_at(*c.f, first + n));
         widen_scales(*c.f, weights, first, n, w);
         if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
         Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles, next, bytes};
         if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;
         products(p, count, set, sums.data());
     }
-    T *y = static_cast<T *>(c.y) + from * c.n + at * kPack;
+    T *y = static_cast<T *>(c.y) + from * c.n + number * kPack;
     for (int64_t r = 0; r < count; ++r)
         for (int64_t j = 0; j < width; ++j) y[r * c.n + j] = from_float<T>(sums[r * kPack + j]);
 }

@@ -10,6 +10,9 @@ Equal hashes mean equal prefixes computed with the same weights (block_hash.py).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 
 from tailrace.engine.block_hash import block_hash, root_of
@@ -67,9 +70,11 @@ class BlockCache:
         """Free blocks that `reserve(sequence, length)` would take."""
         return max(0, self.blocks_for(length) - len(sequence.blocks)) + self._must_copy(sequence)
 
-    def yields(self, sequence: Sequence) -> int:
-        """Blocks that become free when the sequence lets go of its own."""
-        return sum(self.references[block] == 1 for block in sequence.blocks)
+    def yields(self, sequences: Iterable[Sequence]) -> int:
+        """Blocks that become free when all of these sequences let go of theirs, among them those that only they
+        share."""
+        held = Counter(block for sequence in sequences for block in sequence.blocks)
+        return sum(self.references[block] == count for block, count in held.items())
 
     def own_block(self, sequence: Sequence) -> int | None:
         """The block that the sequence's next position lies in, if it is there and nobody else refers to it. `match` may

@@ -186,9 +186,10 @@ def work(sequence: Sequence, parts: list[int]) -> Work:
 
 def _preempt(plan: Plan, alive: list[Sequence], cache: BlockCache, free: int, budget: int) -> tuple[int, int]:
     """Preempt the last one; returns the free blocks and the budget after it."""
+    gone = [member for victim in plan.preempt for member in victim.pair]
     victim = alive.pop()
     plan.preempt.append(victim)
-    free += sum(map(cache.yields, victim.pair))
+    free += cache.yields([*gone, *victim.pair]) - cache.yields(gone)
     for entry in [entry for entry in plan.work if entry[0] in victim.pair]:
         plan.work.remove(entry)
         member, tokens = entry

@@ -98,6 +98,11 @@ FRAME_FAULTS: dict[str, Fault] = {
     "fails-at-times": Fault("errors.no-5xx", ("streams.ends-or-says-why", "errors.neighbours"), ("stops.cut",)),
     "range-unchecked": Fault("errors.out-of-range"),
     "types-unchecked": Fault("errors.wrong-types"),
+    "values-are-500": Fault(
+        "errors.wrong-types",
+        ("errors.out-of-range", "errors.strange-bodies"),
+        ("streams.refusal-status", "errors.no-5xx"),
+    ),
     "errors-unnamed": Fault("errors.named-field", ("errors.unknown-model",)),
     "errors-are-text": Fault("errors.error-object"),
     "unknown-fields-ignored": Fault("errors.unknown-field"),

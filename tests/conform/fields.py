@@ -129,7 +129,7 @@ def check(body: Any, chat: bool, fault: str) -> dict[str, Any]:
         if right(value):
             params[name] = value
         elif not forgiven(fault, value):
-            raise BadRequest(f"{name} must be {what}", name)
+            raise BadRequest(f"{name} must be {what}", name, 500 if fault == "values-are-500" else 400)
     needed = "messages" if chat else "prompt"
     for name in ("model", needed):
         if name not in params:

@@ -75,6 +75,26 @@ async def test_an_endless_body_is_left_by_its_bytes(streamed: bool, monkeypatch:
     assert len(made.raw) < 2 << 20
 
 
+class OnceEach(HttpFrame):
+    """Answers the first request of a connection as if more might come, and closes it when the second one does."""
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        await super()._one(reader, writer)
+        await reader.read(1)
+        return False
+
+
+async def test_a_connection_that_the_server_closes_after_its_answer_is_no_fault():
+    async def handle(asked: Asked) -> Plain | Events:
+        return Plain({})
+
+    async with OnceEach(handle) as frame:
+        target = TargetServer(frame.url, "m", timeout_s=30.0)
+        made = [await target.request("/completions", {}) for _ in range(3)]
+        await target.close()
+    assert [one.failure for one in made] == [""] * 3
+
+
 async def test_a_server_that_goes_away_ends_the_run_and_no_law_is_blamed():
     async def stop(ctx: LawContext) -> Verdict:
         await server.__aexit__()

@@ -50,7 +50,8 @@ class TargetServer:
         self._has_key = bool(api_key)
         self._places = asyncio.Semaphore(concurrency)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
+        # a server may close an idle connection just when it is used again, as after a 500: not the request's fault
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         verify = not base_url.startswith("http:")  # to load the certificates takes longer than a law
         self.http = httpx.AsyncClient(headers=headers, timeout=timeout_s, limits=limits, trust_env=False, verify=verify)
 
@@ -58,13 +59,20 @@ class TargetServer:
         await self.http.aclose()
 
     async def request(
-        self, path: str, body: Any = None, method: str = "", crowded: bool = False, root: str = ""
+        self,
+        path: str,
+        body: Any = None,
+        method: str = "",
+        *,
+        crowded: bool = False,
+        root: str = "",
+        wrong: bool = False,
     ) -> Exchange:
         """Send a request and read its answer, as a stream where the body asks for one.
 
         body: sent as JSON; a text is sent as it is; None: a GET, unless method says otherwise. crowded: not counted
         among those at once, where a law wants more than the user's limit (still bounded by the law). root: in
-        place of base_url.
+        place of base_url. wrong: nobody can serve it, so it is no fault of the server that it gets no answer.
         """
         streamed = isinstance(body, dict) and body.get("stream") is True
         made = Exchange(method or ("GET" if body is None else "POST"), path, body, streamed, self._has_key)
@@ -73,7 +81,7 @@ class TargetServer:
         else:
             async with self._places:
                 await self._send(made, root)
-        self._count(made)
+        self._count(made, wrong)
         return made
 
     async def hold(self, path: str, body: dict[str, Any], leave: asyncio.Event, held: list[Exchange]) -> Exchange:
@@ -115,10 +123,11 @@ class TargetServer:
         made.elapsed_s = time.monotonic() - begun
         made.parsed = parse(made.text)
 
-    def _count(self, made: Exchange) -> None:
+    def _count(self, made: Exchange, wrong: bool) -> None:
         self.num_requests += 1
         self.gone = made.failure == NOBODY
-        if (made.failure or made.status >= 500) and made.status != 501 and len(self.unanswered) < KEPT:
+        failed = made.failure or (made.status >= 500 and made.status != 501)
+        if failed and not wrong and len(self.unanswered) < KEPT:
             self.unanswered.append(made)
         bodies = [event.parsed for event in made.events] or [made.parsed]
         for body in bodies:

@@ -43,7 +43,7 @@ def endpoint_of(ctx: LawContext) -> str:
 async def sent_wrong(ctx: LawContext, fields: Mapping[str, Any]) -> Exchange:
     """The smallest request with these fields, whatever comes of it."""
     case = asking(endpoint_of(ctx), "plain", **{"max_tokens": 2, **fields})
-    return await ctx.server.request(case.path, {"model": ctx.server.model, **case.body})
+    return await ctx.server.request(case.path, {"model": ctx.server.model, **case.body}, wrong=True)
 
 
 async def tried(ctx: LawContext, wrong: list[tuple[str, Any]]) -> list[tuple[str, Any, Exchange]]:

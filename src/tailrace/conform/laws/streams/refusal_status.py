@@ -16,11 +16,11 @@ async def check(ctx: LawContext) -> Verdict:
     for fields in WRONG:
         case = asking(endpoint, "plain", **fields)
         body = {"model": ctx.server.model, **case.body}
-        plain = await ctx.server.request(case.path, body)
+        plain = await ctx.server.request(case.path, body, wrong=True)
         if not plain.refused:
             continue
         num_refused += 1
-        streamed = await ctx.server.request(case.path, body | {"stream": True})
+        streamed = await ctx.server.request(case.path, body | {"stream": True}, wrong=True)
         if streamed.status == 200:
             return broken(f"{plain.status} without stream, 200 with it", streamed, plain)
     if not num_refused:

@@ -75,6 +75,7 @@ void rope(void *x, const void *cos, const void *sin, Type type, int64_t tokens, 
           int64_t rotary, int64_t stride);
 // Reads so many bytes, from front to back.
 uint64_t stream(const void *data, int64_t bytes);
+void want_large_pages(void *data, int64_t bytes);
 
 void silu_mul(const void *gate_up, Type type, int64_t rows, int64_t dim, void *y);
 

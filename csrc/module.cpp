@@ -94,6 +94,7 @@ NB_MODULE(_cpu, m) {
         return uniform({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)});
     });
     m.def("stream", [](Address data, int64_t bytes) { return stream(at(data), bytes); }, Free());
+    m.def("want_large_pages", [](Address data, int64_t bytes) { want_large_pages(at(data), bytes); });
     m.def("json_size", [](nb::bytes text) {
         const char *begin = text.c_str();
         const int64_t bytes = text.size();

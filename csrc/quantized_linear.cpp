@@ -112,6 +112,10 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
     }
 }
 
+TAILRACE_CLONES void round_row(const float *sums, int64_t width, bf16 *y) {
+    for (int64_t j = 0; j < width; ++j) y[j] = to_bf16(sums[j]);
+}
+
 // One panel of 64 outputs for rows [from, from + count).
 template <typename T> void panel(const Call &c, int64_t number, int64_t from, int64_t count, Set set) {
     thread_local std::vector<float> sums;
@@ -121,25 +125,30 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
     float bias[kPack] = {};
     if (c.bias)
         for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[number * kPack + j]);
-    const int64_t rows = (count + kTile - 1) / kTile * kTile;
+    const int64_t rows = set == kAmx ? (count + kTile - 1) / kTile * kTile : count;
     sums.resize(static_cast<size_t>(rows * kPack));
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
     const int64_t bytes = scale_bytes(*c.f) + code_bytes(*c.f);
     const bool nibbles = set == kVnni && c.f->codes == Codes::four && count <= kFewRows;
     const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
+    const bool half = c.f->scales == Scales::half || c.f->scales == Scales::half_min;
+    const bool scales_packed = set == kVnni && packed && half;
     for (int64_t first = 0; first < blocks; first += kSuper) {
         const int64_t n = std::min(kSuper, blocks - first);
         const uint8_t *at = weights + block_at(*c.f, first);
         const uintptr_t next = reinterpret_cast<uintptr_t>(weights) + static_cast<uintptr_t>(block_at(*c.f, first + n));
-        widen_scales(*c.f, weights, first, n, w);
+        if (!scales_packed) widen_scales(*c.f, weights, first, n, w);
         if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
-        Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles, next, bytes};
+        Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles,
+                  scales_packed ? at : nullptr, next, bytes};
         if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;
         products(p, count, set, sums.data());
     }
     T *y = static_cast<T *>(c.y) + from * c.n + number * kPack;
-    for (int64_t r = 0; r < count; ++r)
-        for (int64_t j = 0; j < width; ++j) y[r * c.n + j] = from_float<T>(sums[r * kPack + j]);
+    for (int64_t r = 0; r < count; ++r) {
+        if constexpr (sizeof(T) == 4) std::copy_n(sums.data() + r * kPack, width, y + r * c.n);
+        else round_row(sums.data() + r * kPack, width, y + r * c.n);
+    }
 }
 
 // The instruction set for so many rows. Tiles are padded to 16 rows, and two short sums per block don't pay there.

@@ -108,16 +108,35 @@ template <bool Nibbles> TAILRACE_VNNI inline __m512i codes_at(const uint8_t *cod
     return _mm512_and_si512(group < 4 ? two : _mm512_srli_epi16(two, 4), _mm512_set1_epi8(15));
 }
 
-template <int R, bool Twice, bool Min, bool Nibbles> TAILRACE_VNNI void rows_vnni(const Product &p, float *acc) {
-    constexpr int parts = Twice ? 2 : 1, groups = kBlock / 4 / parts;
+// What stands beside a block's codes: widened, or float16 as it is packed.
+enum class Beside { scale, scale_min, two_scales, half, half_min };
+
+// Of 16 outputs.
+template <bool Half> TAILRACE_VNNI inline __m512 sixteen(const void *from, int64_t at) {
+    if (!Half) return _mm512_load_ps(static_cast<const float *>(from) + at);
+    const uint16_t *halves = static_cast<const uint16_t *>(from) + at;
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(halves)));
+}
+
+template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const Product &p, float *acc) {
+    constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
+    constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;
+    constexpr bool kept = R <= 2;  // there are registers for the sums of all blocks
+    constexpr int parts = Kind == Beside::two_scales ? 2 : 1, groups = kBlock / 4 / parts;
     const At at(*p.x, p.row);
+    __m512 all[R][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < R && kept; ++r)
+        for (int j = 0; j < 4; ++j) all[r][j] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
     for (int64_t b = 0; b < p.count; ++b) {
-        fetch_next(p, b);
+        if (R > 1) fetch_next(p, b);  // one row keeps up with memory, and fetches stand in the way of its loads
         const int8_t *q = at.q(p.first + b);
         const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
+        const uint8_t *codes = p.codes + b * p.stride, *beside = p.halves + b * p.stride;
+        const void *scales = half_wide ? static_cast<const void *>(beside) : p.w->scales + b * parts * kPack;
+        const void *mins = half_wide ? static_cast<const void *>(beside + 2 * kPack) : p.w->mins + b * kPack;
         for (int half = 0; half < parts; ++half) {
             const int32_t *start = at.start(p.first + b, half);
-            const uint8_t *codes = p.codes + b * p.stride;
             __m512i sums[R][4];
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r)
@@ -138,36 +157,41 @@ template <int R, bool Twice, bool Min, bool Nibbles> TAILRACE_VNNI void rows_vnn
                     sums[r][3] = _mm512_dpbusd_epi32(sums[r][3], w3, x);
                 }
             }
-            const float *scales = p.w->scales + (b * parts + half) * kPack;
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
-                const __m512 w = _mm512_load_ps(scales + 16 * j);
+                const __m512 w = sixteen<half_wide>(scales, half * kPack + 16 * j);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
                     float *to = acc + r * kPack + 16 * j;
                     const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][j]), w);
-                    __m512 sum = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), _mm512_loadu_ps(to));
-                    if (Min)
-                        sum = _mm512_fmadd_ps(_mm512_load_ps(p.w->mins + b * kPack + 16 * j), _mm512_set1_ps(total[r]), sum);
-                    _mm512_storeu_ps(to, sum);
+                    __m512 sum = kept ? all[r][j] : _mm512_loadu_ps(to);
+                    sum = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), sum);
+                    if (min) sum = _mm512_fmadd_ps(sixteen<half_wide>(mins, 16 * j), _mm512_set1_ps(total[r]), sum);
+                    if (kept) all[r][j] = sum;
+                    else _mm512_storeu_ps(to, sum);
                 }
             }
         }
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < R && kept; ++r)
+        for (int j = 0; j < 4; ++j) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r][j]);
 }
 
-template <bool Twice, bool Min, bool Nibbles> void some_vnni(const Product &p, int rows, float *acc) {
+template <Beside Kind, bool Nibbles> void some_vnni(const Product &p, int rows, float *acc) {
     switch (rows) {
-        case 1: return rows_vnni<1, Twice, Min, Nibbles>(p, acc);
-        case 2: return rows_vnni<2, Twice, Min, Nibbles>(p, acc);
-        case 3: return rows_vnni<3, Twice, Min, Nibbles>(p, acc);
-        default: return rows_vnni<4, Twice, Min, Nibbles>(p, acc);
+        case 1: return rows_vnni<1, Kind, Nibbles>(p, acc);
+        case 2: return rows_vnni<2, Kind, Nibbles>(p, acc);
+        case 3: return rows_vnni<3, Kind, Nibbles>(p, acc);
+        default: return rows_vnni<4, Kind, Nibbles>(p, acc);
     }
 }
 
 template <bool Nibbles> void product_of(const Product &p, int rows, float *acc) {
-    if (p.twice) return some_vnni<true, false, Nibbles>(p, rows, acc);
-    p.min ? some_vnni<false, true, Nibbles>(p, rows, acc) : some_vnni<false, false, Nibbles>(p, rows, acc);
+    if (p.twice) return some_vnni<Beside::two_scales, Nibbles>(p, rows, acc);
+    if (p.halves && p.min) return some_vnni<Beside::half_min, Nibbles>(p, rows, acc);
+    if (p.halves) return some_vnni<Beside::half, Nibbles>(p, rows, acc);
+    p.min ? some_vnni<Beside::scale_min, Nibbles>(p, rows, acc) : some_vnni<Beside::scale, Nibbles>(p, rows, acc);
 }
 #endif
 

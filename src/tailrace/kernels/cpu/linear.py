@@ -8,6 +8,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
+from tailrace.kernels.cpu.memory import lasting
 from tailrace.kernels.cpu.quantized import Quantized, product
 from tailrace.kernels.types import CODES
 
@@ -31,7 +32,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
         weight = torch.nn.functional.pad(weight, (0, 1))
     weight = weight.detach().contiguous()
     code = CODES[weight.dtype]
-    data = torch.empty(_cpu.packed_elements(code, n, weight.shape[1]), dtype=weight.dtype)
+    data = lasting(_cpu.packed_elements(code, n, weight.shape[1]), weight.dtype)
     # a model's code may make a weight in every pass, such as a router's in float32
     launch(_cpu.pack_linear, weight.data_ptr(), code, n, weight.shape[1], data.data_ptr())
     return Packed(data, None if bias is None else bias.detach().clone(), n, k)

@@ -10,6 +10,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
+from tailrace.kernels.cpu.memory import lasting
 from tailrace.kernels.types import CODES
 
 PANEL = 64  # outputs that are packed together
@@ -36,7 +37,7 @@ def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor
     if bias is not None and bias.shape != (n,):
         raise ValueError(f"bias must be [{n}], got {tuple(bias.shape)}")
     raw = raw.detach().contiguous()
-    data = torch.empty(_cpu.quantized_bytes(ggml_type, n, k), dtype=torch.uint8)
+    data = lasting(_cpu.quantized_bytes(ggml_type, n, k), torch.uint8)
     if not _cpu.pack_quantized(raw.data_ptr(), ggml_type, n, k, data.data_ptr()):
         raise ValueError("a block has a scale that is not finite")
     return Quantized(data, None if bias is None else bias.detach().clone(), n, k, ggml_type)
@@ -56,7 +57,9 @@ def joined(parts: list[Quantized]) -> list[Quantized]:
             done.append(part)
             continue
         bias = None if last.bias is None or part.bias is None else torch.cat([last.bias, part.bias])
-        done[-1] = Quantized(torch.cat([last.data, part.data]), bias, last.n + part.n, part.k, part.ggml_type)
+        data = lasting(len(last.data) + len(part.data), torch.uint8)
+        torch.cat([last.data, part.data], out=data)
+        done[-1] = Quantized(data, bias, last.n + part.n, part.k, part.ggml_type)
     return done
 
 

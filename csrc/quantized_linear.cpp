@@ -1,7 +1,7 @@
 // y = x Wᵀ + b of quantised weights. Activations become int8 per row and 32 inputs, whatever the number of rows, and a
 // row's products are added block after block: its result does not depend on its neighbours, bit for bit, nor on the
-// instruction set (quantized.h). Only the blocking differs: a panel's blocks are widened once per call, eight at a
-// time, and stay in the first cache while the rows pass by.
+// instruction set (quantized.h). Only the blocking differs: a panel's blocks are read eight at a time, widened where the
+// product does not take them as they are packed, and stay in the first cache while the rows pass by.
 #include "pool.h"
 #include "quantized.h"
 #include "simd.h"
@@ -17,7 +17,8 @@ namespace {
 std::atomic<int> widest_set{3};
 
 constexpr int64_t kRowsAtOnce = 256;  // their sums, [256][64] of float32, stay in the second cache
-constexpr int kFewRows = 4;           // of product_vnni
+constexpr int kFewRows = 4;           // of product_vnni: so many at most, or
+constexpr int kHalfTile = kTile / 2;  // half a tile
 constexpr int64_t kManyRows = 32;     // from here on a tile of 16 rows is faster than product_vnni
 
 struct Call {
@@ -99,6 +100,7 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
     for (int64_t r = 0; r < count;) {
         const int64_t left = count - r;
         int rows = static_cast<int>(std::min<int64_t>(left, kFewRows));
+        if (set == kVnni && left >= kHalfTile) rows = kHalfTile;
 #if TAILRACE_X86
         if (set == kAmx) product_amx(p, rows = kTile, acc + r * kPack);
         else if (set == kVnni) product_vnni(p, rows, acc + r * kPack);
@@ -129,7 +131,7 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
     sums.resize(static_cast<size_t>(rows * kPack));
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
     const int64_t bytes = scale_bytes(*c.f) + code_bytes(*c.f);
-    const bool nibbles = set == kVnni && c.f->codes == Codes::four && count <= kFewRows;
+    const bool nibbles = set == kVnni && c.f->codes == Codes::four;
     const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
     const bool half = c.f->scales == Scales::half || c.f->scales == Scales::half_min;
     const bool scales_packed = set == kVnni && packed && half;

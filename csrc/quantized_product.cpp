@@ -178,11 +178,58 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
         for (int j = 0; j < 4; ++j) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r][j]);
 }
 
+// The same for half a tile: 16 outputs after each other, so that the sums of all blocks stay in registers.
+template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void many_vnni(const Product &p, float *acc) {
+    constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
+    constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;
+    constexpr int parts = Kind == Beside::two_scales ? 2 : 1, groups = kBlock / 4 / parts;
+    const At at(*p.x, p.row);
+    for (int j = 0; j < 4; ++j, acc += 16) {
+        __m512 all[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack);
+        for (int64_t b = 0; b < p.count; ++b) {
+            if (j == 0) fetch_next(p, b);
+            const int8_t *q = at.q(p.first + b);
+            const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
+            const uint8_t *codes = p.codes + b * p.stride, *beside = p.halves + b * p.stride;
+            const void *scales = half_wide ? static_cast<const void *>(beside) : p.w->scales + b * parts * kPack;
+            const void *mins = half_wide ? static_cast<const void *>(beside + 2 * kPack) : p.w->mins + b * kPack;
+            for (int half = 0; half < parts; ++half) {
+                const int32_t *start = at.start(p.first + b, half);
+                __m512i sums[R];
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(start[r]);
+#pragma GCC unroll 8
+                for (int g = 0; g < groups; ++g) {
+                    const __m512i w = codes_at<Nibbles>(codes, half * groups + g, j);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        int32_t four;
+                        std::memcpy(&four, q + r * kBlock + half * kSixteen + 4 * g, 4);
+                        sums[r] = _mm512_dpbusd_epi32(sums[r], w, _mm512_set1_epi32(four));
+                    }
+                }
+                const __m512 w = sixteen<half_wide>(scales, half * kPack + 16 * j);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r]), w);
+                    all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
+                    if (min) all[r] = _mm512_fmadd_ps(sixteen<half_wide>(mins, 16 * j), _mm512_set1_ps(total[r]), all[r]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) _mm512_storeu_ps(acc + r * kPack, all[r]);
+    }
+}
+
 template <Beside Kind, bool Nibbles> void some_vnni(const Product &p, int rows, float *acc) {
     switch (rows) {
         case 1: return rows_vnni<1, Kind, Nibbles>(p, acc);
         case 2: return rows_vnni<2, Kind, Nibbles>(p, acc);
         case 3: return rows_vnni<3, Kind, Nibbles>(p, acc);
+        case kTile / 2: return many_vnni<8, Kind, Nibbles>(p, acc);
         default: return rows_vnni<4, Kind, Nibbles>(p, acc);
     }
 }

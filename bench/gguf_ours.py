@@ -19,6 +19,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.config import ModelConfig
+from tailrace.kernels.cpu.memory import lasting
 from tailrace.models import resolve
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners.flat_batch import FlatTokens
@@ -39,7 +40,7 @@ class Ours:
         self.tables = np.arange(streams * each, dtype=np.int32).reshape(streams, each)
         self.bytes = weights_bytes(folder, self.runner.dtype.itemsize, packed=True) - self.unread_bytes()
         self.threads = ThreadPoolExecutor(config.threads)
-        self.memory = torch.ones(READ_BYTES // 8, dtype=torch.int64).chunk(config.threads)
+        self.memory = lasting(READ_BYTES // 8, torch.int64).fill_(1).chunk(config.threads)
 
     def unread_bytes(self) -> int:
         """Of the weights those that a step does not read: an embedding that is no output projection too."""

@@ -94,8 +94,8 @@ struct Product {
     int64_t row, first, count;  // the first row, the first block, the number of blocks
     bool twice, min;            // two halves per block; minimums
     bool nibbles;               // codes are packed, two in a byte; for product_vnni alone
-    const uint8_t *halves;      // scales (and minimums) of the first block as they are packed, float16, `stride` apart;
-                                // for product_vnni alone; null: w has them
+    bool halves;                // scales (and minimums) are taken as they are packed, float16; for product_vnni alone
+    const uint8_t *packed;      // the first block: its scales, then its codes
     uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
     int64_t next_bytes;         // of it per block, to fetch; 0: it has been fetched
 };

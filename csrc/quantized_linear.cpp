@@ -142,7 +142,7 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
         if (!scales_packed) widen_scales(*c.f, weights, first, n, w);
         if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
         Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles,
-                  scales_packed ? at : nullptr, next, bytes};
+                  scales_packed, at, next, bytes};
         if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;
         products(p, count, set, sums.data());
     }

@@ -132,7 +132,7 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
         if (R > 1) fetch_next(p, b);  // one row keeps up with memory, and fetches stand in the way of its loads
         const int8_t *q = at.q(p.first + b);
         const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
-        const uint8_t *codes = p.codes + b * p.stride, *beside = p.halves + b * p.stride;
+        const uint8_t *codes = p.codes + b * p.stride, *beside = half_wide ? p.packed + b * p.stride : nullptr;
         const void *scales = half_wide ? static_cast<const void *>(beside) : p.w->scales + b * parts * kPack;
         const void *mins = half_wide ? static_cast<const void *>(beside + 2 * kPack) : p.w->mins + b * kPack;
         for (int half = 0; half < parts; ++half) {
@@ -192,7 +192,7 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void many_vnni(const P
             if (j == 0) fetch_next(p, b);
             const int8_t *q = at.q(p.first + b);
             const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
-            const uint8_t *codes = p.codes + b * p.stride, *beside = p.halves + b * p.stride;
+            const uint8_t *codes = p.codes + b * p.stride, *beside = half_wide ? p.packed + b * p.stride : nullptr;
             const void *scales = half_wide ? static_cast<const void *>(beside) : p.w->scales + b * parts * kPack;
             const void *mins = half_wide ? static_cast<const void *>(beside + 2 * kPack) : p.w->mins + b * kPack;
             for (int half = 0; half < parts; ++half) {
@@ -215,7 +215,8 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void many_vnni(const P
                 for (int r = 0; r < R; ++r) {
                     const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r]), w);
                     all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
-                    if (min) all[r] = _mm512_fmadd_ps(sixteen<half_wide>(mins, 16 * j), _mm512_set1_ps(total[r]), all[r]);
+                    if (!min) continue;
+                    all[r] = _mm512_fmadd_ps(sixteen<half_wide>(mins, 16 * j), _mm512_set1_ps(total[r]), all[r]);
                 }
             }
         }

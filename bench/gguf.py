@@ -72,7 +72,8 @@ def main(argv: list[str]) -> int:
         if args.perplexity:
             text = windows(args.perplexity, args.tokens, file)
             rows = perplexities(workers, text)
-            rows[0] |= differences(workers[code], text) if code else {}
+            found = differences(workers[code], text) if code else {}
+            rows = [rows[0] | found, *(row | dict.fromkeys(found, "") for row in rows[1:])]
         else:
             rows = speeds(workers, args, about)
     print(table(rows))

@@ -9,9 +9,13 @@
 namespace tailrace {
 
 // Asks for them in memory that nobody has touched yet, where they fit whole; without them all is the same, but slower.
+// Each such piece is a mapping of its own, of which a process may have 65,530: small matrices, such as the thousands of
+// a mixture's experts, do without.
 void want_large_pages([[maybe_unused]] void *data, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
+    constexpr int64_t kWorthIt = int64_t{8} << 20;
     constexpr uintptr_t kLarge = uintptr_t{1} << 21;  // of x86 and of Arm with pages of 4 KiB
+    if (bytes < kWorthIt) return;
     const uintptr_t at = reinterpret_cast<uintptr_t>(data);
     const uintptr_t begin = (at + kLarge - 1) / kLarge * kLarge;
     const uintptr_t end = (at + static_cast<uintptr_t>(bytes)) / kLarge * kLarge;

@@ -8,6 +8,10 @@ the default build is native). Without it tailrace is compared with itself. A fig
 are medians of the rounds' ratios, as each round asks everybody once. --perplexity: of the .md files below a folder,
 in windows of 512 tokens.
 
+The last rows are shares of limits that the same run measures. One stream is held against the bandwidth of reads, 32
+streams and the prompt against the rate of multiplications (bench/peak_rates.py): of eight bits for weights in blocks,
+of bfloat16 else.
+
 --kv-cache-dtype: the same questions about a KV cache in eight bits against one in bfloat16, both with bfloat16 weights;
 with --perplexity, also how far the logits are away.
 """
@@ -25,6 +29,8 @@ from typing import Any
 
 from bench.gguf_ours import READ_BYTES
 from bench.harness import Worker, cores, machine, table, write_json
+from bench.peak_rates import peak_rates
+from gguf import GGUFReader
 
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
@@ -75,7 +81,9 @@ def main(argv: list[str]) -> int:
             found = differences(workers[code], text) if code else {}
             rows = [rows[0] | found, *(row | dict.fromkeys(found, "") for row in rows[1:])]
         else:
-            rows = speeds(workers, args, about)
+            rows, rates = speeds(workers, args, about)
+            peaks = {name: "bf16" if name in ("dequantized", "auto", code) else "int8" for name in workers}
+            rows += peak_shares(rates, products_of(file), peaks, peak_rates(args.threads))
     print(table(rows))
     if args.json:
         write_json(args.json, {"machine": machine(), "file": file, "threads": args.threads, "rows": rows})
@@ -84,10 +92,10 @@ def main(argv: list[str]) -> int:
 
 def speeds(
     workers: dict[str, Worker], args: argparse.Namespace, about: dict[str, dict[str, int]]
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, list[float]]]]:
     """A row per question: tokens per second of each, and the ratios of the first to the others; last, the share of the
-    measured read bandwidth at which one stream reads the weights. about: a worker's vocabulary, and the bytes that a
-    step reads."""
+    measured read bandwidth at which one stream reads the weights. Then the rates of all rounds, by question and worker.
+    about: a worker's vocabulary, and the bytes that a step reads."""
     chance, vocab = random.Random(0), min(one["vocab"] for one in about.values())
     questions: dict[str, tuple[dict[str, Any], int]] = {
         f"decode, {n} streams": (
@@ -112,7 +120,32 @@ def speeds(
         for name in workers
     }
     rows = [row(what, found) for what, found in rates.items()]
-    return [*rows, dict.fromkeys(rows[0], "") | {"tokens/s": "share of the bandwidth, 1 stream", **shares}]
+    return [*rows, dict.fromkeys(rows[0], "") | {"tokens/s": "share of the bandwidth, 1 stream", **shares}], rates
+
+
+def products_of(file: str) -> tuple[int, int]:
+    """Weights that are multiplied for each token: those of the layers, and those of the output projection."""
+    sizes = {tensor.name: int(tensor.n_elements) for tensor in GGUFReader(file).tensors if len(tensor.shape) == 2}
+    layers = sum(size for name, size in sizes.items() if name.startswith("blk."))
+    return layers, sizes.get("output.weight", sizes["token_embd.weight"])
+
+
+def peak_shares(
+    rates: dict[str, dict[str, list[float]]], products: tuple[int, int], kinds: dict[str, str], peaks: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Shares of the peak rate of multiplications; none where there is no loop that measures it. kinds: a worker's."""
+    layers, head = products
+    each = {f"decode, {STREAMS[-1]} streams": layers + head, f"prefill {WINDOW}": layers + head / WINDOW}
+    ratios = dict.fromkeys((f"× {name}" for name in list(kinds)[1:]), "")
+    return [
+        {
+            "tokens/s": f"share of the multiplications, {what}",
+            **{name: median(rates[what][name]) * count / peaks[kind] for name, kind in kinds.items()},
+            **ratios,
+        }
+        for what, count in each.items()
+        if all(peaks.values())
+    ]
 
 
 def row(what: str, found: dict[str, list[float]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@
 // (code − offset) · scale + minimum in float32, with the scale and the minimum that gguf.dequantize makes.
 #pragma once
 #include "kernels.h"
+#include "simd.h"
 
 namespace tailrace {
 
@@ -93,7 +94,7 @@ struct Product {
     const Activations *x;
     int64_t row, first, count;  // the first row, the first block, the number of blocks
     bool twice, min;            // two halves per block; minimums
-    bool nibbles;               // codes are packed, two in a byte; for product_vnni alone
+    bool nibbles;               // codes are packed, two in a byte; for product_vnni and product_neon
     bool halves;                // scales (and minimums) are taken as they are packed, float16; for product_vnni alone
     const uint8_t *packed;      // the first block: its scales, then its codes
     uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
@@ -112,6 +113,8 @@ void product_portable(const Product &p, int rows, float *acc);
 void product_avx2(const Product &p, int rows, float *acc);    // codes unsigned
 void product_vnni(const Product &p, int rows, float *acc);    // 1 to 4 rows of one tile, or its first or last 8
 void product_amx(const Product &p, int rows, float *acc);     // codes with a sign; a tile of rows
+void product_neon(const Product &p, int rows, float *acc);    // ARM alone: 1 to 4 rows of one tile; codes with a sign
+bool has_dot();                                               // ARM's dot products of eight bits
 // Tile registers of this thread: set up before product_amx, given back after it.
 bool has_amx();
 void begin_amx();

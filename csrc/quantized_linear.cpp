@@ -32,13 +32,15 @@ struct Call {
     Activations rows;
 };
 
-enum Set : int { kPortable = 0, kAvx2 = 1, kVnni = 2, kAmx = 3 };
+enum Set : int { kPortable = 0, kNeon = 1, kAvx2 = 1, kVnni = 2, kAmx = 3 };
 
 Set best_set() {
     Set best = kPortable;
 #if TAILRACE_X86
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = kAvx2;
     if (best == kAvx2 && supports_avx512() && __builtin_cpu_supports("avx512vnni")) best = has_amx() ? kAmx : kVnni;
+#elif TAILRACE_NEON
+    if (has_dot()) best = kNeon;
 #endif
     return best;
 }
@@ -106,6 +108,9 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
         else if (set == kVnni) product_vnni(p, rows, acc + r * kPack);
         else if (set == kAvx2) product_avx2(p, rows, acc + r * kPack);
         else
+#elif TAILRACE_NEON
+        if (set == kNeon) product_neon(p, rows, acc + r * kPack);
+        else
 #endif
             product_portable(p, rows, acc + r * kPack);
         r += rows;
@@ -131,7 +136,8 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
     sums.resize(static_cast<size_t>(rows * kPack));
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
     const int64_t bytes = scale_bytes(*c.f) + code_bytes(*c.f);
-    const bool nibbles = set == kVnni && c.f->codes == Codes::four;
+    const bool neon = TAILRACE_NEON && set == kNeon;
+    const bool nibbles = (set == kVnni || neon) && c.f->codes == Codes::four;
     const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
     const bool half = c.f->scales == Scales::half || c.f->scales == Scales::half_min;
     const bool scales_packed = set == kVnni && packed && half;
@@ -140,7 +146,7 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
         const uint8_t *at = weights + block_at(*c.f, first);
         const uintptr_t next = reinterpret_cast<uintptr_t>(weights) + static_cast<uintptr_t>(block_at(*c.f, first + n));
         if (!scales_packed) widen_scales(*c.f, weights, first, n, w);
-        if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx ? c.f->offset : 0, w);
+        if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx || neon ? c.f->offset : 0, w);
         Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles,
                   scales_packed, at, next, bytes};
         if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;

@@ -43,7 +43,11 @@ struct Cursor {
 };
 
 TAILRACE_INLINE float half_to_float(uint16_t bits) {
+#if TAILRACE_NEON
+    __fp16 half;  // GCC 12 has no _Float16 for C++ there
+#else
     _Float16 half;
+#endif
     std::memcpy(&half, &bits, 2);
     return static_cast<float>(half);
 }

@@ -11,6 +11,11 @@
 #else
 #define TAILRACE_X86 0
 #endif
+#if defined(__aarch64__) && defined(__linux__) && (defined(__GNUC__) || defined(__clang__))
+#define TAILRACE_NEON 1
+#else
+#define TAILRACE_NEON 0
+#endif
 
 // The portable loops are compiled three times and chosen at load time, where the loader can do that (glibc's ifunc).
 #if TAILRACE_X86 && defined(__ELF__) && defined(__GLIBC__) && (defined(__clang__) || __GNUC__ >= 12)

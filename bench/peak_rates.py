@@ -1,0 +1,128 @@
+"""How many multiplications and additions per second this processor's threads reach in a loop of nothing else: the limit
+that the products of weights are held against. The loop is compiled for the machine that runs it. There is none for AMX.
+
+    python -m bench.peak_rates [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.harness import cores
+
+SECONDS = 0.2
+# So many sums do not wait for each other: more than the latency of any of these instructions times two ports.
+SOURCE = """
+#include <immintrin.h>
+#include <stdint.h>
+
+#define SUMS 24
+#define LOOP(type, zero, step)                                              \\
+    type sums[SUMS];                                                        \\
+    for (int i = 0; i < SUMS; ++i) sums[i] = zero;                          \\
+    for (int64_t round = 0; round < rounds; ++round)                        \\
+        _Pragma("GCC unroll 24") for (int i = 0; i < SUMS; ++i) {           \\
+            sums[i] = step;                                                 \\
+            __asm__ volatile("" : "+v"(sums[i]));                           \\
+        }
+
+#if defined(__AMX_INT8__)
+int64_t int8_per_round(void) { return 0; }
+void int8_rounds(int64_t rounds) { (void)rounds; }
+#elif defined(__AVX512VNNI__)
+int64_t int8_per_round(void) { return SUMS * 64; }
+void int8_rounds(int64_t rounds) {
+    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(1);
+    LOOP(__m512i, _mm512_setzero_si512(), _mm512_dpbusd_epi32(sums[i], a, b))
+}
+#elif defined(__AVX2__)
+int64_t int8_per_round(void) { return SUMS * 32; }
+void int8_rounds(int64_t rounds) {
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(1), one = _mm256_set1_epi16(1);
+    LOOP(__m256i, _mm256_setzero_si256(),
+         _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), one)))
+}
+#else
+int64_t int8_per_round(void) { return 0; }
+void int8_rounds(int64_t rounds) { (void)rounds; }
+#endif
+
+#if defined(__AMX_BF16__)
+int64_t bf16_per_round(void) { return 0; }
+void bf16_rounds(int64_t rounds) { (void)rounds; }
+#elif defined(__AVX512BF16__)
+int64_t bf16_per_round(void) { return SUMS * 32; }
+void bf16_rounds(int64_t rounds) {
+    __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80);
+    LOOP(__m512, _mm512_setzero_ps(), _mm512_dpbf16_ps(sums[i], a, a))
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+int64_t bf16_per_round(void) { return SUMS * 8; }
+void bf16_rounds(int64_t rounds) {
+    __m256 a = _mm256_set1_ps(1.0f);
+    LOOP(__m256, _mm256_setzero_ps(), _mm256_fmadd_ps(a, a, sums[i]))
+}
+#else
+int64_t bf16_per_round(void) { return 0; }
+void bf16_rounds(int64_t rounds) { (void)rounds; }
+#endif
+"""
+
+
+def compiled() -> ctypes.CDLL:
+    """The loops as a library. Raises CalledProcessError where the compiler fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "peak.c", Path(folder) / "peak.so"
+        source.write_text(SOURCE)
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-O2", "-march=native", "-shared", "-fPIC", source, "-o", library], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def peak_rates(threads: int) -> dict[str, float]:
+    """Both rates; 0 where there is no loop for one."""
+    library = compiled()
+    return {kind: rate(library, kind, threads) for kind in ("int8", "bf16")}
+
+
+def rate(library: ctypes.CDLL, kind: str, threads: int) -> float:
+    """Multiplications with additions per second of all threads together, the best of three times. 0: no loop for it."""
+    rounds_of: Callable[..., None] = getattr(library, f"{kind}_rounds")
+    each = getattr(library, f"{kind}_per_round")()
+    if not each:
+        return 0.0
+    rounds, best = 1 << 16, 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(3):
+            while (taken := run(pool, rounds_of, rounds, threads)) < SECONDS:
+                rounds *= 2
+            best = max(best, threads * rounds * each / taken)
+    return best
+
+
+def run(pool: ThreadPoolExecutor, rounds_of: Callable[..., None], rounds: int, threads: int) -> float:
+    """Seconds until every thread has done so many rounds."""
+    start = time.perf_counter()
+    list(pool.map(rounds_of, [ctypes.c_int64(rounds)] * threads))
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print both rates."""
+    parser = argparse.ArgumentParser(prog="python -m bench.peak_rates", description=__doc__)
+    parser.add_argument("--threads", type=int, default=cores())
+    args = parser.parse_args()
+    for kind, found in peak_rates(args.threads).items():
+        print(f"{kind}: {found / 1e9:.0f} · 10^9 per second, {args.threads} threads")
+
+
+if __name__ == "__main__":
+    main()

@@ -30,28 +30,34 @@ def told(slowdown: float, *sizes: int) -> ChunkSize:
 @pytest.mark.parametrize("decodes", [1, 4, 8, 20])
 @pytest.mark.parametrize("slowdown", [1.5, 3.0])
 def test_the_step_is_as_long_as_asked(decodes: int, slowdown: float):
-    chunk = told(slowdown, decodes, 64, 100, 200, 400, MOST).limit(decodes)
+    chunk = told(slowdown, decodes, 64, 100, 200, 400, MOST).limit(decodes, 1)
     assert LEAST < chunk < MOST - decodes
     assert took(decodes + chunk) == pytest.approx(slowdown * took(decodes), abs=2 * 0.0006)  # two tokens
 
 
+@pytest.mark.parametrize(("prompts", "times"), [(4, 1.0), (8, 1.0), (12, 1.5), (24, 3.0)])
+def test_a_step_may_be_longer_where_more_wait_than_decode(prompts: int, times: float):
+    chunk = told(2.0, 8, 64, 100, 200, 400, MOST).limit(8, prompts)
+    assert took(8 + chunk) == pytest.approx(2.0 * times * took(8), abs=2 * 0.0006)
+
+
 def test_without_decodes_or_a_bound_or_knowledge_a_step_is_full():
-    assert told(3.0, 8, 64, MOST).limit(0) == MOST
-    assert told(0.0, 8, 64, MOST).limit(8) == MOST
-    assert told(3.0).limit(8) == MOST
-    assert told(1000.0, 8, 64, MOST).limit(8) == MOST - 8
+    assert told(3.0, 8, 64, MOST).limit(0, 1) == MOST
+    assert told(0.0, 8, 64, MOST).limit(8, 1) == MOST
+    assert told(3.0).limit(8, 1) == MOST
+    assert told(1000.0, 8, 64, MOST).limit(8, 1) == MOST - 8
 
 
 def test_a_prompt_always_moves():
-    assert told(1.0, 8, 64, MOST).limit(8) == LEAST
-    assert told(3.0, 8, 64, MOST).limit(MOST) == LEAST
+    assert told(1.0, 8, 64, MOST).limit(8, 1) == LEAST
+    assert told(3.0, 8, 64, MOST).limit(MOST, 1) == LEAST
 
 
 def test_what_was_told_wrongly_is_no_step():
     chunks = told(3.0)
     chunks.record(0, 1.0)
     chunks.record(5, 0.0)
-    assert chunks.limit(8) == MOST
+    assert chunks.limit(8, 1) == MOST
 
 
 def test_nothing_is_believed_of_sizes_that_were_not_seen():
@@ -62,13 +68,13 @@ def test_nothing_is_believed_of_sizes_that_were_not_seen():
             chunks.record(decodes, 0.020)
     sizes = []
     for _ in range(40):
-        sizes.append(8 + chunks.limit(8))
+        sizes.append(8 + chunks.limit(8, 1))
         chunks.record(sizes[-1], max(0.020, 0.001 * sizes[-1]))
     assert max(sizes) < 80  # 60 takes three times as long; a size is known after three steps of it
     assert 50 < sizes[-1] < 64
     for _ in range(30_000):  # so many steps without prompts that larger ones are forgotten
         chunks.record(8, 0.020)
-    assert chunks.limit(8) < 64
+    assert chunks.limit(8, 1) < 64
 
 
 class TimedRunner(ScriptedRunner):

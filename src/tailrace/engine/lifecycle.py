@@ -109,8 +109,8 @@ class Lifecycle:
         with self.counters.timed("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
             decodes = sum(len(sequence.pair) for sequence in going if not sequence.prefilling)
-            prompts = self.waiting or any(sequence.prefilling for sequence in going)
-            chunk = chunks.limit(decodes) if prompts else chunks.most
+            prompts = sum(sequence.prefilling for sequence in going) + min(len(self.waiting), len(self.free_slots))
+            chunk = chunks.limit(decodes, prompts) if prompts else chunks.most
             return schedule(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
 
     def apply(self, plan: Plan) -> Copies:

@@ -104,7 +104,7 @@ class Worker:
             stdout=subprocess.PIPE,
         )
 
-    def ask(self, question: dict[str, Any]) -> Any:
+    def ask(self, question: Any) -> Any:
         """Send, wait for the answer.
 
         Raises:

@@ -8,9 +8,10 @@ import math
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tailrace.cli import memory_fit
+from tailrace.cli import local, memory_fit
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import prepare
 from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, SpeculationConfig
@@ -103,6 +104,20 @@ def test_what_can_not_be_meant(argv, said):
 def test_a_command_that_runs_one_says_so():
     with pytest.raises(ConfigError, match="name others: a, b"):
         prepare(load({"models": {"a": {}, "b": {}}}, env={}))
+
+
+def test_a_command_that_runs_one_loads_no_adapter(tmp_path, monkeypatch, caplog):
+    asked = []
+    monkeypatch.setattr(local.SyncClient, "close", lambda client: None)
+    monkeypatch.setattr(local.SyncClient, "start", lambda client: asked.append(client._config))
+    model = ModelConfig(model="m", name="m", lora="x=/x", dtype="float32")
+    for settings in (Config(model=model), Config(model=msgspec.structs.replace(model, lora=""))):
+        with local.engine(local.PreparedModel(settings, tmp_path, "m", None)):  # type: ignore[arg-type]
+            pass
+    assert asked == [Config(model=msgspec.structs.replace(model, lora="")).engine] * 2
+    assert [record.message for record in caplog.records] == [
+        "model.lora: adapters are for tailrace serve; none is loaded here"
+    ]
 
 
 # ---- memory
@@ -222,6 +237,17 @@ def test_weights_that_a_drafter_has_no_use_for_are_not_counted(tmp_path):
         for speculation in (SpeculationConfig(), SpeculationConfig(drafter="ngram", model="org/head"))
     ]
     assert needs[0] == needs[1]
+
+
+def test_adapters_are_counted_as_they_are_loaded(tmp_path):
+    folder, adapter = model_folder(tmp_path / "m"), tmp_path / "x"
+    adapter.mkdir()
+    write_zeros(adapter / "adapter_model.safetensors", a=("F32", [4, 64]), b=("F32", [64, 4]))
+    plain, adapted = (
+        memory_fit.memory_need("a", EngineConfig(model=ModelConfig(device="cpu", dtype="bfloat16", lora=lora)), folder)
+        for lora in ("", f"x={adapter}, y={adapter}, z={tmp_path / 'nowhere'}")
+    )
+    assert adapted.weights - plain.weights == 2 * 2 * (4 * 64 + 64 * 4)
 
 
 def test_those_that_do_not_fit_are_told_apart(tmp_path):

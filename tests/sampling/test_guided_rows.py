@@ -156,6 +156,7 @@ def test_a_neighbour_does_not_notice():
     [
         (lambda: Guidance.of([2, 3], [1.5]), "scale must hold 2 numbers"),
         (lambda: Guidance.of([2, 3], ["a", 1.0]), "scale must hold 2 numbers"),
+        (lambda: Guidance.of([2, 3], [True, 1.0]), "scale must hold 2 numbers: a truth value is none"),
         (lambda: Guidance.of([2, 0.5], [1.5, 1.5]), "companion must hold 2 whole numbers"),
         (lambda: Guidance(torch.zeros(2), torch.ones(2)), r"companion must be contiguous int64 \[n\]"),
         (lambda: Guidance(torch.zeros(2, dtype=torch.int64), torch.ones(2).double()), r"contiguous float32 \[n\]"),

@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from tailrace.text.output import Delta, TextStream
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, Tokens
 from tailrace.wire.sync_client import SyncClient
+
+log = logging.getLogger(__name__)
 
 SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmarks; it borrows the default's tokenizer
 
@@ -108,13 +111,18 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
 
 @contextmanager
 def engine(prepared: PreparedModel):
-    """A SyncClient with its own engine process, which ends with the block.
+    """A SyncClient with its own engine process, which ends with the block. Of the model alone: who runs one here has no
+    way to choose an adapter.
 
     Raises:
         TailraceError: it does not start.
     """
     os.environ.setdefault(LEVEL_VARIABLE, "warning")  # a terminal is for the answers
-    client = SyncClient(prepared.config.engine, prepared.config.server.start_timeout_s)
+    settings = prepared.config.engine
+    if settings.model.lora:
+        log.warning("model.lora: adapters are for tailrace serve; none is loaded here")
+        settings = msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, lora=""))
+    client = SyncClient(settings, prepared.config.server.start_timeout_s)
     try:
         client.start()
         yield client

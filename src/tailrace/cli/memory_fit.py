@@ -18,7 +18,7 @@ from tailrace.config import WITH_WEIGHTS, EngineConfig
 from tailrace.engine import cache_size
 from tailrace.errors import ConfigError
 from tailrace.models import describe
-from tailrace.models.footprint import SCALE_BYTES, block_bytes, weights_bytes
+from tailrace.models.footprint import SCALE_BYTES, adapters_bytes, block_bytes, weights_bytes
 
 GIB = 1 << 30
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -102,7 +102,7 @@ def with_memory(engine: EngineConfig, cache_gib: float | None, growth_gib: float
 
 
 def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryNeed:
-    """Bytes that a model takes, its drafter included.
+    """Bytes that a model takes, its adapters and its drafter included.
 
     Raises:
         ModelLoadError: its files can't be read.
@@ -111,7 +111,7 @@ def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryN
     if folder is None:
         return MemoryNeed(name, device, 0, 0)
     itemsize, config, on_cpu = ITEM_BYTES[engine.model.dtype], engine.cache, device == "cpu"
-    weights = weights_bytes(folder, itemsize, on_cpu)
+    weights = weights_bytes(folder, itemsize, on_cpu) + adapters_bytes(engine.model.adapters.values(), itemsize)
     drafter = engine.speculation
     if drafter.model is not None and drafter.drafter in WITH_WEIGHTS:
         weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tailrace.config import CacheConfig, ModelConfig
 from tailrace.engine import cgroup
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.models.footprint import weights_bytes
+from tailrace.models.footprint import adapters_bytes, weights_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -56,13 +56,14 @@ def num_blocks(
 
 
 def check_memory(folder: Path, config: ModelConfig) -> None:
-    """Say what the weights will take, before they are loaded into the machine's memory.
+    """Say what the weights will take, with those of LoRA adapters, before they are loaded into the machine's memory.
 
     Raises:
         ModelLoadError: they don't fit.
     """
     itemsize = 4 if config.dtype == "float32" else 2
-    need, left = weights_bytes(folder, itemsize, packed=True), available()
+    need = weights_bytes(folder, itemsize, packed=True) + adapters_bytes(config.adapters.values(), itemsize)
+    left = available()
     log.info("weights will take %.2f GiB of %.2f GiB that are available", need / 2**30, left / 2**30)
     if need > left:
         raise ModelLoadError(

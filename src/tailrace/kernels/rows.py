@@ -56,7 +56,10 @@ class Guidance:
         """
         n = length("companion", companion)
         try:
-            scales = torch.tensor(list(scale), dtype=torch.float32)
+            given = list(scale)
+            if not TRUTH.isdisjoint(map(type, given)):
+                raise TypeError("a truth value is none")
+            scales = torch.tensor(given, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParameterError(f"scale must hold {n} numbers: {error}", "scale") from error
         if scales.shape != (n,):

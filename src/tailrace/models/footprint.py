@@ -3,6 +3,7 @@ Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
@@ -14,6 +15,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for
 # by quant_method: how many floats become of an entry, where transformers widens it at load
 WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
+ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora.py has it
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -38,6 +40,16 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
         total += blocks["packed_bytes"] - blocks["raw_bytes"]
         tied = tied and not any(rows == config.get("vocab_size") for rows, _ in blocks["shapes"].values())
     return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
+
+
+def adapters_bytes(folders: Iterable[str | Path], itemsize: int) -> int:
+    """The same of LoRA adapters. One that has no file counts nothing: who loads it says so.
+
+    Raises:
+        ModelLoadError: a file of weights can't be read.
+    """
+    sizes = SIZES | dict.fromkeys(FLOATS, itemsize)
+    return sum(tensors_bytes(path, sizes) for folder in folders if (path := Path(folder) / ADAPTER).is_file())
 
 
 def weight_files(folder: Path) -> list[Path]:

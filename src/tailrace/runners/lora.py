@@ -44,6 +44,33 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
+# those that say how it was made, where it belongs, or what its tensors say themselves
+WITHOUT_EFFECT = {
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+}
+NONE_GIVEN = (None, False, "", [], {})
+
 Rows = tuple[tuple[int, torch.Tensor], ...]  # (adapter number, int64 indices into the batch's tokens)
 
 
@@ -143,6 +170,9 @@ def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Ten
     for field, plain in PLAIN.items():
         if config.get(field) not in plain:
             raise ModelLoadError(f"lora {name}: {field} {config.get(field)!r} is not supported ({folder / CONFIG})")
+    for field in config.keys() - PLAIN.keys() - WITHOUT_EFFECT:
+        if config[field] not in NONE_GIVEN:
+            raise ModelLoadError(f"lora {name}: {field} is not known, so its effect is not ({folder / CONFIG})")
     alphas = [config.setdefault("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
     if not all(isinstance(alpha, int | float) and not isinstance(alpha, bool) for alpha in alphas):
         raise ModelLoadError(f"lora {name}: lora_alpha and alpha_pattern must be numbers ({folder / CONFIG})")

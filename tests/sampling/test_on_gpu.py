@@ -3,13 +3,17 @@ whatever happens to a slot. Without a GPU in Triton's interpreter."""
 
 from __future__ import annotations
 
-import math
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.backends import DEVICES, QUIET
+from sampling.repeats import REQUESTS, differing
 from tailrace.kernels.gpu.step import Launch, StepReports
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
@@ -256,30 +260,14 @@ def test_rows_that_are_part_of_wider_ones_are_drawn_by_the_same_code():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_thousand_times_the_same_bits():
-    """A race between the threads of a program would show: what lies between kernels is in global memory, where no tool
-    looks for them."""
-    vocab, noise = 5003, torch.Generator().manual_seed(9)
-    asked = [
-        *ASKED.values(),
-        {"typical_p": 0.9, "logprobs": 3},
-        {"top_k": 700, "top_p": 0.99},
-        {"temperature": 1.5},
-        {"top_p": 0.999},
-    ]
-    slots = Slots(len(asked), vocab)
-    for slot, fields in enumerate(asked):
-        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3], eos_token_ids=[0])
-    logits = torch.randn(len(asked), vocab, generator=noise)
-    logits[::3] = (logits[::3] * 2).round()  # many equal ones
-    logits[1::3, 100:] = -math.inf
-    gpu = backend_of(slots, "gpu", torch.device("cuda"))
-    rows = Rows.plain(range(len(asked)), range(len(asked)), [3] * len(asked))
-    prepared = gpu.prepare(logits.cuda(), rows, StepReports(3))
-    prepared.out.all.fill_(-7)
-    gpu.draw(prepared)
-    first = prepared.out.all.clone()
-    for _ in range(1000):
-        prepared.out.all.fill_(-7)
-        gpu.draw(prepared)
-        again = prepared.out.all
-        assert torch.equal(again[first != -7], first[first != -7])
+    assert differing([*ASKED.values(), *REQUESTS]) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_without_barriers_the_bits_differ(tmp_path):
+    """The planted fault of the test above, in a process with a cache of kernels of its own."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "sampling.repeats", "--without-barriers"]
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0

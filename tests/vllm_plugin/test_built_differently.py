@@ -89,7 +89,7 @@ def test_a_v2_sampler_that_is_told_less_samples_by_itself(
 
     monkeypatch.setattr(of_v2.Sampler, "sample", sample)
     v2.install()
-    assert re.search(r"tailrace is off, .*: \S+Sampler\.\w+ begins with .* in the place of \w+", caplog.text)
+    assert re.search(r"tailrace is off, .* \S+Sampler\.\w+ begins with .* in the place of \w+", caplog.text)
     assert not any(hasattr(getattr(of_v2.Sampler, one), "theirs") for one in V2)
 
 

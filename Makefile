@@ -2,7 +2,7 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-llama-cpp | test-sglang | test-ray | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-vllm-ray | test-llama-cpp | test-sglang | test-ray | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-llama-cpp test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
+.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -121,6 +121,20 @@ test-vllm: install $(VLLM)/.stamp
 	$(call install-wheel,vllm,$(VLLM))
 	cd tests/vllm_plugin && ../../$(VLLM)/bin/python -m pytest -W ignore $(ARGS)
 	$(VLLM)/bin/python tests/vllm_plugin/vllms_own.py
+
+# The same as a replica of Ray Serve's LLM deployment, in an environment of its own (docs/integrations/ray.md). Ray's
+# extra `llm` pins another vLLM, and libraries of GPUs.
+VLLM_RAY := .venv-ray-vllm
+VLLM_RAY_NEEDS := 'ray[serve]==2.60.0' jsonref jsonschema typer fsspec pandas pyarrow
+$(VLLM_RAY)/.stamp: tests/vllm_plugin/environment.py | $(BIN)/pip
+	@rm -rf $(VLLM_RAY); $(BIN)/python -m venv $(VLLM_RAY)
+	$(BIN)/python tests/vllm_plugin/environment.py $(VLLM_RAY) $(VLLM_NEWEST)
+	$(VLLM_RAY)/bin/python -m pip --disable-pip-version-check install --quiet $(VLLM_RAY_NEEDS)
+	@touch $@
+
+test-vllm-ray: install $(VLLM_RAY)/.stamp
+	$(call install-wheel,vllm-ray,$(VLLM_RAY))
+	cd tests/vllm_ray && ../../$(VLLM_RAY)/bin/python -m pytest -W ignore $(ARGS)
 
 # tailrace in llama-cpp-python, which is built here (minutes), on the default model's file (docs/integrations/llama-cpp.md).
 LLAMA_CPP := .venv-llama-cpp
@@ -245,4 +259,4 @@ lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) .venv-vllm* $(LLAMA_CPP) $(SGLANG) $(RAY) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) .venv-vllm* $(VLLM_RAY) $(LLAMA_CPP) $(SGLANG) $(RAY) $(OLDEST) $(DOCS) build dist

@@ -11,6 +11,7 @@ from kernels.backends import DEVICES, QUIET
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, token_for_each
 from tailrace.sampling.pipeline import beyond_kernels
+from tailrace.sampling.sampler import Pending
 
 V = 120
 ASKED = [
@@ -65,3 +66,27 @@ def test_a_row_without_a_token_gets_its_largest_numbers():
     assert ids.tolist() == [[4, -1], [5, -1], [0, -1]]
     assert without == [1, 2]
     assert found[1, 0] == -1
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+@QUIET
+def test_padded_they_have_one_width(backend):
+    """Also of a batch with fewer alternatives than the arrays, and where nobody asks; no number is left undefined."""
+    asked = [3, None, 0, 1]
+    slots = Slots(4, V)
+    for slot, count in enumerate(asked):
+        slots.add(slot, SamplingParams(logprobs=count), prompt=[1], key=slot)
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2)).to(DEVICES[backend])
+    logits[3] = math.nan  # no token
+    pending = Sampler(slots, backend).begin(logits, Rows.plain(range(4), range(4)))
+    arrays = pending.logprob_arrays
+    assert arrays is not None
+    for top in (1, 3, 5):
+        shown, values = pending.padded_logprobs(asked, top)
+        assert shown.shape == values.shape == (4, 1, 1 + top)
+        for i, count in enumerate([3, -1, 0, -1]):
+            n = min(count, top) + 1
+            assert shown[i, 0].tolist() == [*arrays.ranks[i, 0, :n].tolist(), *[0] * (1 + top - n)]
+            assert values[i, 0].tolist() == [*arrays.logprobs()[i, 0, :n].tolist(), *[0.0] * (1 + top - n)]
+    nobody = Pending(pending.token_ids, pending.wait).padded_logprobs([None] * 4, 2)
+    assert [part.abs().sum() for part in nobody] == [0, 0]

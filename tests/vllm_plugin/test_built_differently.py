@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+from pkgutil import resolve_name
 from typing import Any
 
 import crowd  # noqa: F401  (registers the plug-in, and sets Triton's interpreter before Triton is imported)
@@ -16,18 +17,21 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample import sampler as of_v2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from tailrace.integrations.vllm import masks, patches, register, v2
+from tailrace.integrations.vllm import layout, masks, patches, register, v2
+
+REPLACED = [*patches.OURS, *(() if layout.problem(masks.WANTED) else masks.OURS)]
+V2 = ("__init__", "add_request", "sample")
 
 
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is replaced is vLLM's own again; its log is heard."""
-    for where, name, _ in patches.replacements():
-        monkeypatch.setattr(where, name, getattr(where, name).theirs)
+    for name in REPLACED:
+        monkeypatch.setattr(name, resolve_name(name).theirs)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
 
 
-@pytest.mark.skipif(not masks.replacements(), reason="this vLLM has no place for masks")
+@pytest.mark.skipif(bool(layout.problem(masks.WANTED)), reason="this vLLM has no place for masks")
 @pytest.mark.parametrize(
     ("where", "name"),
     [
@@ -50,7 +54,7 @@ def test_without_a_place_for_masks_they_alone_are_lost(
         register()
     assert hasattr(Sampler.forward, "theirs")
     [line] = [one.getMessage() for one in caplog.records if one.name == "vllm.tailrace"]
-    assert line.startswith("tailrace gives vLLM's V1 runner no sampling masks: this vLLM has no ")
+    assert line.startswith("tailrace gives vLLM's V1 runner no sampling masks: this vLLM is built differently")
     assert name in line
 
 
@@ -67,12 +71,12 @@ def test_where_something_else_is_gone_nothing_is_replaced(
 def test_another_v2_sampler_samples_by_itself(
     where: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = {one: getattr(of_v2.Sampler, one) for one in v2.WANTED}
+    before = {one: getattr(of_v2.Sampler, one) for one in V2}
     theirs = of_v2.Sampler
     monkeypatch.delattr(where, name)
-    v2.install(patches.around)
-    assert "its V2 sampler is built differently" in caplog.text
-    assert all(getattr(theirs, one, before[one]) is before[one] for one in v2.WANTED)
+    v2.install()
+    assert "samples by itself in its V2 runner: this vLLM is built differently" in caplog.text
+    assert all(getattr(theirs, one, before[one]) is before[one] for one in V2)
 
 
 def test_a_v2_sampler_that_is_told_less_samples_by_itself(
@@ -84,6 +88,23 @@ def test_a_v2_sampler_that_is_told_less_samples_by_itself(
         raise AssertionError
 
     monkeypatch.setattr(of_v2.Sampler, "sample", sample)
-    v2.install(patches.around)
-    assert re.search(r"tailrace is off, .*: its V2 sampler's \w+ has no \w+", caplog.text)
-    assert not any(hasattr(getattr(of_v2.Sampler, one), "theirs") for one in v2.WANTED)
+    v2.install()
+    assert re.search(r"tailrace is off, .* \S+Sampler\.\w+ begins with .* in the place of \w+", caplog.text)
+    assert not any(hasattr(getattr(of_v2.Sampler, one), "theirs") for one in V2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_speculative_tokens", 3), ("return_sampling_mask", True), ("logprobs_mode", "processed_logprobs")],
+)
+def test_what_v2_leaves_to_vllm(field: str, value: Any) -> None:
+    """Among it a sampler whose own draw would be lost, as that of vLLM's watermarks."""
+
+    class Watermarked(of_v2.Sampler):
+        pass
+
+    given = {"num_speculative_tokens": 1, "return_sampling_mask": False, "logprobs_mode": "raw_logprobs"}
+    theirs, other = object.__new__(of_v2.Sampler), object.__new__(Watermarked)
+    assert v2.why_not(theirs, given) == ""
+    assert "(Watermarked)" in v2.why_not(other, given)
+    assert v2.why_not(theirs, given | {field: value})

@@ -10,15 +10,15 @@ import torch
 from crowd import CONFIG, CPU, VOCAB, Crowd
 from release import since
 from vllm import SamplingParams
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from tailrace.integrations.vllm import masks
+from tailrace.integrations.vllm import layout, masks
 
-pytestmark = pytest.mark.skipif(not masks.replacements(), reason="this vLLM has no place for them")
+pytestmark = pytest.mark.skipif(bool(layout.problem(masks.WANTED)), reason="this vLLM has no place for them")
 MODEL = SimpleNamespace(**{**vars(CONFIG.model_config), "return_sampling_mask": True})
 MASKED: Any = SimpleNamespace(**{**vars(CONFIG), "model_config": MODEL})
 FIELDS: list[dict[str, Any]] = [
@@ -92,33 +92,6 @@ def test_a_step_that_vllm_draws_has_empty_lists() -> None:
     crowd.settle()
     found = masks.with_masks(lambda _: output_of(crowd, [[4]]), None)
     assert found.sampling_masks.slice_request(0, 1).to_nested_list() == [[]]
-
-
-def test_tokens_that_come_later_have_their_masks() -> None:
-    """Asynchronous scheduling: the next step may have begun."""
-
-    class Later(AsyncModelRunnerOutput):
-        def __init__(self, output: ModelRunnerOutput) -> None:
-            self.output = output
-
-        def get_output(self) -> ModelRunnerOutput:
-            return self.output
-
-    crowd = Crowd(14, MASKED)
-    crowd.add(SamplingParams(**FIELDS[0]))
-    steps = []
-    for _ in range(2):
-        crowd.settle()
-        logits = crowd.logits()
-
-        def step(_: Any, logits: torch.Tensor = logits) -> Later:
-            return Later(output_of(crowd, Sampler()(logits.clone(), crowd.metadata).sampled_token_ids.tolist()))
-
-        steps.append((masks.with_masks(step, None), kept(logits[0], SamplingParams(**FIELDS[0]))))
-    assert steps[0][1] != steps[1][1]
-    for later, wanted in steps:
-        assert isinstance(later, Later)
-        assert later.get_output().sampling_masks.slice_request(0, 1).to_nested_list() == [wanted]
 
 
 def test_the_output_that_vllm_shares_is_left_alone() -> None:

@@ -20,14 +20,9 @@ def register() -> None:
     if os.environ.get("TAILRACE_VLLM", "").lower() in OFF:
         log.info("tailrace is off: TAILRACE_VLLM=%s", os.environ["TAILRACE_VLLM"])
         return
-    from tailrace.integrations.vllm import layout
-
-    if problem := layout.problem():
-        log.error("tailrace is off, vLLM samples by itself: %s", problem)
-        return
     try:
         from tailrace.integrations.vllm import patches
 
         patches.install()
     except (ImportError, AttributeError) as error:
-        log.exception("tailrace is off, vLLM samples by itself: this vLLM is built differently (%s)", error)
+        log.error("tailrace is off, vLLM samples by itself: %s", error)

@@ -9,6 +9,10 @@ log = logging.getLogger("vllm.tailrace")  # below vLLM's own logger, whose handl
 fallbacks: Counter[str] = Counter()  # by reason
 
 
+class LeftToVllmError(Exception):
+    """vLLM's own sampler must serve the whole batch; the message says why."""
+
+
 def fall_back(reason: str) -> None:
     """Count a draw of vLLM's own sampler, and log the first of its kind."""
     fallbacks[reason] += 1

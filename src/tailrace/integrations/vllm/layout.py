@@ -1,52 +1,66 @@
-"""Is vLLM built as this plug-in expects? Looked up in vLLM itself: its version says little."""
+"""Is vLLM built as this plug-in expects, and what is replaced in it. Looked up in vLLM itself: its version says little.
+
+Its parts are given by their dotted names.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
+from collections.abc import Callable, Collection, Mapping
+from pkgutil import resolve_name
+from typing import Any
 
-from tailrace.integrations.vllm.translate import READ
-
-# of SamplingMetadata, what is read
-METADATA = {"max_num_logprobs", "logprob_token_ids", "logitsprocs"}
-UPDATE = {"batch_size", "removed", "added", "moved"}
-DRAFTS = {"draft_token_ids", "num_draft_tokens", "cu_num_sampled_tokens"}
+Function = Callable[..., Any]
 
 
-def problem() -> str:
-    """What is not as expected, in one sentence; "" if all is."""
-    try:
-        from vllm import SamplingParams
-        from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-        from vllm.v1.sample import logits_processor
-        from vllm.v1.sample.metadata import SamplingMetadata
-        from vllm.v1.sample.rejection_sampler import RejectionSampler
-        from vllm.v1.sample.sampler import Sampler
-        from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-    except ImportError as error:
-        return f"this vLLM has no V1 sampler as expected ({error})"
-    missing = {
-        "SamplingMetadata": METADATA - names(SamplingMetadata),
-        "BatchUpdate": UPDATE - names(logits_processor.BatchUpdate),
-        "SpecDecodeMetadata": DRAFTS - names(SpecDecodeMetadata),
-        "SamplingParams": {name for name in READ if not hasattr(SamplingParams, name)},
-        "Sampler.forward": {"logits", "sampling_metadata", "predict_bonus_token"} - arguments(Sampler.forward),
-        "RejectionSampler.forward": {"metadata", "draft_probs", "logits", "sampling_metadata"}
-        - arguments(RejectionSampler.forward),
-        "build_logitsprocs": {"vllm_config", "device", "is_pin_memory"} - arguments(logits_processor.build_logitsprocs),
-        "SamplerOutput": {"sampled_token_ids", "logprobs_tensors"} - names(SamplerOutput),
-        "logits_processor": {"process_dict_updates", "BUILTIN_LOGITS_PROCESSORS"} - set(dir(logits_processor)),
-        "LogprobsTensors": {"logprob_token_ids", "logprobs", "selected_token_ranks"} - set(LogprobsTensors._fields),
-    }
-    found = [f"{where} has no {', '.join(sorted(what))}" for where, what in missing.items() if what]
+def problem(wanted: Mapping[str, Collection[str]]) -> str:
+    """What of vLLM is missing, in one sentence; "" if nothing is. wanted: of its parts, the attributes, fields or
+    arguments that are read; a tuple has a function's first ones, in their order."""
+    found = []
+    for name, read in wanted.items():
+        try:
+            part = resolve_name(name)
+        except (ImportError, AttributeError):
+            found.append(f"there is no {name}")
+            continue
+        arguments = tuple(inspect.signature(part).parameters) if callable(part) else ()
+        if isinstance(read, tuple) and arguments[: len(read)] != read:
+            found.append(f"{name} begins with {', '.join(arguments[: len(read)])} in the place of {', '.join(read)}")
+        elif missing := set(read) - set(arguments) - set(dir(part)):
+            found.append(f"{name} has no {', '.join(sorted(missing))}")
     return f"this vLLM is built differently: {'; '.join(found)}" if found else ""
 
 
-def names(kind: type) -> set[str]:
-    """Of a dataclass' fields."""
-    return {field.name for field in dataclasses.fields(kind)}
+def replace(ours: Mapping[str, Function], read: Mapping[str, Collection[str]]) -> None:
+    """Replace these functions, once: all of them, or none. Ours are given vLLM's own first. read: what else is needed.
+
+    Raises:
+        AttributeError: something is missing.
+    """
+    if missing := problem({**dict.fromkeys(ours, ()), **read}):
+        raise AttributeError(missing)
+    for name, function in ours.items():
+        where, _, attribute = name.rpartition(".")
+        place = resolve_name(where)
+        theirs = getattr(place, attribute)
+        if not hasattr(theirs, "theirs"):
+            setattr(place, attribute, around(theirs, function))
 
 
-def arguments(function: object) -> set[str]:
-    """Of a function's parameters."""
-    return set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+def around(theirs: Function, ours: Function) -> Function:
+    """`ours`, which is given theirs first."""
+
+    @functools.wraps(theirs)
+    def replaced(*args: Any, **more: Any) -> Any:
+        return ours(theirs, *args, **more)
+
+    replaced.theirs = theirs  # type: ignore[attr-defined]
+    return replaced
+
+
+def arguments(function: Function, *args: Any, **more: Any) -> dict[str, Any]:
+    """Of this call, by name, with the defaults of what is left out."""
+    call = inspect.signature(function).bind(*args, **more)
+    call.apply_defaults()
+    return call.arguments

@@ -5,7 +5,7 @@ vLLM's outputs carry them in either runner: what is missing in V1 is who fills t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,65 +14,42 @@ from vllm.platforms import current_platform
 from vllm.v1 import outputs
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from tailrace.integrations.vllm import layout
 from tailrace.integrations.vllm.fallbacks import log
+from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import BatchFollower
 from tailrace.sampling import Sampled
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import SamplingMaskLists
 
-
-def replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """vLLM's refusal, and what its runner returns; none where a vLLM has no place for masks of several tokens."""
-    places = getattr(getattr(outputs, "SamplingMaskLists", None), "_fields", ())
-    wanted = {
-        "SamplingMaskLists.cu_num_generated_tokens": "cu_num_generated_tokens" in places,
-        "VllmConfig._verify_sampling_replay_config": hasattr(VllmConfig, "_verify_sampling_replay_config"),
-        "GPUModelRunner.sample_tokens": hasattr(GPUModelRunner, "sample_tokens"),
-    }
-    if missing := ", ".join(name for name, found in wanted.items() if not found):
-        log.info("tailrace gives vLLM's V1 runner no sampling masks: this vLLM has no %s", missing)
-        return []
-    return [(VllmConfig, "_verify_sampling_replay_config", check), (GPUModelRunner, "sample_tokens", with_masks)]
+# lists of several tokens each
+WANTED = {"vllm.v1.outputs.SamplingMaskLists": {"cu_num_generated_tokens"}}
 
 
-class AsV2:
-    """A configuration whose runner is V2."""
-
-    use_v2_model_runner = True
-
-    def __init__(self, config: VllmConfig) -> None:
-        self._config = config
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
+def install() -> None:
+    """Replace vLLM's refusal, and what its runner returns, unless this vLLM has no place for masks."""
+    try:
+        layout.replace(OURS, WANTED)
+    except AttributeError as error:
+        log.info("tailrace gives vLLM's V1 runner no sampling masks: %s", error)
 
 
-def check(theirs: Callable[..., None], config: VllmConfig) -> None:
-    """vLLM's check, but for its first question."""
-    theirs(AsV2(config) if current_platform.is_cpu() else config)
+def check(theirs: Function, config: VllmConfig) -> None:
+    """vLLM's check, but for its first question: whether the runner is V2."""
+    theirs(SimpleNamespace(**{**vars(config), "use_v2_model_runner": True}) if current_platform.is_cpu() else config)
 
 
-def with_masks(theirs: Callable[..., Any], runner: GPUModelRunner, *args: Any, **more: Any) -> Any:
+def with_masks(theirs: Function, runner: GPUModelRunner, *args: Any, **more: Any) -> Any:
     """The step's output, with its masks: empty ones for what vLLM's own sampler has drawn."""
     follower = BatchFollower.newest
     if follower is None or not follower.fields["return_sampling_mask"]:
         return theirs(runner, *args, **more)
     follower.drawn = ([], None)
-    output = theirs(runner, *args, **more)
-    drawn = follower.drawn
-    if not isinstance(output, outputs.AsyncModelRunnerOutput):
-        return filled(output, *drawn)
-    finish = output.get_output  # asynchronous scheduling: vLLM asks for the tokens when the next step is on its way
-    output.get_output = lambda: filled(finish(), *drawn)
-    return output
-
-
-def filled(output: Any, served: list[int], sampled: Sampled | None) -> Any:
-    """The output with its masks, if it has requests: vLLM shares one without any between steps."""
-    if isinstance(output, outputs.ModelRunnerOutput) and output.req_ids:
+    output = theirs(runner, *args, **more)  # at once: no vLLM schedules asynchronously on a CPU
+    if isinstance(output, outputs.ModelRunnerOutput) and output.req_ids:  # vLLM shares one without requests
         width = max(map(len, output.sampled_token_ids), default=0)
-        output.sampling_masks = masks_of(served, sampled, (len(output.req_ids), width))
+        output.sampling_masks = masks_of(*follower.drawn, (len(output.req_ids), width))
     return output
 
 
@@ -87,3 +64,9 @@ def masks_of(served: list[int], sampled: Sampled | None, shape: tuple[int, int])
         sizes[served] = np.diff(offsets).reshape(len(served), -1)
     begins = [row * sizes.shape[1] for row in range(rows + 1)]
     return outputs.SamplingMaskLists(token_ids, np.concatenate([[0], sizes.ravel().cumsum()]), begins)
+
+
+OURS: dict[str, Function] = {
+    "vllm.config.VllmConfig._verify_sampling_replay_config": check,
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner.sample_tokens": with_masks,
+}

@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample import logits_processor
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.worker_base import WorkerBase
 
 import tailrace
 from tailrace.errors import ParameterError
-from tailrace.integrations.vllm import masks, v2
-from tailrace.integrations.vllm.fallbacks import fall_back, log
-from tailrace.integrations.vllm.requests import BatchFollower, FollowedBatch, NotKnownYetError
-from tailrace.integrations.vllm.translate import own_fields, translated
+from tailrace.integrations.vllm import layout, masks, v2
+from tailrace.integrations.vllm.fallbacks import LeftToVllmError, fall_back, log
+from tailrace.integrations.vllm.layout import Function
+from tailrace.integrations.vllm.requests import BatchFollower, FollowedBatch
+from tailrace.integrations.vllm.translate import READ, own_fields, translated
 from tailrace.sampling import Rows, token_for_each
 from tailrace.sampling.sampler import Pending
 
 BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
+WANTED = {
+    "vllm.SamplingParams": READ,
+    "vllm.v1.outputs.LogprobsTensors": ("logprob_token_ids", "logprobs", "selected_token_ranks"),
+    "vllm.v1.outputs.SamplerOutput": ("sampled_token_ids", "logprobs_tensors"),
+    "vllm.v1.sample.logits_processor.BatchUpdate": {"removed", "added", "moved"},
+    "vllm.v1.sample.logits_processor.build_logitsprocs": ("vllm_config", "device", "is_pin_memory"),
+    "vllm.v1.sample.metadata.SamplingMetadata": {"max_num_logprobs", "logprob_token_ids", "logitsprocs"},
+    "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": {
+        *("metadata", "draft_probs", "logits", "sampling_metadata"),
+    },
+    "vllm.v1.sample.sampler.Sampler.forward": ("self", "logits", "sampling_metadata"),
+    "vllm.v1.spec_decode.metadata.SpecDecodeMetadata": {"draft_token_ids", "num_draft_tokens"},
+}
 
 
 def install() -> None:
     """Replace them, once: all, or nothing.
 
     Raises:
-        AttributeError: this vLLM has one of them no more.
+        AttributeError: this vLLM is built differently.
     """
-    if hasattr(Sampler.forward, "theirs"):
-        return
-    made = [(where, name, around(getattr(where, name), ours)) for where, name, ours in replacements()]
-    for where, name, one in made:
-        setattr(where, name, one)
+    layout.replace(OURS, WANTED)
+    masks.install()
 
 
-def replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Where, under which name, and by what."""
-    return [
-        (Sampler, "forward", sample),
-        (RejectionSampler, "forward", verify),
-        (SamplingParams, "_verify_args", check_arguments),
-        (logits_processor, "build_logitsprocs", build_logitsprocs),
-        (gpu_model_runner, "build_logitsprocs", build_logitsprocs),
-        (WorkerBase, "__init__", begin_worker),
-        *masks.replacements(),
-    ]
-
-
-def around(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours`, which is given theirs first."""
-
-    @functools.wraps(theirs)
-    def replaced(*args: Any, **more: Any) -> Any:
-        return ours(theirs, *args, **more)
-
-    replaced.theirs = theirs  # type: ignore[attr-defined]
-    return replaced
-
-
-def check_arguments(theirs: Callable[..., None], params: SamplingParams) -> None:
+def check_arguments(theirs: Function, params: SamplingParams) -> None:
     """vLLM's checks; then tailrace's of its own fields.
 
     Raises:
@@ -82,19 +65,20 @@ def check_arguments(theirs: Callable[..., None], params: SamplingParams) -> None
         raise VLLMValidationError(str(error), parameter=error.param) from error
 
 
-def begin_worker(theirs: Callable[..., None], worker: WorkerBase, vllm_config: Any, *args: Any, **more: Any) -> None:
+def begin_worker(theirs: Function, worker: WorkerBase, vllm_config: Any, *args: Any, **more: Any) -> None:
     """vLLM's worker, which is about to make its runner: if of V2, that has another sampler."""
     theirs(worker, vllm_config, *args, **more)
     if getattr(vllm_config, "use_v2_model_runner", False):
-        v2.install(around)
+        v2.install()
 
 
-def build_logitsprocs(theirs: Callable[..., LogitsProcessors], vllm_config: Any, *args: Any, **more: Any) -> Any:
+def build_logitsprocs(
+    theirs: Function, vllm_config: Any, device: torch.device, is_pin_memory: bool, *args: Any, **more: Any
+) -> LogitsProcessors:
     """vLLM's logits processors, and one that follows the batch."""
-    processors = theirs(vllm_config, *args, **more)
+    processors = theirs(vllm_config, device, is_pin_memory, *args, **more)
     if vllm_config.model_config.runner_type != "pooling":
-        device, pinned = (*args, *more.values())[:2]
-        processors.argmax_invariant.append(BatchFollower(vllm_config, device, pinned))
+        processors.argmax_invariant.append(BatchFollower(vllm_config, device, is_pin_memory))
         log.info("tailrace %s samples for vLLM in this process, on %s", tailrace.__version__, device)
     return processors
 
@@ -104,21 +88,23 @@ def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
     return next((one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
 
 
-def why_not(metadata: SamplingMetadata, mode: str, width: int, known: int) -> str:
-    """Why vLLM's own sampler must serve the whole batch; "" if it need not. width: of the logits; known: the model's
-    configuration has so many tokens."""
+def check_batch(metadata: SamplingMetadata, mode: str, width: int, known: int) -> None:
+    """width: of the logits; known: the model's configuration has so many tokens.
+
+    Raises:
+        LeftToVllmError: tailrace can't sample such a batch.
+    """
     if width != known:
-        return f"logits of {width} tokens for a model of {known}"
+        raise LeftToVllmError(f"logits of {width} tokens for a model of {known}")
     processors = metadata.logitsprocs
     for one in (*processors.argmax_invariant, *processors.non_argmax_invariant):
         if not isinstance(one, BUILT_IN):
-            return f"a custom logits processor ({type(one).__name__})"
+            raise LeftToVllmError(f"a custom logits processor ({type(one).__name__})")
     thinking = getattr(metadata, "thinking_budget_state_holder", None)
     if thinking is not None and thinking.has_tracked_requests():
-        return "thinking_token_budget"
-    if metadata.max_num_logprobs is not None and mode not in ("raw_logprobs", "processed_logprobs"):
-        return f"logprobs_mode {mode}"
-    return ""
+        raise LeftToVllmError("thinking_token_budget")
+    if metadata.max_num_logprobs is not None and not mode.endswith("_logprobs"):
+        raise LeftToVllmError(f"logprobs_mode {mode}")
 
 
 def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[BatchFollower, FollowedBatch] | None:
@@ -126,13 +112,11 @@ def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[Ba
     follower = follower_of(metadata)
     if follower is None or not follower.rows:
         return None
-    if reason := why_not(metadata, mode, vocab_size, follower.slots.vocab_size):
-        fall_back(reason)
-        return None
     try:
+        check_batch(metadata, mode, vocab_size, follower.slots.vocab_size)
         batch = follower.ready()
-    except NotKnownYetError:
-        fall_back("tokens that vLLM has not read yet (asynchronous scheduling)")
+    except LeftToVllmError as reason:
+        fall_back(str(reason))
         return None
     for reason in batch.refusals:
         fall_back(reason)
@@ -143,7 +127,7 @@ def prepared(metadata: SamplingMetadata, mode: str, vocab_size: int) -> tuple[Ba
 
 
 def sample(
-    theirs: Callable[..., SamplerOutput],
+    theirs: Function,
     sampler: Sampler,
     logits: torch.Tensor,
     sampling_metadata: SamplingMetadata,
@@ -182,18 +166,9 @@ def drawn(
 def logprobs_of(pending: Pending, ids: torch.Tensor, batch: FollowedBatch, top: int) -> LogprobsTensors:
     """As vLLM has them, of all places of all requests one after the other: the sampled token first, then the likeliest.
     Zeros follow where a request asked for fewer than another: vLLM looks up all ids of a row. ids: int64 [N, W]."""
-    shown = ids.new_zeros(*ids.shape, top + 1)
-    values = shown.new_zeros(shown.shape, dtype=torch.float32)
-    if (arrays := pending.logprob_arrays) is not None:
-        own = arrays.ranks.shape[2]  # fewer than top + 1 where vLLM serves who asks for most
-        asked = torch.tensor([-1 if (n := one.params.logprobs) is None else n for one in batch.requests])
-        places = (torch.arange(own) <= asked[:, None]).to(ids.device, non_blocking=True)
-        wanted = (pending.token_ids >= 0)[:, :, None] & places[:, None]
-        shown[:, :, :own] = arrays.ranks.where(wanted, 0)
-        values[:, :, :own] = arrays.logprobs().where(wanted, 0.0)
-    ranks = shown[:, :, 0].flatten()
+    shown, values = pending.padded_logprobs([request.params.logprobs for request in batch.requests], top)
     listed = torch.cat([ids[:, :, None], shown[:, :, 1:]], 2).to(torch.int32)
-    return LogprobsTensors(listed.flatten(0, 1), values.flatten(0, 1), ranks)
+    return LogprobsTensors(listed.flatten(0, 1), values.float().flatten(0, 1), shown[:, :, 0].flatten())
 
 
 def merged(own: SamplerOutput, served: list[int], found: SamplerOutput) -> SamplerOutput:
@@ -212,7 +187,7 @@ def merged(own: SamplerOutput, served: list[int], found: SamplerOutput) -> Sampl
 
 
 def verify(
-    theirs: Callable[..., SamplerOutput],
+    theirs: Function,
     verifier: RejectionSampler,
     metadata: SpecDecodeMetadata,
     draft_probs: torch.Tensor | None,
@@ -240,3 +215,13 @@ def verify(
         trusted=True,  # vLLM's drafter makes them by softmax
     )
     return drawn(follower, batch, logits, rows, sampling_metadata.max_num_logprobs)
+
+
+OURS: dict[str, Function] = {
+    "vllm.SamplingParams._verify_args": check_arguments,
+    "vllm.v1.sample.logits_processor.build_logitsprocs": build_logitsprocs,
+    "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": verify,
+    "vllm.v1.sample.sampler.Sampler.forward": sample,
+    "vllm.v1.worker.gpu_model_runner.build_logitsprocs": build_logitsprocs,
+    "vllm.v1.worker.worker_base.WorkerBase.__init__": begin_worker,
+}

@@ -15,14 +15,12 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
+from tailrace.integrations.vllm.fallbacks import LeftToVllmError
 from tailrace.integrations.vllm.translate import add
 from tailrace.sampling import KeySource, Sampled, Sampler, Slots
 
 PLACEHOLDER = -1  # of a token that vLLM has not read yet
-
-
-class NotKnownYetError(Exception):
-    """A slot must be told of tokens that vLLM itself does not know yet."""
+NOT_KNOWN = "tokens that vLLM has not read yet (asynchronous scheduling)"
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +40,11 @@ class FollowedRequest:
 
 class FollowedBatch(NamedTuple):
     """The batch since its last change, in the order of vLLM's rows. served, slots, requests: those that tailrace
-    serves, by row, by slot and themselves. readers: those among them whose slots must be told of their tokens.
-    refusals: why vLLM serves the others."""
+    serves, by row, by slot and themselves. refusals: why vLLM serves the others."""
 
     served: list[int]
     slots: list[int]
     requests: list[FollowedRequest]
-    readers: list[FollowedRequest]
     refusals: list[str]
 
     def positions(self) -> list[int]:
@@ -101,12 +97,12 @@ class BatchFollower(LogitsProcessor):
         """The batch, whose slots know all that their requests have said.
 
         Raises:
-            NotKnownYetError: one would have to be told a token that vLLM does not know yet.
+            LeftToVllmError: one would have to be told a token that vLLM does not know yet.
         """
         if self.batch is None:
             self.batch = self._joined()
-        for request in self.batch.readers:
-            if len(request.output) != request.known:
+        for request in self.batch.requests:
+            if request.reads and len(request.output) != request.known:
                 self._tell(request)
         return self.batch
 
@@ -121,7 +117,6 @@ class BatchFollower(LogitsProcessor):
             served,
             slots=[request.slot for request in requests],
             requests=requests,
-            readers=[request for request in requests if request.reads],
             refusals=[request.refusal for _, request in rows if request.refusal],
         )
 
@@ -131,7 +126,7 @@ class BatchFollower(LogitsProcessor):
             request.refusal = "a prompt of embeddings"
             return
         if PLACEHOLDER in request.output:
-            raise NotKnownYetError
+            raise LeftToVllmError(NOT_KNOWN)
         slot, size = self.slots.slots.index(None), self.slots.vocab_size
         prompt = [id for id in request.prompt if id < size]  # an image's placeholder may have no logit
         request.refusal = add(self.slots, slot, request.params, self.fields, prompt, list(request.output))
@@ -143,7 +138,7 @@ class BatchFollower(LogitsProcessor):
         """The slot's output is vLLM's list from now on."""
         new = request.output[request.known :]
         if PLACEHOLDER in new:
-            raise NotKnownYetError
+            raise LeftToVllmError(NOT_KNOWN)
         if new:
             self.slots.commit([request.slot], [new])
         else:  # vLLM has taken tokens back: their keys and values could not be loaded

@@ -1,155 +1,115 @@
 """vLLM's V2 runner: its edits, tailrace's draw.
 
 There tokens stay on the device, and a request keeps its index: no batch is followed. vLLM's own kernels apply bias,
-penalties, bad words, custom processors and thinking budgets, none of which sorts; tailrace does all that follows.
+penalties, bad words, custom processors and thinking budgets, none of which sorts; tailrace does all that follows. So
+vLLM is told of a request that tailrace draws as of one that asks for none of that.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import tailrace
-from tailrace.integrations.vllm import translate
+from tailrace.integrations.vllm import layout, translate
 from tailrace.integrations.vllm.fallbacks import fall_back, log
+from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import identity
 from tailrace.integrations.vllm.translate import NO_EDITS
 from tailrace.sampling import KeySource, Rows, Sampler, Slots
 
-# what is read of these calls, at its place
+SAMPLER = "vllm.v1.worker.gpu.sample.sampler.Sampler"
+PLACE = ("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids", "expanded_local_pos")
+PLACE += ("seq_lens_upper_bound_np",)
+OPTIONS = {"logprobs_mode", "num_speculative_tokens", "return_sampling_mask"}
 WANTED = {
-    "__init__": {1: "vllm_config", 2: "max_num_reqs", 3: "vocab_size", 4: "device"},
-    "add_request": {1: "req_idx", 2: "sampling_params"},
-    "sample": {1: "logits", 4: "idx_mapping_np", 8: "seq_lens_upper_bound_np", 9: "return_logprobs"},
+    f"{SAMPLER}.__init__": {"vllm_config", "max_num_reqs", "vocab_size", "device", *OPTIONS},
+    f"{SAMPLER}.add_request": ("self", "req_idx", "sampling_params"),
+    f"{SAMPLER}.apply_sampling_params": ("self", "logits", *PLACE, "skip_top_k_top_p"),
+    f"{SAMPLER}.sample": ("self", "logits", *PLACE, "return_logprobs"),
 }
+UNSAID = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
 
 
-def install(around: Callable[..., Any]) -> None:
-    """Replace what its sampler draws by, once; or say why not."""
+def install() -> None:
+    """Replace how its sampler is made, once; or say why not."""
     try:
-        from vllm.v1.worker.gpu.sample.sampler import Sampler as Theirs
+        layout.replace({f"{SAMPLER}.__init__": begin}, WANTED)
+    except AttributeError as error:
+        log.error("tailrace is off, vLLM samples by itself in its V2 runner: %s", error)
 
-        calls = {name: inspect.signature(getattr(Theirs, name)).parameters for name in WANTED}
-    except (ImportError, AttributeError) as error:
-        log.error("tailrace is off, vLLM samples by itself: its V2 sampler is built differently (%s)", error)
+
+def begin(theirs: Function, sampler: Any, *args: Any, **more: Any) -> None:
+    """As vLLM makes one; this one's draws are tailrace's, unless the server asks for what they lack."""
+    theirs(sampler, *args, **more)
+    given = layout.arguments(theirs, sampler, *args, **more)
+    if reason := why_not(sampler, given):
+        log.warning("tailrace leaves all draws to vLLM's own sampler: %s", reason)
         return
-    if hasattr(Theirs.sample, "theirs"):
-        return
-    for name, wanted in WANTED.items():
-        found = dict(enumerate(calls[name]))
-        if missing := ", ".join(argument for place, argument in wanted.items() if found.get(place) != argument):
-            log.error("tailrace is off, vLLM samples by itself: its V2 sampler's %s has no %s", name, missing)
-            return
-    Theirs.__init__ = around(Theirs.__init__, begin)
-    Theirs.add_request = around(Theirs.add_request, add)
-    Theirs.sample = around(Theirs.sample, draw)
+    drawn = DrawnRequests(sampler, given)
+    sampler.add_request, sampler.sample = drawn.add_request, drawn.sample
+    log.info("tailrace %s samples for vLLM in this process, on %s (V2)", tailrace.__version__, given["device"])
+
+
+def why_not(sampler: Any, given: dict[str, Any]) -> str:
+    """Why vLLM must draw everything; "" if it need not. given: what the sampler was made with."""
+    if f"{type(sampler).__module__}.{type(sampler).__name__}" != SAMPLER:
+        return f"a sampler that draws otherwise ({type(sampler).__name__})"
+    if given["num_speculative_tokens"] > 1:
+        return "drafts in the V2 runner"
+    if given["return_sampling_mask"] or given["logprobs_mode"].startswith("processed"):
+        return "a sampling mask, or processed logprobs, in the V2 runner"
+    return ""
 
 
 class DrawnRequests:
-    """The requests of one of vLLM's samplers, by their index there. editor: a twin of the sampler, which edits alone.
-    refusals: why vLLM draws for a request itself.
+    """The requests of one of vLLM's samplers, by their index there. refusals: why vLLM draws for a request itself."""
 
-    Raises:
-        AttributeError: that sampler is built differently.
-    """
-
-    def __init__(self, theirs: Any, vllm_config: Any, count: int, vocab_size: int) -> None:
-        self.slots = Slots(count, vocab_size, default_keys=KeySource.shared(*identity(vllm_config)))
+    def __init__(self, theirs: Any, given: dict[str, Any]) -> None:
+        self.theirs, self.add_to_theirs, self.theirs_draw = theirs, theirs.add_request, theirs.sample
+        keys = KeySource.shared(*identity(given["vllm_config"]))
+        self.slots = Slots(given["max_num_reqs"], given["vocab_size"], default_keys=keys)
         self.sampler = Sampler(self.slots)
         self.refusals: dict[int, str] = {}
-        self.editor = copy.copy(theirs)
-        self.editor.sampling_states = NothingAsked()
-        self.editor.needs_logits_processing = theirs.needs_logits_processing.copy()
-        self.never = theirs.num_speculative_tokens > 1 or theirs.return_sampling_mask
-        self.processed = theirs.logprobs_mode.startswith("processed")
 
-    def add(self, index: int, params: Any) -> None:
+    def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """The index is this request's."""
-        self.refusals.pop(index, None)
-        if self.slots.slots[index] is not None:
-            self.slots.remove(index)
-        refusal = translate.add(self.slots, index, params, NO_EDITS, prompt=())
-        if not refusal and self.slots.reads_output(index):
+        self.refusals.pop(req_idx, None)
+        if self.slots.slots[req_idx] is not None:
+            self.slots.remove(req_idx)
+        refusal = translate.add(self.slots, req_idx, sampling_params, NO_EDITS, prompt=())
+        if not refusal and self.slots.reads_output(req_idx):
             refusal = "a field that reads the output, which stays on the device in vLLM's V2 runner"
         if refusal:
-            self.refusals[index] = refusal
+            self.refusals[req_idx] = refusal
+        else:
+            sampling_params = copy.copy(sampling_params)
+            for name, value in UNSAID.items():
+                setattr(sampling_params, name, value)
+        self.add_to_theirs(req_idx, sampling_params)
 
-    def why_not(self, return_logprobs: bool) -> str:
-        """Why vLLM must draw for the whole batch; "" if it need not."""
-        if self.never:
-            return "drafts, or a sampling mask, in the V2 runner"
-        return "processed logprobs in the V2 runner" if return_logprobs and self.processed else ""
-
-
-class NothingAsked:
-    """In the place of vLLM's SamplingStates: what tailrace does itself is not done to the logits."""
-
-    def add_request(self, *_: Any) -> bool:
-        return False
-
-    def apply_temperature(self, *_: Any) -> None:
-        pass
-
-    apply_min_p = apply_temperature
-
-
-def begin(
-    theirs: Callable[..., None],
-    sampler: Any,
-    vllm_config: Any,
-    max_num_reqs: int,
-    vocab_size: int,
-    device: torch.device,
-    *args: Any,
-    **more: Any,
-) -> None:
-    """As vLLM makes one. (More than six parameters: vLLM's.)"""
-    theirs(sampler, vllm_config, max_num_reqs, vocab_size, device, *args, **more)
-    sampler.tailrace = None
-    try:
-        sampler.tailrace = DrawnRequests(sampler, vllm_config, max_num_reqs, vocab_size)
-    except AttributeError as error:
-        log.error("tailrace is off, vLLM samples by itself: its V2 sampler is built differently (%s)", error)
-        return
-    log.info("tailrace %s samples for vLLM in this process, on %s (V2)", tailrace.__version__, device)
-
-
-def add(theirs: Callable[..., None], sampler: Any, req_idx: int, sampling_params: Any) -> None:
-    """vLLM's processors hear of the request; whether one of them edits is kept apart from what it is sampled by."""
-    if (drawn := sampler.tailrace) is None:
-        theirs(sampler, req_idx, sampling_params)
-        return
-    theirs(drawn.editor, req_idx, sampling_params)
-    edits = drawn.editor.needs_logits_processing[req_idx]
-    sampler.needs_logits_processing[req_idx] = sampler.sampling_states.add_request(req_idx, sampling_params) | edits
-    drawn.add(req_idx, sampling_params)
-
-
-def draw(
-    theirs: Callable[..., Any], sampler: Any, logits: torch.Tensor, *where: Any, return_logprobs: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [N] tokens, and the edited logits. Nothing waits for the device."""
-    if (drawn := sampler.tailrace) is None:
-        return theirs(sampler, logits, *where, return_logprobs=return_logprobs)
-    indices, lengths = where[2].tolist(), where[6].tolist()
-    served = [row for row, index in enumerate(indices) if index not in drawn.refusals]
-    if any(drawn.slots.slots[indices[row]] is None for row in served):  # vLLM measures memory, without requests
-        drawn.sampler.warm_up({logits.dtype, torch.float32}, logits.device)
-        return theirs(sampler, logits, *where, return_logprobs=return_logprobs)
-    reason = drawn.why_not(return_logprobs)
-    for left in [reason] if reason else [drawn.refusals[index] for index in indices if index in drawn.refusals]:
-        fall_back(left)
-    if reason or not served:
-        return theirs(sampler, logits, *where, return_logprobs=return_logprobs)
-    edited = drawn.editor.apply_sampling_params(logits, *where, skip_top_k_top_p=True)
-    rows = Rows.plain([indices[row] for row in served], served, [lengths[row] for row in served])
-    ids = drawn.sampler.begin(edited, rows).token_ids[:, 0].clamp(min=0)
-    if len(served) == len(indices):
-        return ids, edited
-    own, processed = theirs(sampler, logits, *where, return_logprobs=return_logprobs)
-    own[served] = ids.to(own.dtype)
-    return own, processed
+    def sample(
+        self, logits: torch.Tensor, *place: Any, return_logprobs: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [N] tokens, and the edited logits. place: as PLACE. Nothing waits for the device."""
+        by_name = dict(zip(PLACE, place, strict=True))
+        indices, lengths = by_name["idx_mapping_np"].tolist(), by_name["seq_lens_upper_bound_np"].tolist()
+        served = [row for row, index in enumerate(indices) if index not in self.refusals]
+        if any(self.slots.slots[indices[row]] is None for row in served):  # vLLM measures memory, without requests
+            self.sampler.warm_up({logits.dtype, torch.float32}, logits.device)
+            return self.theirs_draw(logits, *place, return_logprobs=return_logprobs)
+        refused = [index for index in indices if index in self.refusals]
+        for index in refused:
+            fall_back(self.refusals[index])
+        own = self.theirs_draw(logits, *place, return_logprobs=return_logprobs) if refused else None
+        if own is not None and not served:
+            return own
+        edited = self.theirs.apply_sampling_params(logits, *place, skip_top_k_top_p=True)
+        rows = Rows.plain([indices[row] for row in served], served, [lengths[row] for row in served])
+        ids = self.sampler.begin(edited, rows).token_ids[:, 0].clamp(min=0)
+        if own is None:
+            return ids, edited
+        own[0][served] = ids.to(own[0].dtype)
+        return own

@@ -75,6 +75,27 @@ class Pending:
             self._sampled = self._finish()
         return self._sampled
 
+    def padded_logprobs(self, asked: Sequence[int | None], top: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`logprob_arrays` for engines whose arrays have one width for all requests.
+
+        Args:
+            asked: of each request its number of alternatives; None: it asks for nothing. top: of the arrays.
+
+        Returns:
+            int64 [N, W, 1 + top], rank and top ids, and float64 [N, W, 1 + top], logprobs in nats: 0 where a request
+            did not ask for so many, or has no token. Where the logits are; nothing waits.
+        """
+        shown = self.token_ids.new_zeros(*self.token_ids.shape, 1 + top)
+        values = shown.new_zeros(shown.shape, dtype=torch.float64)
+        if (arrays := self.logprob_arrays) is not None:
+            width = min(arrays.ranks.shape[2], 1 + top)
+            counts = torch.tensor([-1 if count is None else count for count in asked])
+            places = (torch.arange(width) <= counts[:, None]).to(shown.device, non_blocking=True)
+            wanted = (self.token_ids >= 0)[:, :, None] & places[:, None]
+            shown[:, :, :width] = arrays.ranks[:, :, :width].where(wanted, 0)
+            values[:, :, :width] = arrays.logprobs()[:, :, :width].where(wanted, 0.0)
+        return shown, values
+
 
 class Backend(SlotObserver, Protocol):
     """Samples for the slots of one `Slots`, and is told of what changes in them (`SlotObserver`: add, edit, advance,

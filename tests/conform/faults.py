@@ -171,6 +171,8 @@ SAMPLER_FAULTS: dict[str, Fault] = {
     "seed-by-prompts": Fault("seeds.long-prompt", ("seeds.among-others",)),
     "unseeded-alike": Fault("seeds.unseeded-differ"),
     "seed-cut": Fault("seeds.high-bits"),
+    "seed-modulo": Fault("seeds.high-bits"),
+    "seed-zero-unseeded": Fault("seeds.same"),
     "noise-frozen": Fault("seeds.independent", REPORTED),
     "noise-by-sum": Fault("seeds.independent"),
 }

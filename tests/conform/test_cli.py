@@ -56,6 +56,14 @@ async def test_a_run_without_torch_and_without_the_other_rooms(tmp_path: Path):
     assert all(file.stat().st_size > 100 for file in files.values())
 
 
+async def test_without_torch_the_other_commands_say_what_they_need():
+    without = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from tailrace.cli import main; "
+    done = await called([sys.executable, "-c", without + "sys.exit(main(['serve']))"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("tailrace: serve needs torch and numpy; ")
+    assert done.stderr.count("\n") == 1
+
+
 async def test_a_finding_is_the_exit_code():
     async with HonestServer("any-model") as server:
         done = await called([*COMMAND, server.url, "--only", "errors.unknown-model"])

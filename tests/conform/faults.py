@@ -27,6 +27,7 @@ FRAME_FAULTS: dict[str, Fault] = {
     "stream-in-one": Fault("streams.incremental", ("streams.usage", "logprobs", "seeds")),
     "bare-lines": Fault("streams.event-format"),
     "chunk-object-wrong": Fault("streams.chunk-shape"),
+    "created-missing": Fault("streams.chunk-shape"),  # without stream
     "ids-change": Fault("streams.chunk-shape"),
     "text-stripped": Fault("streams.deltas-join", ("stops.nothing-sent", "stops.include", "seeds", "logprobs")),
     "last-text-lost": Fault("streams.deltas-join", ("streams.whole-characters", "stops.nothing-sent", "seeds")),

@@ -1,4 +1,4 @@
-"""The vendored types of chunks and answers agree with the official client's: on good ones, and on each kind of wrong one."""
+"""The vendored types of chunks and answers agree with the official client's, on good and on wrong ones."""
 
 from __future__ import annotations
 

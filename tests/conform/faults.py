@@ -27,6 +27,7 @@ FRAME_FAULTS: dict[str, Fault] = {
     "stream-in-one": Fault("streams.incremental", ("streams.usage", "logprobs", "seeds")),
     "bare-lines": Fault("streams.event-format"),
     "chunk-object-wrong": Fault("streams.chunk-shape"),
+    "created-missing": Fault("streams.chunk-shape"),  # without stream
     "ids-change": Fault("streams.chunk-shape"),
     "text-stripped": Fault("streams.deltas-join", ("stops.nothing-sent", "stops.include", "seeds", "logprobs")),
     "last-text-lost": Fault("streams.deltas-join", ("streams.whole-characters", "stops.nothing-sent", "seeds")),
@@ -171,6 +172,8 @@ SAMPLER_FAULTS: dict[str, Fault] = {
     "seed-by-prompts": Fault("seeds.long-prompt", ("seeds.among-others",)),
     "unseeded-alike": Fault("seeds.unseeded-differ"),
     "seed-cut": Fault("seeds.high-bits"),
+    "seed-modulo": Fault("seeds.high-bits"),
+    "seed-zero-unseeded": Fault("seeds.same"),
     "noise-frozen": Fault("seeds.independent", REPORTED),
     "noise-by-sum": Fault("seeds.independent"),
 }

@@ -205,6 +205,8 @@ class HonestServer:
             return Plain("", 499)
         order = sorted(choices, reverse=self.fault == "choices-reversed")
         made = shape.head(False) | {"choices": [shape.whole(index, choices[index], plan.call) for index in order]}
+        if self.fault == "created-missing":
+            del made["created"]
         made["usage"] = self._usage(
             plan, sum(part.drawn is not None for parts in choices.values() for part in parts), streamed=False
         )

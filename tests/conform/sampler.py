@@ -191,8 +191,12 @@ def noise(step: Step, params: Mapping[str, Any]) -> Floats:
         seed, index = (seed + index) % 8, 0
     elif fault == "seed-cut":
         seed &= 0xFFFFFFFF
+    elif fault == "seed-modulo":
+        seed %= 1000
     elif fault == "seed-of-stream" and params.get("stream"):
         seed += 1
+    elif fault == "seed-zero-unseeded" and params.get("seed") == 0:
+        seed = int.from_bytes(os.urandom(8), "little")
     elif fault == "unseeded-alike" and params.get("seed") is None:
         seed = 0
     elif fault == "seed-under-load" and step.num_running > LOADED:

@@ -1,4 +1,4 @@
-"""The vendored types of chunks agree with the official client's: on good chunks, and on each kind of wrong one."""
+"""The vendored types of chunks and answers agree with the official client's, on good and on wrong ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 import pytest
 from openai.types import Completion
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tailrace.conform.chunk_types import chunk_problem
 
@@ -54,9 +54,34 @@ WRONG = [
 ]
 
 
-def official(chunk: dict[str, Any], chat: bool) -> bool:
+MESSAGE = {"role": "assistant", "content": "x", "refusal": None}
+WHOLE = CHAT | {
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop", "logprobs": None}],
+}
+
+
+def whole(**fields: Any) -> dict[str, Any]:
+    """The whole answer with another choice."""
+    return WHOLE | {"choices": [WHOLE["choices"][0] | fields]}
+
+
+WHOLE_WRONG = [
+    *[{k: v for k, v in WHOLE.items() if k != name} for name in WHOLE],
+    WHOLE | {"object": "chat.completion.chunk"},
+    whole(finish_reason=None),
+    whole(finish_reason="eos"),
+    whole(index="a"),
+    whole(message=None),
+    whole(message=MESSAGE | {"role": "bot"}),
+    whole(message={"content": "x"}),
+    whole(message=MESSAGE | {"content": 5}),
+]
+
+
+def official(chunk: dict[str, Any], chat: bool, whole: bool = False) -> bool:
     """Valid by the official client's types, strictly."""
-    kind = ChatCompletionChunk if chat else Completion
+    kind = (ChatCompletion if whole else ChatCompletionChunk) if chat else Completion
     try:
         pydantic.TypeAdapter(kind).validate_python(chunk, strict=True)
     except pydantic.ValidationError:
@@ -74,3 +99,15 @@ def test_a_good_chunk_is_good_for_both(chunk: dict[str, Any], chat: bool):
 def test_a_wrong_chunk_is_wrong_for_both(chunk: dict[str, Any], chat: bool):
     assert not official(chunk, chat)
     assert chunk_problem(chunk, chat)
+
+
+def test_a_good_answer_is_good_for_both():
+    for answer, chat in ((WHOLE, True), (TEXT, False)):
+        assert official(answer, chat, whole=True)
+        assert chunk_problem(answer, chat, whole=True) is None
+
+
+@pytest.mark.parametrize("answer", WHOLE_WRONG)
+def test_a_wrong_answer_is_wrong_for_both(answer: dict[str, Any]):
+    assert not official(answer, True, whole=True)
+    assert chunk_problem(answer, True, whole=True)

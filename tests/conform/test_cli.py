@@ -56,6 +56,14 @@ async def test_a_run_without_torch_and_without_the_other_rooms(tmp_path: Path):
     assert all(file.stat().st_size > 100 for file in files.values())
 
 
+async def test_without_torch_the_other_commands_say_what_they_need():
+    without = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from tailrace.cli import main; "
+    done = await called([sys.executable, "-c", without + "sys.exit(main(['serve']))"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("tailrace: serve needs torch and numpy; ")
+    assert done.stderr.count("\n") == 1
+
+
 async def test_a_finding_is_the_exit_code():
     async with HonestServer("any-model") as server:
         done = await called([*COMMAND, server.url, "--only", "errors.unknown-model"])
@@ -78,12 +86,12 @@ async def test_an_interrupted_run_has_a_report(tmp_path: Path):
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
-        assert process.stderr is not None
-        assert b"streams.done-last" in await process.stderr.readline()
+        assert process.stdout is not None
+        assert b"streams.done-last" in await process.stdout.readline()
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
     assert process.returncode == 130, err
-    assert b"interrupted, 1 laws left out" in out
+    assert b"interrupted, 1 law left out" in out
     assert json.loads(file.read_text())["left_out"] == ["errors.bad-json"]
 
 
@@ -94,9 +102,10 @@ async def test_an_interrupted_run_has_a_report(tmp_path: Path):
         ([], "base URL must be as http://host:8000/v1, got none"),
         (["http://127.0.0.1:99999/v1"], "base URL must be as"),
         (["http://"], "base URL must be as"),
-        (["http://x/v1", "--timeout", "nan"], "timeout a number of seconds above 0"),
+        (["http://x/v1", "--timeout", "nan"], "timeout must be a number of seconds above 0"),
         (["http://x/v1", "--json", "/nowhere/report.json"], "--json: /nowhere/report.json can't be written"),
         (["http://127.0.0.1:9/v1"], "lists no model"),
+        (["http://x/v1", "--only", "stops", "--skip", "stops"], "what is skipped (stops) leaves no law"),
         (["http://x/v1", "--only", "sampling.nothing"], 'no law and no family is called "sampling.nothing"'),
         (["http://x/v1", "--concurrency", "0"], "concurrency must be at least 1"),
     ],
@@ -106,6 +115,22 @@ async def test_misuse_is_said_in_a_line(arguments: list[str], said: str):
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+async def test_a_server_that_refuses_everything_is_misuse_not_success():
+    """A model that is not there, or a wrong key: every law would be "not offered", and the exit code 0."""
+    async with HonestServer() as server:
+        done = await called([*COMMAND, server.url, "--model", "other", "--only", "streams.done-last"])
+    assert done.returncode == 2
+    assert 'answers a plain request to "other": status 404: "model: there is no other"' in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+async def test_a_verdict_is_written_once():
+    async with HonestServer() as server:
+        done = await called([*COMMAND, server.url, "--only", "streams.done-last"])
+    assert (done.stdout + done.stderr).count("streams.done-last") == 1
 
 
 def test_laws_have_ids_that_are_their_files():
@@ -128,6 +153,30 @@ def test_laws_are_chosen_by_id_and_family():
         chosen(all_laws(), skip=["errors.nothing"])
 
 
+PLUG_IN = [sys.executable, "-m", "pytest", "-p", "tailrace.conform.pytest_plugin", "-p", "no:cacheprovider", "-v"]
+ALONE = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+@pytest.mark.parametrize(
+    "flags", [["--conform-url=nowhere"], ["--conform-url=http://x/v1", "--conform-only=sampling.nothing"]]
+)
+async def test_the_plug_in_says_misuse_in_a_line(tmp_path: Path, flags: list[str]):
+    done = await called([*PLUG_IN, *flags], cwd=tmp_path, env=ALONE)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: " in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
+async def test_with_the_plug_in_a_server_that_can_t_be_judged_fails_each_law_and_says_why(tmp_path: Path):
+    flags = ["--conform-url=http://127.0.0.1:9/v1", "--conform-only=stops"]
+    done = await called([*PLUG_IN, *flags], cwd=tmp_path, env=ALONE)
+    assert done.returncode == 1
+    assert f"{len(chosen(all_laws(), ['stops']))} failed" in done.stdout
+    assert "lists no model (nobody answers there)" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
 async def test_the_plug_in_adds_a_test_per_law(tmp_path: Path):
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
     flags = [
@@ -136,12 +185,10 @@ async def test_the_plug_in_adds_a_test_per_law(tmp_path: Path):
         "--conform-budget",
         "quick",
     ]
-    command = [sys.executable, "-m", "pytest", "-p", "tailrace.conform.pytest_plugin", "-p", "no:cacheprovider", "-v"]
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     async with HonestServer("any-model") as server:
-        done = await called([*command, "--conform-url", server.url, *flags], cwd=tmp_path, env=environment)
+        done = await called([*PLUG_IN, "--conform-url", server.url, *flags], cwd=tmp_path, env=ALONE)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 3 passed" in done.stdout
     assert "errors.unknown-model: silently ignored" in done.stdout
-    without = await called(command, cwd=tmp_path, env=environment)
+    without = await called(PLUG_IN, cwd=tmp_path, env=ALONE)
     assert "1 passed" in without.stdout

@@ -109,7 +109,7 @@ async def test_a_server_that_goes_away_ends_the_run_and_no_law_is_blamed():
         await target.close()
     assert [(one.law.id, one.verdict.kind) for one in run.judged] == [("a.last", "inconclusive")]
     assert [law.id for law in run.unjudged] == ["a.never"]
-    assert summary(run).endswith("the server is gone, 1 laws left out")
+    assert summary(run).endswith("the server is gone, 1 law left out")
 
 
 async def test_a_list_of_models_that_never_answers_is_no_death():

@@ -15,7 +15,8 @@ from conform.honest import HonestServer
 from conform.judging import judge
 from tailrace.conform.exchange import Exchange
 from tailrace.conform.law import Law
-from tailrace.conform.report import WRITERS, as_text
+from tailrace.conform.report import WRITERS
+from tailrace.conform.report.text import ending
 from tailrace.conform.runner import ConformRun, JudgedLaw
 from tailrace.conform.verdict import Verdict, broken, curl, holds, inconclusive, not_offered
 
@@ -56,7 +57,8 @@ class Tags(HTMLParser):
         self.seen.add(tag)
         if tag != "meta":
             self.open.append(tag)
-        assert not [name for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
+        assert not [name for name, _ in attrs if name == "src" or name.startswith("on")]
+        assert (dict(attrs).get("href") or "#").startswith("#")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -83,6 +85,12 @@ def test_json_has_all(run: ConformRun):
     assert found["laws"][1]["figures"] == {"counts": {"x": 1}}
 
 
+def test_html_has_the_findings_first(run: ConformRun):
+    head = WRITERS["html"](run).split("<h2>")[0]
+    assert "<a href='#a.broken' class=broken>" in head
+    assert head.count("<a ") == len(run.findings)
+
+
 def test_junit_is_xml_and_counts(run: ConformRun):
     suite = ElementTree.fromstring(WRITERS["junit"](run))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "1", "3")
@@ -90,9 +98,9 @@ def test_junit_is_xml_and_counts(run: ConformRun):
 
 
 def test_text_says_what_was_seen(run: ConformRun):
-    text = as_text(run)
+    text = ending(run)
     assert "a.broken: broken" in text
-    assert "interrupted, 1 laws left out" in text
+    assert "interrupted, 1 law left out" in text
     assert "curl -s http://x/v1/completions" in text
 
 

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("tailrace.cli.doctor", "say what is installed, what is present and what is missing"),
     "bench": ("tailrace.cli.bench", "run a benchmark of the repository"),
 }
+CORE = ("torch", "numpy")
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
@@ -47,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return import_module(COMMANDS[args.command][0]).run(args)
     except (ConfigError, RequestError) as error:
         print(f"tailrace: {error}", file=sys.stderr)
+        return MISUSED
+    except ModuleNotFoundError as error:  # installed with --no-deps, for `conform` alone
+        if error.name not in CORE:
+            raise
+        print(f"tailrace: {chosen} needs {' and '.join(CORE)}; {error.name} is not installed", file=sys.stderr)
         return MISUSED
     except TailraceError as error:
         print(f"tailrace: {error}", file=sys.stderr)

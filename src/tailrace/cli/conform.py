@@ -6,20 +6,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tailrace.conform.context import BUDGETS
 from tailrace.conform.law import Law
 from tailrace.conform.laws import FAMILIES, all_laws
-from tailrace.conform.report import WRITERS, as_text, write
-from tailrace.conform.report.text import line
+from tailrace.conform.report import WRITERS, write
+from tailrace.conform.report.text import ending, line
 from tailrace.conform.runner import ConformRun, Runner, RunState, chosen
-from tailrace.conform.target import TargetServer
+from tailrace.conform.target import TargetServer, check_target
 from tailrace.errors import ConfigError
 
 HOLDS, FOUND, INTERRUPTED = 0, 1, 130
@@ -50,28 +48,15 @@ def run(args: argparse.Namespace) -> int:
         for law in laws:
             print(f"{law.id:<28} {law.sentence}")
         return HOLDS
-    check_url(args.url)
-    if args.concurrency < 1 or not 0 < args.timeout < math.inf:
-        raise ConfigError("concurrency must be at least 1, and timeout a number of seconds above 0")
+    check_target(args.url or "", args.concurrency, args.timeout)
     for kind in WRITERS:
         check_report(kind, getattr(args, kind))
     found = asyncio.run(judge(args, laws))
-    print(as_text(found), end="")
+    print(ending(found), end="")
     write(found, {kind: getattr(args, kind) for kind in WRITERS})
     if found.interrupted:
         return INTERRUPTED
     return FOUND if found.findings else HOLDS
-
-
-def check_url(url: str | None) -> None:
-    """Raise ConfigError unless it is the base URL of a server."""
-    try:
-        parts = urlsplit(url or "")
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number up to 65,535
-        fits = False
-    if not fits:
-        raise ConfigError(f"the server's base URL must be as http://host:8000/v1, got {url or 'none'}")
 
 
 def check_report(kind: str, path: Path | None) -> None:
@@ -101,18 +86,17 @@ async def judge(args: argparse.Namespace, laws: list[Law]) -> ConformRun:
 
 
 class ProgressLine:
-    """Progress on stderr: on a terminal one line that is written anew, elsewhere a line per law."""
+    """A line per law on stdout, as it is judged; where stderr is a terminal, below it a line that is written anew."""
 
     def __init__(self) -> None:
         self.tty = sys.stderr.isatty()
 
     def __call__(self, state: RunState) -> None:
-        if not self.tty:
-            if state.judged:
-                print(line(state.judged), file=sys.stderr, flush=True)
-            return
+        if self.tty:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         if state.judged:
-            print(f"\r\x1b[K{line(state.judged)}", file=sys.stderr)
-        left = "" if state.left_s is None else f", about {state.left_s:.0f} s left"
-        text = f"{state.num_done}/{state.num_laws} laws, {state.num_requests} requests{left}: {state.law}"
-        print(f"\r\x1b[K{text}", end="" if state.num_done < state.num_laws else "\r\x1b[K", file=sys.stderr, flush=True)
+            print(line(state.judged), flush=True)
+        if self.tty and state.num_done < state.num_laws:
+            left = "" if state.left_s is None else f", about {state.left_s:.0f} s left"
+            text = f"{state.num_done}/{state.num_laws} laws, {state.num_requests} requests{left}: {state.law}"
+            print(text, end="", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tailrace.conform.exchange import Exchange
+from tailrace.conform.plain import quoted
 from tailrace.conform.prompts import PROMPTS
 from tailrace.conform.reply import reply
 from tailrace.conform.target import TargetServer
@@ -113,7 +114,7 @@ async def probe(server: TargetServer) -> Capabilities:
     """Ask for each capability once. Endpoints first: the others are asked where completions, else chats, are there.
 
     Raises:
-        ConfigError: neither endpoint answers at all.
+        ConfigError: neither endpoint answers, as with a wrong key or model: every law would be "not offered".
     """
     made = Capabilities()
     for name, path in ENDPOINTS.items():
@@ -122,9 +123,12 @@ async def probe(server: TargetServer) -> Capabilities:
         made.exchanges[name] = await server.request(path, body)
         made.found[name] = "refused" if made.exchanges[name].refused else "offered"
     asked = [made.exchanges[name] for name in ENDPOINTS]
-    if all(one.failure or one.status >= 500 for one in asked):  # each law would wait for as long, and say nothing
-        failures = " and ".join(one.failure or f"status {one.status}: {one.error_message[:120]}" for one in asked)
-        raise ConfigError(f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers: {failures}")
+    if not any(one.ok for one in asked):  # no law could say anything
+        failures = [one.failure or f"status {one.status}: {quoted(one.error_message[:120])}" for one in asked]
+        raise ConfigError(
+            f"neither {' nor '.join(ENDPOINTS.values())} of {server.base_url} answers a plain request to "
+            f"{quoted(server.model)}: {' and '.join(dict.fromkeys(failures))}"
+        )
 
     async def ask(name: str) -> None:
         chat = PROBES[name].chat or not made.offers("completions")

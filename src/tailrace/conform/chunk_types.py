@@ -1,5 +1,6 @@
-"""The types of streamed chunks, as the official client declares them (ChatCompletionChunk and Completion of openai's
-Python package). Fields beyond them are allowed. tests/conform/test_chunk_types.py holds this against the package.
+"""The types of chunks and whole answers, as the official client declares them (ChatCompletionChunk, ChatCompletion and
+Completion of openai's Python package). Fields beyond them are allowed. tests/conform/test_chunk_types.py holds this
+against the package.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ FINISH = {
 ROLES = (None, "developer", "system", "user", "assistant", "tool")
 KINDS = {str: "a text", int: "an integer", list: "a list"}
 OBJECTS = {True: "chat.completion.chunk", False: "text_completion"}
+WHOLE_CHAT = "chat.completion"
 
 
-def chunk_problem(chunk: Any, chat: bool) -> str | None:
-    """What is wrong with a chunk, or None. An error object is no chunk, and is not judged here."""
+def chunk_problem(chunk: Any, chat: bool, whole: bool = False) -> str | None:
+    """What is wrong with a chunk, or with a whole answer, or None. An error object is neither, and is not judged
+    here."""
     if not isinstance(chunk, dict):
-        return "the chunk is no object"
+        return "the answer is no object" if whole else "the chunk is no object"
     if "error" in chunk:
         return None
     for name, kind in (("id", str), ("created", int), ("model", str), ("choices", list)):
         if not isinstance(chunk.get(name), kind) or isinstance(chunk.get(name), bool):
             return f"{name} is {shown(chunk, name)}, not {KINDS[kind]}"
-    if chunk.get("object") != OBJECTS[chat]:
-        return f"object is {shown(chunk, 'object')}, not {quoted(OBJECTS[chat])}"
+    kind = WHOLE_CHAT if whole and chat else OBJECTS[chat]
+    if chunk.get("object") != kind:
+        return f"object is {shown(chunk, 'object')}, not {quoted(kind)}"
     if chunk.get("usage") is not None and (said := usage_problem(chunk["usage"])):
         return said
-    return next((said for one in chunk["choices"] if (said := choice_problem(one, chat))), None)
+    return next((said for one in chunk["choices"] if (said := choice_problem(one, chat, whole))), None)
 
 
 def shown(found: dict[str, Any], name: str) -> str:
@@ -44,16 +48,25 @@ def usage_problem(usage: Any) -> str | None:
     return f"usage lacks one of {', '.join(names)}"
 
 
-def choice_problem(one: Any, chat: bool) -> str | None:
+def choice_problem(one: Any, chat: bool, whole: bool) -> str | None:
     if not isinstance(one, dict) or type(one.get("index")) is not int:
         return "a choice has no integer as index"
-    if one.get("finish_reason") not in FINISH[chat]:
+    if one.get("finish_reason") not in FINISH[chat] or (whole and not one.get("finish_reason")):
         return f"finish_reason is {shown(one, 'finish_reason')}"
     if not chat:
         return None if isinstance(one.get("text"), str) else f"text is {shown(one, 'text')}, not a text"
-    if not isinstance(one.get("delta"), dict):
-        return f"delta is {shown(one, 'delta')}, not an object"
-    return delta_problem(one["delta"])
+    name = "message" if whole else "delta"
+    if not isinstance(one.get(name), dict):
+        return f"{name} is {shown(one, name)}, not an object"
+    return message_problem(one[name]) if whole else delta_problem(one[name])
+
+
+def message_problem(message: dict[str, Any]) -> str | None:
+    if not isinstance(message.get("content"), str | None):
+        return f"content is {shown(message, 'content')}, not a text"
+    if message.get("role") != "assistant":
+        return f"role is {shown(message, 'role')}"
+    return None
 
 
 def delta_problem(delta: dict[str, Any]) -> str | None:

@@ -7,11 +7,14 @@ silently ignored, fails; one that is not offered or inconclusive is skipped.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailrace.conform.law import Law
@@ -26,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--conform-only", default="", help="ids or families of laws, by commas")
     group.addoption("--conform-skip", default="", help="ids or families of laws to leave out, by commas")
     group.addoption("--conform-budget", default="normal", choices=["quick", "normal", "thorough"])
+    group.addoption("--conform-concurrency", default=8, type=int, help="requests at once, at most")
+    group.addoption("--conform-timeout", default=60.0, type=float, help="seconds without a byte that count as a hang")
 
 
 def split(text: str) -> list[str]:
@@ -33,7 +38,7 @@ def split(text: str) -> list[str]:
 
 
 class LawSession:
-    """One server, one event loop, one run; laws are judged when their tests run."""
+    """One server, one event loop, one run; laws are judged when their tests run. why_not: why none can be judged."""
 
     def __init__(self, config: pytest.Config) -> None:
         from tailrace.conform.context import BUDGETS
@@ -45,16 +50,30 @@ class LawSession:
             return config.getoption(name)
 
         self.laws = chosen(all_laws(), split(option("--conform-only")), split(option("--conform-skip")))
+        key = option("--conform-api-key") or os.environ.get("OPENAI_API_KEY", "")
+        most, wait_s = option("--conform-concurrency"), option("--conform-timeout")
+        server = TargetServer(option("--conform-url"), option("--conform-model"), key, most, wait_s)
         self.loop = asyncio.new_event_loop()
-        server = TargetServer(option("--conform-url"), option("--conform-model"), option("--conform-api-key"))
         self.runner: Runner = Runner(server, self.laws, BUDGETS[option("--conform-budget")])
-        self.ready = False
+        self.ready, self.why_not = False, ""
 
     def judge(self, law: Law) -> JudgedLaw:
-        if not self.ready:
+        """Raises LawViolation where the server can't be judged, or is gone."""
+        if not self.why_not and not self.ready:
+            self.prepare()
+        if self.why_not:
+            raise LawViolation(self.why_not)
+        one = self.loop.run_until_complete(self.runner.judge(law))
+        if self.loop.run_until_complete(self.runner.is_gone()):
+            self.why_not = f"{self.runner.found.url} is gone: nobody answers there since {law.id} was judged"
+        return one
+
+    def prepare(self) -> None:
+        try:
             self.loop.run_until_complete(self.runner.prepare())
             self.ready = True
-        return self.loop.run_until_complete(self.runner.judge(law))
+        except ConfigError as error:
+            self.why_not = str(error)
 
     def close(self) -> None:
         self.loop.run_until_complete(self.runner.server.close())
@@ -67,7 +86,10 @@ SESSION = pytest.StashKey[LawSession]()
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--conform-url"):
-        config.stash[SESSION] = LawSession(config)
+        try:
+            config.stash[SESSION] = LawSession(config)
+        except ConfigError as error:
+            raise pytest.UsageError(str(error)) from None
         items += LawCollector.from_parent(session, name="conform", path=Path(config.rootpath)).collect()
 
 
@@ -85,7 +107,7 @@ class LawCollector(pytest.Collector):
 
 
 class LawViolation(AssertionError):  # noqa: N818, as pytest shows it
-    """A law is broken, or a field silently ignored."""
+    """A law is broken, a field silently ignored, or nothing can be judged there."""
 
 
 class LawItem(pytest.Item):

@@ -82,17 +82,20 @@ def chosen(laws: Sequence[Law], only: Sequence[str] = (), skip: Sequence[str] = 
     """The laws whose id or family is in `only` (all, where that is empty) and not in `skip`.
 
     Raises:
-        ConfigError: a name is no law's and no family's.
+        ConfigError: a name is no law's and no family's, or no law is left.
     """
     names = {law.id for law in laws} | {law.family for law in laws}
     if unknown := [name for name in (*only, *skip) if name not in names]:
         families = ", ".join(dict.fromkeys(law.family for law in laws))
         raise ConfigError(f"no law and no family is called {quoted(unknown[0])}; the families are {families}")
-    return [
+    left = [
         law
         for law in laws
         if (not only or law.id in only or law.family in only) and law.id not in skip and law.family not in skip
     ]
+    if not left:
+        raise ConfigError(f"what is skipped ({', '.join(skip)}) leaves no law to judge by")
+    return left
 
 
 async def find_model(server: TargetServer) -> str:

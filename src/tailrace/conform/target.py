@@ -12,8 +12,10 @@ import math
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from tailrace.conform.exchange import Exchange, StreamEvent
+from tailrace.errors import ConfigError
 from tailrace.extras import needs
 
 with needs("conform"):
@@ -42,6 +44,8 @@ class TargetServer:
     def __init__(
         self, base_url: str, model: str = "", api_key: str = "", concurrency: int = 8, timeout_s: float = 60.0
     ) -> None:
+        """Raises ConfigError where one of them can't be."""
+        check_target(base_url, concurrency, timeout_s)
         self.base_url, self.model, self.timeout_s = base_url.rstrip("/"), model, timeout_s
         self.num_requests, self.num_tokens = 0, 0
         self.gone = False  # nobody took the last connection
@@ -136,6 +140,21 @@ class TargetServer:
                 self.num_tokens += count if isinstance(count, int) else 0
                 break
         self.on_request()
+
+
+def check_target(url: str, concurrency: int, timeout_s: float) -> None:
+    """Raise ConfigError unless url is the base URL of a server, and the other two are in their ranges."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number up to 65,535
+        fits = False
+    if not fits:
+        raise ConfigError(f"the server's base URL must be as http://host:8000/v1, got {url or 'none'}")
+    if concurrency < 1:
+        raise ConfigError(f"concurrency must be at least 1, got {concurrency}")
+    if not 0 < timeout_s < math.inf:
+        raise ConfigError(f"timeout must be a number of seconds above 0, got {timeout_s:g}")
 
 
 async def read(answer: httpx.Response, made: Exchange, begun: float) -> None:

@@ -1,4 +1,4 @@
-"""A run as text, as one HTML file, as JSON and as JUnit's XML."""
+"""A run as text (text.py), as one HTML file, as JSON and as JUnit's XML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from tailrace.conform.report.html import as_html
 from tailrace.conform.report.json import as_json
 from tailrace.conform.report.junit import as_junit
-from tailrace.conform.report.text import as_text
 from tailrace.conform.runner import ConformRun
 
 WRITERS = {"html": as_html, "json": as_json, "junit": as_junit}
@@ -20,4 +19,4 @@ def write(run: ConformRun, files: dict[str, Path | None]) -> None:
             file.write_text(WRITERS[kind](run), encoding="utf-8")
 
 
-__all__ = ["WRITERS", "as_text", "write"]
+__all__ = ["WRITERS", "write"]

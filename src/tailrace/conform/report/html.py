@@ -86,6 +86,11 @@ def as_html(run: ConformRun) -> str:
         f"<p>{escape(summary(run))}</p>",
         f"<p class=soft>{escape(run.begun)}, budget {escape(run.budget)}, seed {run.seed}</p>",
     ]
+    parts += [
+        f"<p><a href='#{escape(one.law.id)}' class={one.verdict.kind}><code>{escape(one.law.id)}</code></a> "
+        f"{shown(shortened(one.verdict.said, SAID))}</p>"
+        for one in run.findings
+    ]
     family = ""
     for one in run.judged:
         if one.law.family != family:

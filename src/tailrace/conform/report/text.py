@@ -1,4 +1,4 @@
-"""A run as text: a line per law, then each finding with its request."""
+"""A run as text: a line per law, as it is judged; at the end each finding with its request."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def finding(one: JudgedLaw, url: str) -> str:
 def summary(run: ConformRun) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in run.counts().items() if count)
     why = "the server is gone" if run.gone else "interrupted"
-    left = f"; {why}, {len(run.unjudged)} laws left out" if run.interrupted else ""
+    laws = "law" if len(run.unjudged) == 1 else "laws"
+    left = f"; {why}, {len(run.unjudged)} {laws} left out" if run.interrupted else ""
     return f"{counts or 'nothing judged'} ({run.num_requests} requests, {run.seconds:.0f} s){left}"
 
 
-def as_text(run: ConformRun) -> str:
-    """The whole report."""
-    parts = [f"{printable(run.model)} at {run.url}, budget {run.budget}, seed {run.seed}", ""]
-    parts += [line(one) for one in run.judged]
-    parts += ["", *(finding(one, run.url) + "\n" for one in run.findings), summary(run)]
+def ending(run: ConformRun) -> str:
+    """What follows the lines of the laws: the findings, what was judged, and the sum."""
+    parts = ["", *(finding(one, run.url) + "\n" for one in run.findings)]
+    parts += [f"{printable(run.model)} at {run.url}, budget {run.budget}, seed {run.seed}", summary(run)]
     return "\n".join(parts) + "\n"

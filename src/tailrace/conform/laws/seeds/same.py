@@ -9,7 +9,7 @@ from tailrace.conform.verdict import Verdict, holds, ignored
 
 
 async def check(ctx: LawContext) -> Verdict:
-    seeds = seeds_of(ctx)
+    seeds = [*seeds_of(ctx), 0]  # 0 is a seed, not the want of one
     first, again = await alone(ctx, seeds), await alone(ctx, seeds)
     pairs = list(zip(first, again, strict=True))
     if all(one.said != other.said for one, other in pairs):
@@ -25,8 +25,8 @@ LAW = Law(
     id="seeds.same",
     sentence="A request with a seed has the same answer when it is sent again.",
     why="It is all that a seed is for: a bug can be shown, a test repeated, a result checked.",
-    method="Requests at temperature 1 are sent twice, one after the other.",
-    violation="Two answers to the same request differ.",
+    method="Requests at temperature 1 are sent twice, one after the other; one of the seeds is 0.",
+    violation="Two answers to the same request differ, as where the seed 0 is taken for none.",
     check=check,
     needs=("seed",),
     cost=6,

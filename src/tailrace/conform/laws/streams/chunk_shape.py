@@ -1,4 +1,4 @@
-"""streams.chunk-shape: every chunk is what the official client's types say."""
+"""streams.chunk-shape: every chunk and every plain answer is what the official client's types say."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
         return Finding(f"the chunks of one answer have {len(ids)} ids", (made,))
     if not num_choices:
         raise SaysNothing("no chunk has a choice")
+    plain = await send(ctx, case.having(stream=None, stream_options=None))
+    if said := chunk_problem(plain.parsed, case.chat, whole=True):
+        return Finding(f"{said} in the answer without stream", (plain,))
     return None
 
 
@@ -48,11 +51,13 @@ def logprobs_of(case: Case) -> dict[str, Any]:
 
 LAW = Law(
     "streams.chunk-shape",
-    "Every chunk is valid against the official client's types, and all chunks of an answer have one id.",
+    "Every chunk, and the answer without stream, is valid against the official client's types; all chunks of an answer "
+    "have one id.",
     "Typed clients read these fields unchecked: a missing one is an exception deep inside an application.",
-    "Streams plain, with usage, with n, with logprobs; every field's presence and type is checked, exactly.",
+    "Streams plain, with usage, with n, with logprobs, and the same without stream; every field's presence and type is "
+    "checked, exactly.",
     "A missing created, an object of another name, an index that is no integer, an id that changes.",
     check,
     needs=("stream",),
-    cost=8,
+    cost=16,
 )

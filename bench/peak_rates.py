@@ -27,7 +27,7 @@ SOURCE = """
 #define SUMS 24
 #define LOOP(type, zero, step)                                              \\
     type sums[SUMS];                                                        \\
-    for (int i = 0; i < SUMS; ++i) sums[i] = zero;                          \\
+    _Pragma("GCC unroll 24") for (int i = 0; i < SUMS; ++i) sums[i] = zero; \\
     for (int64_t round = 0; round < rounds; ++round)                        \\
         _Pragma("GCC unroll 24") for (int i = 0; i < SUMS; ++i) {           \\
             sums[i] = step;                                                 \\

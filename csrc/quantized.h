@@ -111,7 +111,7 @@ inline void fetch_next(const Product &p, int64_t b) {
 void product_portable(const Product &p, int rows, float *acc);
 // Those of x86 are defined there alone.
 void product_avx2(const Product &p, int rows, float *acc);    // codes unsigned
-void product_vnni(const Product &p, int rows, float *acc);    // 1 to 4 rows of one tile, or its first or last 8
+void product_vnni(const Product &p, int rows, float *acc);    // 1 to 4 rows of one tile
 void product_amx(const Product &p, int rows, float *acc);     // codes with a sign; a tile of rows
 void product_neon(const Product &p, int rows, float *acc);    // ARM alone: 1 to 4 rows of one tile; codes with a sign
 bool has_dot();                                               // ARM's dot products of eight bits

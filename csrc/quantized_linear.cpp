@@ -2,6 +2,7 @@
 // row's products are added block after block: its result does not depend on its neighbours, bit for bit, nor on the
 // instruction set (quantized.h). Only the blocking differs: a panel's blocks are read eight at a time, widened where the
 // product does not take them as they are packed, and stay in the first cache while the rows pass by.
+#include "exact.h"
 #include "pool.h"
 #include "quantized.h"
 #include "simd.h"
@@ -17,8 +18,7 @@ namespace {
 std::atomic<int> widest_set{3};
 
 constexpr int64_t kRowsAtOnce = 256;  // their sums, [256][64] of float32, stay in the second cache
-constexpr int kFewRows = 4;           // of product_vnni: so many at most, or
-constexpr int kHalfTile = kTile / 2;  // half a tile
+constexpr int kFewRows = 4;           // of a product, at most, but for AMX
 constexpr int64_t kManyRows = 32;     // from here on a tile of 16 rows is faster than product_vnni
 
 struct Call {
@@ -45,9 +45,23 @@ Set best_set() {
     return best;
 }
 
+// What stands beside the codes of a row and a block: their scale, their sum times that, and what offsets take away.
+TAILRACE_INLINE void place_block(const Activations &to, const Format &f, int64_t row, int64_t b, float largest,
+                                 const int32_t sums[2]) {
+    const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
+    const float scale = largest < 1e-30f ? 0.0f : largest / 127.0f;
+    const bool two = halves(f) == 2;
+    to.scale[place] = scale;
+    to.total[place] = scale * static_cast<float>(sums[0] + sums[1]);
+    int32_t *start = to.start + (tile * to.blocks + b) * 2 * kTile + lane;
+    start[0] = -f.offset * (two ? sums[0] : sums[0] + sums[1]);
+    start[kTile] = -f.offset * sums[1];
+}
+
 // One row of up to 32 inputs per block → q, scale, total and start. NaN and infinity make scale NaN or infinite, so
-// that the row's results are no numbers either. A block below 1e-30 counts as zeros.
-template <typename T> void quantise_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
+// that the row's results are no numbers either. A block below 1e-30 counts as zeros. Inlined, so that it is compiled for
+// the instruction sets of its callers.
+template <typename T> TAILRACE_INLINE void quantise_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
     const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
     int8_t *q = to.q + place * kBlock;
     float values[kBlock];
@@ -69,13 +83,7 @@ template <typename T> void quantise_block(const T *x, const Format &f, const Act
         q[i] = static_cast<int8_t>(bits - 0x4b400000);
     }
     for (int i = 0; i < kBlock; ++i) sums[i / kSixteen] += q[i];
-    const float scale = largest < 1e-30f ? 0.0f : largest / 127.0f;
-    const bool two = halves(f) == 2;
-    to.scale[place] = scale;
-    to.total[place] = scale * static_cast<float>(sums[0] + sums[1]);
-    int32_t *start = to.start + (tile * to.blocks + b) * 2 * kTile + lane;
-    start[0] = -f.offset * (two ? sums[0] : sums[0] + sums[1]);
-    start[kTile] = -f.offset * sums[1];
+    place_block(to, f, row, b, largest, sums);
 }
 
 TAILRACE_CLONES void quantise_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row) {
@@ -85,10 +93,47 @@ TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activat
     for (int64_t b = 0; b < to.blocks; ++b) quantise_block(x + b * kBlock, f, to, row, b);
 }
 
+#if TAILRACE_X86
+#define TAILRACE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+
+TAILRACE_AVX512 inline __m512 sixteen_floats(const float *x) { return _mm512_loadu_ps(x); }
+TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+// quantise_block for all blocks of a row, the same operations.
+template <typename T> TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row) {
+    const __m512i positive = _mm512_set1_epi32(0x7fffffff);
+    for (int64_t b = 0; b < to.blocks; ++b, x += kBlock) {
+        const __m512 values[2] = {sixteen_floats(x), sixteen_floats(x + kSixteen)};
+        const __m512i first = _mm512_and_si512(_mm512_castps_si512(values[0]), positive);
+        const __m512i second = _mm512_and_si512(_mm512_castps_si512(values[1]), positive);
+        const uint32_t most = _mm512_reduce_max_epu32(_mm512_max_epu32(first, second));
+        float largest;
+        std::memcpy(&largest, &most, 4);
+        const __m512 inverse = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 127.0f / largest);
+        int8_t *q = to.q + ((row / kTile * to.blocks + b) * kTile + row % kTile) * kBlock;
+        int32_t sums[2];
+        for (int half = 0; half < 2; ++half) {
+            const __m512 shifted = _mm512_add_ps(_mm512_mul_ps(values[half], inverse), _mm512_set1_ps(12582912.0f));
+            const __m128i codes = _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted));  // the lowest bytes
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(q + half * kSixteen), codes);
+            sums[half] = _mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(codes));
+        }
+        place_block(to, f, row, b, largest, sums);
+    }
+}
+#endif
+
 template <typename T> void quantise_rows(const Call &c) {
     const auto one = [&](int64_t r) {
-        if constexpr (sizeof(T) == 4) quantise_f32(static_cast<const float *>(c.x) + r * c.x_stride, *c.f, c.rows, r);
-        else quantise_bf16(static_cast<const bf16 *>(c.x) + r * c.x_stride, *c.f, c.rows, r);
+        const T *x = static_cast<const T *>(c.x) + r * c.x_stride;
+#if TAILRACE_X86
+        if (std::min<int>(best_set(), widest_set.load()) >= kVnni) return quantise_avx512(x, *c.f, c.rows, r);
+#endif
+        if constexpr (sizeof(T) == 4) quantise_f32(x, *c.f, c.rows, r);
+        else quantise_bf16(x, *c.f, c.rows, r);
     };
     if (c.m < 8)
         for (int64_t r = 0; r < c.m; ++r) one(r);
@@ -97,12 +142,13 @@ template <typename T> void quantise_rows(const Call &c) {
         });
 }
 
-// Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins.
+// Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins. What comes next
+// is fetched in equal parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads.
 void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
+    const int64_t calls = (count + kFewRows - 1) / kFewRows;
+    p.next_bytes = (p.next_bytes / calls + 63) / 64 * 64;
     for (int64_t r = 0; r < count;) {
-        const int64_t left = count - r;
-        int rows = static_cast<int>(std::min<int64_t>(left, kFewRows));
-        if (set == kVnni && left >= kHalfTile) rows = kHalfTile;
+        int rows = static_cast<int>(std::min<int64_t>(count - r, kFewRows));
 #if TAILRACE_X86
         if (set == kAmx) product_amx(p, rows = kTile, acc + r * kPack);
         else if (set == kVnni) product_vnni(p, rows, acc + r * kPack);
@@ -115,7 +161,7 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
             product_portable(p, rows, acc + r * kPack);
         r += rows;
         p.row += rows;
-        p.next_bytes = 0;
+        p.next += static_cast<uintptr_t>(p.count * p.next_bytes);
     }
 }
 

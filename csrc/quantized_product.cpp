@@ -178,50 +178,70 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
         for (int j = 0; j < 4; ++j) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r][j]);
 }
 
-// The same for half a tile: 16 outputs after each other, so that the sums of all blocks stay in registers.
-template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void many_vnni(const Product &p, float *acc) {
+// The same for R rows and J · 16 outputs at a time, so that the sums of all blocks stay in registers. An input that is
+// spread over a register serves J products: processors spread one per cycle, and some multiply two.
+template <int R, int J, Beside Kind, bool Nibbles> TAILRACE_VNNI void many_vnni(const Product &p, float *acc) {
     constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
     constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;
     constexpr int parts = Kind == Beside::two_scales ? 2 : 1, groups = kBlock / 4 / parts;
     const At at(*p.x, p.row);
-    for (int j = 0; j < 4; ++j, acc += 16) {
-        __m512 all[R];
+    const int64_t beside_stride = half_wide ? p.stride : 4 * parts * kPack, mins_stride = half_wide ? p.stride : 4 * kPack;
+    for (int first = 0; first < 4; first += J, acc += 16 * J) {
+        const int8_t *q = at.q(p.first);
+        const int32_t *start = at.start(p.first, 0);
+        const float *scale = p.x->scale + at.place(p.first), *total = p.x->total + at.place(p.first);
+        const uint8_t *codes = p.codes + 64 * first;
+        const uint8_t *scales = half_wide ? p.packed + 32 * first : reinterpret_cast<const uint8_t *>(p.w->scales + 16 * first);
+        const uint8_t *mins = half_wide ? scales + 2 * kPack : reinterpret_cast<const uint8_t *>(p.w->mins + 16 * first);
+        __m512 all[R][J];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack);
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int j = 0; j < J; ++j) all[r][j] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
         for (int64_t b = 0; b < p.count; ++b) {
-            if (j == 0) fetch_next(p, b);
-            const int8_t *q = at.q(p.first + b);
-            const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
-            const uint8_t *codes = p.codes + b * p.stride, *beside = half_wide ? p.packed + b * p.stride : nullptr;
-            const void *scales = half_wide ? static_cast<const void *>(beside) : p.w->scales + b * parts * kPack;
-            const void *mins = half_wide ? static_cast<const void *>(beside + 2 * kPack) : p.w->mins + b * kPack;
+            if (first == 0) fetch_next(p, b);
+#pragma GCC unroll 2
             for (int half = 0; half < parts; ++half) {
-                const int32_t *start = at.start(p.first + b, half);
-                __m512i sums[R];
+                __m512i sums[R][J];
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) sums[r] = _mm512_set1_epi32(start[r]);
+                for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                    for (int j = 0; j < J; ++j) sums[r][j] = _mm512_set1_epi32(start[half * kTile + r]);
 #pragma GCC unroll 8
                 for (int g = 0; g < groups; ++g) {
-                    const __m512i w = codes_at<Nibbles>(codes, half * groups + g, j);
+                    __m512i w[J];
+#pragma GCC unroll 4
+                    for (int j = 0; j < J; ++j) w[j] = codes_at<Nibbles>(codes, half * groups + g, j);
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
                         int32_t four;
                         std::memcpy(&four, q + r * kBlock + half * kSixteen + 4 * g, 4);
-                        sums[r] = _mm512_dpbusd_epi32(sums[r], w, _mm512_set1_epi32(four));
+                        const __m512i x = _mm512_set1_epi32(four);
+#pragma GCC unroll 4
+                        for (int j = 0; j < J; ++j) sums[r][j] = _mm512_dpbusd_epi32(sums[r][j], w[j], x);
                     }
                 }
-                const __m512 w = sixteen<half_wide>(scales, half * kPack + 16 * j);
+#pragma GCC unroll 4
+                for (int j = 0; j < J; ++j) {
+                    const __m512 w = sixteen<half_wide>(scales, half * kPack + 16 * j);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r]), w);
-                    all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
+                    for (int r = 0; r < R; ++r) {
+                        const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][j]), w);
+                        all[r][j] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r][j]);
+                    }
                     if (!min) continue;
-                    all[r] = _mm512_fmadd_ps(sixteen<half_wide>(mins, 16 * j), _mm512_set1_ps(total[r]), all[r]);
+                    const __m512 least = sixteen<half_wide>(mins, 16 * j);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) all[r][j] = _mm512_fmadd_ps(least, _mm512_set1_ps(total[r]), all[r][j]);
                 }
             }
+            q += kTile * kBlock, start += 2 * kTile, scale += kTile, total += kTile;
+            codes += p.stride, scales += beside_stride, mins += mins_stride;
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) _mm512_storeu_ps(acc + r * kPack, all[r]);
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int j = 0; j < J; ++j) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r][j]);
     }
 }
 
@@ -230,8 +250,7 @@ template <Beside Kind, bool Nibbles> void some_vnni(const Product &p, int rows, 
         case 1: return rows_vnni<1, Kind, Nibbles>(p, acc);
         case 2: return rows_vnni<2, Kind, Nibbles>(p, acc);
         case 3: return rows_vnni<3, Kind, Nibbles>(p, acc);
-        case kTile / 2: return many_vnni<8, Kind, Nibbles>(p, acc);
-        default: return rows_vnni<4, Kind, Nibbles>(p, acc);
+        default: return many_vnni<4, 2, Kind, Nibbles>(p, acc);
     }
 }
 

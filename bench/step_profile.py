@@ -25,10 +25,10 @@ from tailrace.models import resolve
 
 SAMPLES_PER_SECOND = 997  # no multiple of anything that recurs
 KINDS = {
-    "linear layers": r"linear|tiles?_bf16|product|rows_vnni|many_vnni|panel|quantise|widen|round_row|mkldnn|gemm",
+    "linear layers": r"linear|^block|tiles?_bf16|product|rows_vnni|many_vnni|panel|quantise|widen|round_row|gemm",
     "attention": r"scores_|values_|soften|_kv|attend|attention|softmax",
     "norms, gates, rotary embeddings": r"norm|rope|rotary|gate|silu|elementwise|embedding",
-    "sampling": r"^(block|whole|pass|merge)\b|Walk|scan|sample|take_|hot_|keep|refine|draw|noise|logprobs|argmax",
+    "sampling": r"^(whole|pass|merge)\b|Walk|scan|sample|take_|hot_|keep|refine|draw|noise|logprobs|argmax",
     "waiting for the other thread": r"Pool::|pause|futex|sched|task_switch|pthread_cond",
     "torch": r"at::|c10|torch",
     "Python": r"^_?Py|nanobind|nb_|unicode|dict|list|gc_|tuple|object_|long_|vectorcall|collect|free|alloc",

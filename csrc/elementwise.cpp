@@ -123,6 +123,10 @@ template <typename T> void silu_mul_t(const T *gate_up, int64_t rows, int64_t di
 
 }  // namespace
 
+TAILRACE_CLONES void round_row(const float *from, int64_t count, bf16 *to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
+}
+
 void rms_norm(const void *x, const void *weight, Type type, int64_t rows, int64_t dim, int64_t stride, float eps,
               bool plus_one, void *y) {
     const float offset = plus_one ? 1.0f : 0.0f;

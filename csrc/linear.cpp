@@ -141,7 +141,8 @@ template <typename T> void block(const LinearCall &c, int64_t b, int64_t next) {
         tiles(rows, x + r * c.x_stride, c.x_stride, w, c.k, bias, out, {ahead + pass * lines * 64 * (c.k / 2), fetch});
         for (int i = 0; i < rows; ++i) {
             T *target = y + (r + i) * c.n + b * kPack;
-            for (int64_t j = 0; j < width; ++j) target[j] = from_float<T>(out[i * kPack + j]);
+            if constexpr (sizeof(T) == 4) std::copy_n(out + i * kPack, width, target);
+            else round_row(out + i * kPack, width, target);
         }
     }
 }

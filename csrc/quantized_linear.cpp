@@ -165,10 +165,6 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
     }
 }
 
-TAILRACE_CLONES void round_row(const float *sums, int64_t width, bf16 *y) {
-    for (int64_t j = 0; j < width; ++j) y[j] = to_bf16(sums[j]);
-}
-
 // One panel of 64 outputs for rows [from, from + count).
 template <typename T> void panel(const Call &c, int64_t number, int64_t from, int64_t count, Set set) {
     thread_local std::vector<float> sums;

@@ -46,6 +46,8 @@ inline bf16 to_bf16(float x) {
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return static_cast<bf16>(nan ? ((bits >> 16) | 0x40u) : (rounded >> 16));
 }
+// The same for many, by the widest registers (elementwise.cpp).
+void round_row(const float *from, int64_t count, bf16 *to);
 template <typename T> inline T from_float(float x);
 template <> inline float from_float<float>(float x) { return x; }
 template <> inline bf16 from_float<bf16>(float x) { return to_bf16(x); }

@@ -19,6 +19,7 @@ EMULATOR = [] if ARM else ["qemu-aarch64"]
 PARTS = [
     "tests/kernels/on_arm.cpp",
     *sorted(str(path) for path in (ROOT / "csrc").glob("quantized_*.cpp")),
+    "csrc/elementwise.cpp",
     "csrc/pool.cpp",
 ]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]

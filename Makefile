@@ -179,7 +179,7 @@ test-models: install
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m architectures $(ARGS)
 
 # What touches the GPU, on one; then, where compute-sanitizer is, the kernels once more under its eyes.
-SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_on_gpu.py -k "not machine_code"
+SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_on_gpu.py -k "not machine_code and not without_barriers"
 test-gpu: install
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU: torch sees no CUDA here")'
 	$(BIN)/python -m pytest -m "not long" tests/kernels tests/runners tests/engine/test_on_gpu.py $(ARGS)

@@ -1,5 +1,5 @@
 """An engine whose streams only decode: the worker of bench/step_profile.py. The first line says which model and how
-many streams, every further one for how many seconds to run steps. An answer is the number of steps."""
+many streams, every further one for how many seconds to run steps. An answer is steps and seconds."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def main() -> None:
     gc.freeze()  # as in the engine's process
     print(json.dumps(0), flush=True)
     for line in sys.stdin:
-        until, steps = time.perf_counter() + json.loads(line), 0
-        while time.perf_counter() < until and len(engine.running) == first["streams"]:
+        start, wanted_s, steps = time.perf_counter(), json.loads(line), 0
+        while time.perf_counter() - start < wanted_s and len(engine.running) == first["streams"]:
             engine.step()
             steps += 1
-        print(json.dumps(steps), flush=True)
+        print(json.dumps([steps, time.perf_counter() - start]), flush=True)
 
 
 if __name__ == "__main__":

@@ -81,9 +81,10 @@ def main(argv: list[str]) -> int:
             found = differences(workers[code], text) if code else {}
             rows = [rows[0] | found, *(row | dict.fromkeys(found, "") for row in rows[1:])]
         else:
+            peaks = peak_rates(args.threads)
             rows, rates = speeds(workers, args, about)
-            peaks = {name: "bf16" if name in ("dequantized", "auto", code) else "int8" for name in workers}
-            rows += peak_shares(rates, products_of(file), peaks, peak_rates(args.threads))
+            kinds_of = {name: "bf16" if name in ("dequantized", "auto", code) else "int8" for name in workers}
+            rows += peak_shares(rates, products_of(file), kinds_of, peaks)
     print(table(rows))
     if args.json:
         write_json(args.json, {"machine": machine(), "file": file, "threads": args.threads, "rows": rows})
@@ -144,7 +145,7 @@ def peak_shares(
             **ratios,
         }
         for what, count in each.items()
-        if all(peaks.values())
+        if all(peaks[kind] for kind in kinds.values())
     ]
 
 

@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,17 +22,23 @@ from bench.harness import cores
 SECONDS = 0.2
 # So many sums do not wait for each other: more than the latency of any of these instructions times two ports.
 SOURCE = """
-#include <immintrin.h>
 #include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
+#if defined(__AVX512F__)
 #define SUMS 24
+#else
+#define SUMS 12
+#endif
 #define LOOP(type, zero, step)                                              \\
     type sums[SUMS];                                                        \\
     _Pragma("GCC unroll 24") for (int i = 0; i < SUMS; ++i) sums[i] = zero; \\
     for (int64_t round = 0; round < rounds; ++round)                        \\
         _Pragma("GCC unroll 24") for (int i = 0; i < SUMS; ++i) {           \\
             sums[i] = step;                                                 \\
-            __asm__ volatile("" : "+v"(sums[i]));                           \\
+            __asm__ volatile("" : "+v"(sums[i]), "+v"(a));                  \\
         }
 
 #if defined(__AMX_INT8__)
@@ -64,6 +71,12 @@ void bf16_rounds(int64_t rounds) {
     __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80);
     LOOP(__m512, _mm512_setzero_ps(), _mm512_dpbf16_ps(sums[i], a, a))
 }
+#elif defined(__AVX512F__)
+int64_t bf16_per_round(void) { return SUMS * 16; }
+void bf16_rounds(int64_t rounds) {
+    __m512 a = _mm512_set1_ps(1.0f);
+    LOOP(__m512, _mm512_setzero_ps(), _mm512_fmadd_ps(a, a, sums[i]))
+}
 #elif defined(__AVX2__) && defined(__FMA__)
 int64_t bf16_per_round(void) { return SUMS * 8; }
 void bf16_rounds(int64_t rounds) {
@@ -78,7 +91,7 @@ void bf16_rounds(int64_t rounds) { (void)rounds; }
 
 
 def compiled() -> ctypes.CDLL:
-    """The loops as a library. Raises CalledProcessError where the compiler fails."""
+    """The loops as a library. Raises OSError or CalledProcessError without a compiler that takes them."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "peak.c", Path(folder) / "peak.so"
         source.write_text(SOURCE)
@@ -88,8 +101,12 @@ def compiled() -> ctypes.CDLL:
 
 
 def peak_rates(threads: int) -> dict[str, float]:
-    """Both rates; 0 where there is no loop for one."""
-    library = compiled()
+    """Both rates; 0 where there is no loop for one, or no compiler."""
+    try:
+        library = compiled()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"no peak rates: {error}", file=sys.stderr)
+        return {"int8": 0.0, "bf16": 0.0}
     return {kind: rate(library, kind, threads) for kind in ("int8", "bf16")}
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.harness import Worker, cores, machine, table, write_json
 
@@ -25,7 +26,7 @@ from tailrace.models import resolve
 
 SAMPLES_PER_SECOND = 997  # no multiple of anything that recurs
 KINDS = {
-    "linear layers": r"linear|^block|tiles?_bf16|product|rows_vnni|many_vnni|panel|quantise|widen|round_row|gemm",
+    "linear layers": r"linear|^block|tiles?_bf16|product|rows_vnni|rows_neon|panel|quantise|widen|round_row|gemm",
     "attention": r"scores_|values_|soften|_kv|attend|attention|softmax",
     "norms, gates, rotary embeddings": r"norm|rope|rotary|gate|silu|elementwise|embedding",
     "sampling": r"^(whole|pass|merge)\b|Walk|scan|sample|take_|hot_|keep|refine|draw|noise|logprobs|argmax",
@@ -56,40 +57,51 @@ def main(argv: list[str] | None = None) -> int:
         print("this needs Linux's perf (Debian: the package linux-perf)", file=sys.stderr)
         return 1
     resolve(ModelConfig(model=args.model, weights=args.weights))
-    found = {streams: profile(args, streams) for streams in args.streams}
-    kinds = [*KINDS, "other"]
+    columns = {f"{streams} streams": profile(args, streams) for streams in args.streams}
     rows = [
-        {"of the processor time": kind, **{f"{n} streams": f"{shares[kind]:.3f}" for n, shares in found.items()}}
-        for kind in kinds
+        {"of the processor time": kind, **{name: f"{one.kinds[kind]:.3f}" for name, one in columns.items()}}
+        for kind in (*KINDS, "other")
     ]
-    print(table(rows))
-    for streams, shares in found.items():
-        others = sorted((name for name in shares if name not in kinds), key=lambda name: -shares[name])[:8]
-        print(f"{streams} streams, largest symbols:", "; ".join(f"{name} {shares[name]:.3f}" for name in others))
+    print(
+        table([*rows, {"of the processor time": "ms per step"} | {n: f"{c.step_ms:.1f}" for n, c in columns.items()}])
+    )
+    for name, one in columns.items():
+        most = sorted(one.symbols, key=lambda symbol: -one.symbols[symbol])[:8]
+        print(f"{name}, largest symbols:", "; ".join(f"{symbol} {one.symbols[symbol]:.3f}" for symbol in most))
     if args.json:
-        write_json(args.json, {"machine": machine(), "weights": args.weights, "shares": found})
+        write_json(args.json, {"machine": machine(), "weights": args.weights, "found": columns})
     return 0
 
 
-def profile(args: argparse.Namespace, streams: int) -> dict[str, float]:
-    """Shares by kind, and by symbol."""
+class Profile(NamedTuple):
+    """Shares of the processor time by kind and by symbol, and how long a step took meanwhile."""
+
+    kinds: dict[str, float]
+    symbols: dict[str, float]
+    step_ms: float
+
+
+def profile(args: argparse.Namespace, streams: int) -> Profile:
+    """Raises RuntimeError if perf can't sample, or the streams ended too early."""
     first = {name: getattr(args, name) for name in ("model", "weights", "threads", "prompt_tokens", "output_tokens")}
     with Worker("bench.decode_steps", threads=args.threads) as worker, tempfile.TemporaryDirectory() as folder:
         worker.ask({**first, "streams": streams})
         data = f"{folder}/perf.data"
         record = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(SAMPLES_PER_SECOND), "-o", data]
-        with subprocess.Popen([*record, "-p", str(worker.process.pid)], stderr=subprocess.DEVNULL) as perf:
-            worker.ask(args.seconds)
+        with subprocess.Popen([*record, "-p", str(worker.process.pid)]) as perf:
+            steps, seconds = worker.ask(args.seconds)
             perf.terminate()
+        if seconds < args.seconds or not Path(data).exists():
+            raise RuntimeError("perf wrote nothing" if steps else "the streams ended early: raise --output-tokens")
         report = ["perf", "report", "-i", data, "--stdio", "--no-children", "--sort", "symbol"]
-        text = subprocess.run(report, capture_output=True, text=True, check=True).stdout
-    shares: dict[str, float] = defaultdict(float)
+        text = subprocess.run(report, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+    kinds, symbols = defaultdict[str, float](float), defaultdict[str, float](float)
     for percent, symbol in re.findall(r"^\s+([\d.]+)%\s+\[.\]\s+(.+?)\s*$", text, re.MULTILINE):
-        share, name = float(percent) / 100, re.sub(r"\(anonymous namespace\)::|tailrace::|\(.*", "", symbol)[:60]
+        name = re.sub(r"\(anonymous namespace\)::|tailrace::|\(.*", "", symbol)[:60]
         kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "other")
-        shares[kind] += share
-        shares[name] += share
-    return shares
+        kinds[kind] += float(percent) / 100
+        symbols[name] += float(percent) / 100
+    return Profile(kinds, symbols, seconds / max(1, steps) * 1e3)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ struct Product {
     bool halves;                // scales (and minimums) are taken as they are packed, float16; for product_vnni alone
     const uint8_t *packed;      // the first block: its scales, then its codes
     uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
-    int64_t next_bytes;         // of it per block, to fetch; 0: it has been fetched
+    int64_t next_bytes;         // of it per block, to fetch beside this product; 0: all has been fetched
 };
 // While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait. Into
 // the second cache, since the first one has few misses under way at a time, which the multiplication needs. Tiles of

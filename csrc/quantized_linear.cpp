@@ -32,7 +32,7 @@ struct Call {
     Activations rows;
 };
 
-enum Set : int { kPortable = 0, kNeon = 1, kAvx2 = 1, kVnni = 2, kAmx = 3 };
+enum Set : int { kPortable = 0, kNeon = 1, kAvx2 = 1, kVnni = 2, kAmx = 3 };  // no machine has both of 1
 
 Set best_set() {
     Set best = kPortable;
@@ -44,6 +44,9 @@ Set best_set() {
 #endif
     return best;
 }
+
+// The best that tests have left.
+Set widest_of_all() { return std::min(best_set(), static_cast<Set>(widest_set.load())); }
 
 // What stands beside the codes of a row and a block: their scale, their sum times that, and what offsets take away.
 TAILRACE_INLINE void place_block(const Activations &to, const Format &f, int64_t row, int64_t b, float largest,
@@ -94,8 +97,6 @@ TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activat
 }
 
 #if TAILRACE_X86
-#define TAILRACE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-
 TAILRACE_AVX512 inline __m512 sixteen_floats(const float *x) { return _mm512_loadu_ps(x); }
 TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));
@@ -126,11 +127,11 @@ template <typename T> TAILRACE_AVX512 void quantise_avx512(const T *x, const For
 }
 #endif
 
-template <typename T> void quantise_rows(const Call &c) {
+template <typename T> void quantise_rows(const Call &c, [[maybe_unused]] Set set) {
     const auto one = [&](int64_t r) {
         const T *x = static_cast<const T *>(c.x) + r * c.x_stride;
 #if TAILRACE_X86
-        if (std::min<int>(best_set(), widest_set.load()) >= kVnni) return quantise_avx512(x, *c.f, c.rows, r);
+        if (set >= kVnni) return quantise_avx512(x, *c.f, c.rows, r);
 #endif
         if constexpr (sizeof(T) == 4) quantise_f32(x, *c.f, c.rows, r);
         else quantise_bf16(x, *c.f, c.rows, r);
@@ -143,9 +144,10 @@ template <typename T> void quantise_rows(const Call &c) {
 }
 
 // Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins. What comes next
-// is fetched in equal parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads.
+// is fetched in parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads.
 void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
     const int64_t calls = (count + kFewRows - 1) / kFewRows;
+    int64_t left = p.next_bytes;
     p.next_bytes = (p.next_bytes / calls + 63) / 64 * 64;
     for (int64_t r = 0; r < count;) {
         int rows = static_cast<int>(std::min<int64_t>(count - r, kFewRows));
@@ -162,6 +164,7 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
         r += rows;
         p.row += rows;
         p.next += static_cast<uintptr_t>(p.count * p.next_bytes);
+        if ((left -= p.next_bytes) <= 0) p.next_bytes = 0;
     }
 }
 
@@ -203,14 +206,14 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
 
 // The instruction set for so many rows. Tiles are padded to 16 rows, and two short sums per block don't pay there.
 Set set_for(const Format &f, int64_t m) {
-    const Set best = std::min(best_set(), static_cast<Set>(widest_set.load()));
+    const Set best = widest_of_all();
     const int64_t padded = (m + kTile - 1) / kTile * kTile;
     const bool tiles = m >= kManyRows && padded * 5 <= m * 6 && halves(f) == 1;
     return best == kAmx && !tiles ? kVnni : best;
 }
 
 template <typename T> void run(const Call &c) {
-    quantise_rows<T>(c);
+    quantise_rows<T>(c, widest_of_all());
     const Set set = set_for(*c.f, c.m);
     for (int64_t from = 0; from < c.m; from += kRowsAtOnce) {
         const int64_t count = std::min(kRowsAtOnce, c.m - from);

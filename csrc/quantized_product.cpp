@@ -178,9 +178,9 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
         for (int j = 0; j < 4; ++j) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r][j]);
 }
 
-// The same for R rows and J · 16 outputs at a time, so that the sums of all blocks stay in registers. An input that is
+// The same for four rows and 32 outputs (R rows and J · 16) at a time, so that the sums of all blocks stay in registers. An input that is
 // spread over a register serves J products: processors spread one per cycle, and some multiply two.
-template <int R, int J, Beside Kind, bool Nibbles> TAILRACE_VNNI void many_vnni(const Product &p, float *acc) {
+template <int R, int J, Beside Kind, bool Nibbles> TAILRACE_VNNI void four_rows_vnni(const Product &p, float *acc) {
     constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
     constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;
     constexpr int parts = Kind == Beside::two_scales ? 2 : 1, groups = kBlock / 4 / parts;
@@ -250,7 +250,7 @@ template <Beside Kind, bool Nibbles> void some_vnni(const Product &p, int rows, 
         case 1: return rows_vnni<1, Kind, Nibbles>(p, acc);
         case 2: return rows_vnni<2, Kind, Nibbles>(p, acc);
         case 3: return rows_vnni<3, Kind, Nibbles>(p, acc);
-        default: return many_vnni<4, 2, Kind, Nibbles>(p, acc);
+        default: return four_rows_vnni<4, 2, Kind, Nibbles>(p, acc);
     }
 }
 

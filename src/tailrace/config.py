@@ -104,8 +104,9 @@ class CacheConfig(Section, frozen=True):
 class SchedulerConfig(Section, frozen=True):
     """Limits of one step and of the waiting line.
 
-    prefill_slowdown: how many times as long as without prompts a step may take, about, where others decode: prompts are
-    read in chunks that fit, by what the last steps took; 0: in chunks of max_num_batched_tokens.
+    prefill_slowdown: how many times as long as without prompts a step may take, about, where others decode (up to four
+    times that where more prompts wait than sequences decode): prompts are read in chunks that fit, by what the last
+    steps took; 0: in chunks of max_num_batched_tokens.
     max_model_len: 0: the model's own.
     overlap: plan a step while the one before runs; auto: on a GPU.
     stall_s: a step that takes longer is reported as a stall (/health, log, metrics); 0: never.

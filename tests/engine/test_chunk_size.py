@@ -35,10 +35,10 @@ def test_the_step_is_as_long_as_asked(decodes: int, slowdown: float):
     assert took(decodes + chunk) == pytest.approx(slowdown * took(decodes), abs=2 * 0.0006)  # two tokens
 
 
-@pytest.mark.parametrize(("prompts", "times"), [(4, 1.0), (8, 1.0), (12, 1.5), (24, 3.0)])
-def test_a_step_may_be_longer_where_more_wait_than_decode(prompts: int, times: float):
-    chunk = told(2.0, 8, 64, 100, 200, 400, MOST).limit(8, prompts)
-    assert took(8 + chunk) == pytest.approx(2.0 * times * took(8), abs=2 * 0.0006)
+@pytest.mark.parametrize(("crowd", "times"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1.5), (3.0, 3.0), (30.0, 4.0)])
+def test_a_step_may_be_longer_where_more_wait_than_decode(crowd: float, times: float):
+    chunk = told(1.5, 8, 64, 100, 200, 400, MOST).limit(8, crowd)
+    assert took(8 + chunk) == pytest.approx(1.5 * times * took(8), abs=2 * 0.0006)
 
 
 def test_without_decodes_or_a_bound_or_knowledge_a_step_is_full():
@@ -118,3 +118,23 @@ def test_streams_are_not_stopped_by_prompts(monkeypatch: pytest.MonkeyPatch):
     assert slowest(free) > 6
     assert slowest(bounded) < 3.5
     assert max(tokens for tokens, rows in bounded if rows >= 4) > 2 * LEAST  # no smaller than need be
+
+
+def test_a_crowd_is_read_in_larger_steps(monkeypatch: pytest.MonkeyPatch):
+    """Beside one sequence that decodes a prompt arrives, then six at once."""
+    runner = TimedRunner()
+    monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=lambda: runner.now))
+    harness = Harness(runner, num_blocks=200, max_num_batched_tokens=256, prefill_slowdown=1.5, overlap="off")
+    harness.submit("first", [1, 5, 9], max_tokens=200, ignore_eos=True)
+    largest = []
+    for wave, count in enumerate((1, 1, 6)):
+        for _ in range(20):
+            harness.step()
+        begun = len(runner.passes)
+        for i in range(count):
+            harness.submit(f"{wave} {i}", [(7 * j + i) % VOCAB for j in range(120)], max_tokens=1, ignore_eos=True)
+        for _ in range(12):
+            harness.step()
+        largest.append(max(tokens for tokens, _ in runner.passes[begun:]))
+    assert largest[1] < 2 * LEAST + 10
+    assert largest[2] > 2 * largest[1]

@@ -4,7 +4,6 @@
 #include "quantized.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tailrace.kernels.gpu.step import StepReports
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Slots
 from tailrace.sampling.backends import backend_of
@@ -30,8 +31,6 @@ def no_barrier():
 
 def differing(asked: list[dict]) -> int:
     """Of so many repeats, over adversarial rows, one for each request."""
-    from tailrace.kernels.gpu.step import StepReports  # kernels look up the barrier when they are compiled
-
     slots = Slots(len(asked), VOCAB)
     for slot, fields in enumerate(asked):
         slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2, 3], eos_token_ids=[0])
@@ -52,11 +51,6 @@ def differing(asked: list[dict]) -> int:
 
 
 REQUESTS: list[dict] = [
-    {"temperature": 0.0, "frequency_penalty": 0.9},
-    {"repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.3, "top_p": 0.9},
-    {"dry_multiplier": 2.0, "dry_allowed_length": 1, "presence_penalty": 0.4, "min_p": 0.02},
-    {"sequence_bias": (((1, 2), 4.0), ((7,), 2.0)), "logprobs": 1, "logprobs_mode": "processed"},
-    {"xtc_probability": 0.5, "xtc_threshold": 0.02, "min_p": 0.005},
     {"typical_p": 0.9, "logprobs": 3},
     {"top_k": 700, "top_p": 0.99},
     {"temperature": 1.5},
@@ -66,5 +60,5 @@ REQUESTS: list[dict] = [
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--without-barriers"]:
-        tl.debug_barrier = no_barrier
+        tl.debug_barrier = no_barrier  # kernels look it up when they are compiled
     print(differing(REQUESTS))

@@ -51,7 +51,7 @@ HELP: dict[str, str] = {
     "scheduler.max_num_seqs": "sequences computed at once",
     "scheduler.max_num_batched_tokens": "tokens computed per step; longer prompts are cut in chunks",
     "scheduler.prefill_slowdown": "how many times as long as without prompts a step may take where others decode; "
-    "prompts are cut in chunks that fit; 0: no bound",
+    "up to four times that where more prompts wait than sequences decode; 0: no bound",
     "scheduler.max_model_len": "tokens of prompt and output together; 0: the model's own limit",
     "scheduler.max_waiting": "requests that may wait; more are refused with 429",
     "scheduler.redraws_per_token": "tokens drawn in vain per token delivered, after which a sequence with "

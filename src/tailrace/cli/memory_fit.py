@@ -111,7 +111,7 @@ def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryN
     if folder is None:
         return MemoryNeed(name, device, 0, 0)
     itemsize, config, on_cpu = ITEM_BYTES[engine.model.dtype], engine.cache, device == "cpu"
-    weights = weights_bytes(folder, itemsize, on_cpu) + adapters_bytes(engine.model.adapters.values(), itemsize)
+    weights = weights_bytes(folder, itemsize, on_cpu) + adapters_bytes(engine.model.adapters.values(), itemsize, on_cpu)
     drafter = engine.speculation
     if drafter.model is not None and drafter.drafter in WITH_WEIGHTS:
         weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)

@@ -62,7 +62,9 @@ def check_memory(folder: Path, config: ModelConfig) -> None:
         ModelLoadError: they don't fit.
     """
     itemsize = 4 if config.dtype == "float32" else 2
-    need = weights_bytes(folder, itemsize, packed=True) + adapters_bytes(config.adapters.values(), itemsize)
+    need = weights_bytes(folder, itemsize, packed=True) + adapters_bytes(
+        config.adapters.values(), itemsize, packed=True
+    )
     left = available()
     log.info("weights will take %.2f GiB of %.2f GiB that are available", need / 2**30, left / 2**30)
     if need > left:

@@ -14,12 +14,13 @@ from collections import Counter
 from tailrace.drafting.step_time import StepTime
 
 LEAST = 16  # tokens of prompts that a chunk always has
+PATIENCE = 4.0  # times slowdown, at most, where more prompts wait than sequences decode
 EVERY = 8  # of the steps of a size every so many-th is learned from, once so many were: learning costs tens of µs
 
 
 class ChunkSize:
     """most: tokens of any step. slowdown: how many times as long as without prompts a step may take where others
-    decode, as many as prompts wait or more; 0: no bound."""
+    decode; 0: no bound. Where more prompts wait than sequences decode it is as many times that, up to PATIENCE."""
 
     def __init__(self, most: int, slowdown: float) -> None:
         self.most, self.slowdown = most, slowdown
@@ -33,15 +34,15 @@ class ChunkSize:
             if self._steps[tokens] <= EVERY or not self._steps[tokens] % EVERY:
                 self._time.add(tokens, seconds, plain=True)
 
-    def limit(self, decodes: int, prompts: int) -> int:
-        """The most tokens of prompts beside so many of sequences that decode, where so many prompts wait. Where more
-        wait than decode a step may be as many times as long: a chunk costs each that decodes what it brings each that
-        waits. Never more than what makes the step twice as large as any that was seen: beyond, nothing is known."""
+    def limit(self, decodes: int, crowd: float) -> int:
+        """The most tokens of prompts beside so many of sequences that decode. crowd: prompts that wait, per sequence
+        that decodes: a chunk costs each of these what it brings each of those. Never more than what makes the step
+        twice as large as any that was seen: beyond, nothing is known."""
         reach = self._time.reach()
         if not decodes or not self.slowdown or not reach:
             return self.most
         (alone_s,) = self._time.estimates(decodes, 0)
         sizes = range(decodes + LEAST, max(decodes + LEAST, min(self.most, reach)) + 1)  # the curve never falls
-        most_s = self.slowdown * max(1.0, prompts / decodes) * alone_s
+        most_s = self.slowdown * min(max(1.0, crowd), PATIENCE) * alone_s
         fitting = bisect_right(sizes, most_s, key=lambda n: self._time.estimates(n, 0)[0])
         return sizes[max(0, fitting - 1)] - decodes

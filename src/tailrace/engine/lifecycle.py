@@ -11,6 +11,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.chunk_size import ChunkSize
@@ -108,9 +109,11 @@ class Lifecycle:
         """The next step, without sequences that end with the token they are about to get."""
         with self.counters.timed("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
-            decodes = sum(len(sequence.pair) for sequence in going if not sequence.prefilling)
-            prompts = sum(sequence.prefilling for sequence in going) + min(len(self.waiting), len(self.free_slots))
-            chunk = chunks.limit(decodes, prompts) if prompts else chunks.most
+            decoding = [sequence for sequence in going if not sequence.prefilling]
+            next_ones = islice(self.waiting, len(self.free_slots))
+            prompts = len(going) - len(decoding) + sum(not sequence.request.compilations for sequence in next_ones)
+            decodes, crowd = sum(len(sequence.pair) for sequence in decoding), prompts / max(1, len(decoding))
+            chunk = chunks.limit(decodes, crowd) if prompts else chunks.most
             return schedule(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
 
     def apply(self, plan: Plan) -> Copies:

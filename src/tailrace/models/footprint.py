@@ -15,6 +15,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for
 # by quant_method: how many floats become of an entry, where transformers widens it at load
 WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
+PANEL = 64  # outputs that the CPU's kernels pack together
 ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora.py has it
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -42,14 +43,16 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
 
 
-def adapters_bytes(folders: Iterable[str | Path], itemsize: int) -> int:
-    """The same of LoRA adapters. One that has no file counts nothing: who loads it says so.
+def adapters_bytes(folders: Iterable[str | Path], itemsize: int, packed: bool) -> int:
+    """The same of LoRA adapters. One that has no file counts nothing: who loads it says so. packed: a matrix is filled
+    up to whole panels of outputs, as the CPU's kernels have it.
 
     Raises:
         ModelLoadError: a file of weights can't be read.
     """
     sizes = SIZES | dict.fromkeys(FLOATS, itemsize)
-    return sum(tensors_bytes(path, sizes) for folder in folders if (path := Path(folder) / ADAPTER).is_file())
+    rows = PANEL if packed else 1
+    return sum(tensors_bytes(path, sizes, rows) for folder in folders if (path := Path(folder) / ADAPTER).is_file())
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -71,9 +74,14 @@ def weight_files(folder: Path) -> list[Path]:
     return list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
 
 
-def tensors_bytes(path: Path, sizes: dict[str, int]) -> int:
-    """Bytes of the tensors in one safetensors file, from its header. sizes: of an entry, by dtype."""
-    return sum(prod(tensor.shape) * sizes.get(tensor.dtype, 1) for tensor in stored(path).values())
+def tensors_bytes(path: Path, sizes: dict[str, int], rows: int = 1) -> int:
+    """Bytes of the tensors in one safetensors file, from its header. sizes: of an entry, by dtype. rows: a tensor has a
+    multiple of so many once it is loaded."""
+    return sum(
+        prod((-(-tensor.shape[0] // rows) * rows, *tensor.shape[1:]) if tensor.shape else ())
+        * sizes.get(tensor.dtype, 1)
+        for tensor in stored(path).values()
+    )
 
 
 def block_bytes(folder: Path, block_size: int, itemsize: int, scale_bytes: int = 0) -> int:

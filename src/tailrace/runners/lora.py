@@ -44,8 +44,8 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
-# those that say how it was made, where it belongs, or what its tensors say themselves
-WITHOUT_EFFECT = {
+# those that are read here, that its tensors say themselves, or that say how it was made and where it belongs
+HANDLED = {
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
@@ -170,9 +170,9 @@ def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Ten
     for field, plain in PLAIN.items():
         if config.get(field) not in plain:
             raise ModelLoadError(f"lora {name}: {field} {config.get(field)!r} is not supported ({folder / CONFIG})")
-    for field in config.keys() - PLAIN.keys() - WITHOUT_EFFECT:
+    for field in sorted(config.keys() - PLAIN.keys() - HANDLED):
         if config[field] not in NONE_GIVEN:
-            raise ModelLoadError(f"lora {name}: {field} is not known, so its effect is not ({folder / CONFIG})")
+            raise ModelLoadError(f"lora {name}: {field} is not a known setting ({folder / CONFIG})")
     alphas = [config.setdefault("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
     if not all(isinstance(alpha, int | float) and not isinstance(alpha, bool) for alpha in alphas):
         raise ModelLoadError(f"lora {name}: lora_alpha and alpha_pattern must be numbers ({folder / CONFIG})")

@@ -223,7 +223,7 @@ def test_an_adapter_that_is_not_there_is_refused(place):
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"peft_type": None}, "peft_type None"),
-        ({"kasa_config": {"beta": 1.0}}, "kasa_config is not known"),
+        ({"kasa_config": {"beta": 1.0}}, "kasa_config is not a known setting"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
         ({"lora_alpha": None}, "lora_alpha and alpha_pattern must be"),
         ({"alpha_pattern": {"q_proj": "2"}}, "lora_alpha and alpha_pattern must be"),

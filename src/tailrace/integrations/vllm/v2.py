@@ -21,8 +21,10 @@ from tailrace.integrations.vllm.translate import NO_EDITS
 from tailrace.sampling import KeySource, Rows, Sampler, Slots
 
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler.Sampler"
-PLACE = ("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids", "expanded_local_pos")
-PLACE += ("seq_lens_upper_bound_np",)
+PLACE = (
+    *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids"),
+    *("expanded_local_pos", "seq_lens_upper_bound_np"),
+)
 OPTIONS = {"logprobs_mode", "num_speculative_tokens", "return_sampling_mask"}
 WANTED = {
     f"{SAMPLER}.__init__": {"vllm_config", "max_num_reqs", "vocab_size", "device", *OPTIONS},
@@ -30,7 +32,7 @@ WANTED = {
     f"{SAMPLER}.apply_sampling_params": ("self", "logits", *PLACE, "skip_top_k_top_p"),
     f"{SAMPLER}.sample": ("self", "logits", *PLACE, "return_logprobs"),
 }
-UNSAID = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
 
 
 def install() -> None:
@@ -86,7 +88,7 @@ class DrawnRequests:
             self.refusals[req_idx] = refusal
         else:
             sampling_params = copy.copy(sampling_params)
-            for name, value in UNSAID.items():
+            for name, value in NEUTRAL.items():
                 setattr(sampling_params, name, value)
         self.add_to_theirs(req_idx, sampling_params)
 

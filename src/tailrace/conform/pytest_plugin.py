@@ -126,6 +126,8 @@ class LawItem(pytest.Item):
         one = made.judge(self.law)
         if one.verdict.kind in FINDINGS:
             raise LawViolation(finding(one, made.runner.found.url))
+        if made.why_not:  # the server died while this law was judged
+            raise LawViolation(made.why_not)
         if one.verdict.kind != "holds":
             pytest.skip(f"{KINDS[one.verdict.kind]}: {one.verdict.said}")
 

@@ -53,7 +53,7 @@ class ConformRun:
 
     @property
     def interrupted(self) -> bool:
-        return bool(self.unjudged)
+        return bool(self.unjudged) or self.gone
 
     @property
     def findings(self) -> list[JudgedLaw]:

@@ -26,3 +26,5 @@ def register() -> None:
         patches.install()
     except (ImportError, AttributeError) as error:
         log.error("tailrace is off, vLLM samples by itself: %s", error)
+    except Exception:  # whatever it is, vLLM must start
+        log.exception("tailrace is off, vLLM samples by itself")

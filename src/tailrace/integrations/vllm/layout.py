@@ -24,12 +24,20 @@ def problem(wanted: Mapping[str, Collection[str]]) -> str:
         except (ImportError, AttributeError):
             found.append(f"there is no {name}")
             continue
-        arguments = tuple(inspect.signature(part).parameters) if callable(part) else ()
+        arguments = names_of(part)
         if isinstance(read, tuple) and arguments[: len(read)] != read:
             found.append(f"{name} begins with {', '.join(arguments[: len(read)])} in the place of {', '.join(read)}")
         elif missing := set(read) - set(arguments) - set(dir(part)):
             found.append(f"{name} has no {', '.join(sorted(missing))}")
     return f"this vLLM is built differently: {'; '.join(found)}" if found else ""
+
+
+def names_of(part: Any) -> tuple[str, ...]:
+    """Of its arguments; () where it has none, or can't say."""
+    try:
+        return tuple(inspect.signature(part).parameters) if callable(part) else ()
+    except (TypeError, ValueError):
+        return ()
 
 
 def replace(ours: Mapping[str, Function], read: Mapping[str, Collection[str]]) -> None:

@@ -5,7 +5,6 @@ vLLM's outputs carry them in either runner: what is missing in V1 is who fills t
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +36,19 @@ def install() -> None:
 
 def check(theirs: Function, config: VllmConfig) -> None:
     """vLLM's check, but for its first question: whether the runner is V2."""
-    theirs(SimpleNamespace(**{**vars(config), "use_v2_model_runner": True}) if current_platform.is_cpu() else config)
+    theirs(AsV2(config) if current_platform.is_cpu() else config)
+
+
+class AsV2:
+    """A configuration whose runner is V2."""
+
+    use_v2_model_runner = True
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
 
 
 def with_masks(theirs: Function, runner: GPUModelRunner, *args: Any, **more: Any) -> Any:

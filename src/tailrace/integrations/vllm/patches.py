@@ -33,9 +33,9 @@ WANTED = {
     "vllm.v1.sample.logits_processor.BatchUpdate": {"removed", "added", "moved"},
     "vllm.v1.sample.logits_processor.build_logitsprocs": ("vllm_config", "device", "is_pin_memory"),
     "vllm.v1.sample.metadata.SamplingMetadata": {"max_num_logprobs", "logprob_token_ids", "logitsprocs"},
-    "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": {
-        *("metadata", "draft_probs", "logits", "sampling_metadata"),
-    },
+    "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": (
+        *("self", "metadata", "draft_probs", "logits", "sampling_metadata"),
+    ),
     "vllm.v1.sample.sampler.Sampler.forward": ("self", "logits", "sampling_metadata"),
     "vllm.v1.spec_decode.metadata.SpecDecodeMetadata": {"draft_token_ids", "num_draft_tokens"},
 }

@@ -50,7 +50,11 @@ def begin(theirs: Function, sampler: Any, *args: Any, **more: Any) -> None:
     if reason := why_not(sampler, given):
         log.warning("tailrace leaves all draws to vLLM's own sampler: %s", reason)
         return
-    drawn = DrawnRequests(sampler, given)
+    try:
+        drawn = DrawnRequests(sampler, given)
+    except AttributeError as error:
+        log.error("tailrace is off, vLLM samples by itself: its V2 sampler is built differently (%s)", error)
+        return
     sampler.add_request, sampler.sample = drawn.add_request, drawn.sample
     log.info("tailrace %s samples for vLLM in this process, on %s (V2)", tailrace.__version__, given["device"])
 

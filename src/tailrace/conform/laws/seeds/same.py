@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tailrace.conform.context import LawContext
+from tailrace.conform.exchange import Refused
 from tailrace.conform.law import Law
 from tailrace.conform.seeded import ALL_ALIKE, alone, cause, compared, differ, seeds_of
 from tailrace.conform.verdict import Verdict, holds, ignored
 
 
 async def check(ctx: LawContext) -> Verdict:
-    seeds = [*seeds_of(ctx), 0]  # 0 is a seed, not the want of one
+    seeds = seeds_of(ctx)
     first, again = await alone(ctx, seeds), await alone(ctx, seeds)
     pairs = list(zip(first, again, strict=True))
     if all(one.said != other.said for one, other in pairs):
@@ -18,7 +19,15 @@ async def check(ctx: LawContext) -> Verdict:
         return ignored(f"none of {len(seeds)} seeds gives the same answer twice{why}", one.exchange, other.exchange)
     if (verdict := compared(pairs, "the second time")) is not None:
         return verdict
-    return holds(f"{len(seeds)} seeds, each twice") if differ(first) else ALL_ALIKE
+    if not differ(first):
+        return ALL_ALIKE
+    try:  # 0 is a seed, not the want of one; a server may refuse it
+        zero = list(zip(await alone(ctx, [0]), await alone(ctx, [0]), strict=True))
+    except Refused:
+        return holds(f"{len(seeds)} seeds, each twice; the seed 0 is refused")
+    if (verdict := compared(zero, "the second time, with the seed 0")) is not None:
+        return verdict
+    return holds(f"{len(seeds)} seeds and 0, each twice")
 
 
 LAW = Law(

@@ -50,6 +50,8 @@ WRONG = [
     (CHAT | {"usage": {"prompt_tokens": 1}}, True),
     (with_calls({"id": "c", "function": {"name": "f"}}), True),
     (with_calls({"index": 0, "function": {"name": "f", "arguments": {}}}), True),
+    (with_calls({"index": 0, "function": 3}), True),
+    (CHAT | {"choices": [{"index": 0, "delta": {"tool_calls": 5}, "finish_reason": None}]}, True),
     (TEXT | {"choices": [{"index": 0, "finish_reason": None}]}, False),
 ]
 
@@ -76,6 +78,10 @@ WHOLE_WRONG = [
     whole(message=MESSAGE | {"role": "bot"}),
     whole(message={"content": "x"}),
     whole(message=MESSAGE | {"content": 5}),
+    whole(message=MESSAGE | {"tool_calls": 5}),
+    whole(message=MESSAGE | {"tool_calls": [{"id": "c", "type": "function", "function": 3}]}),
+    whole(message=MESSAGE | {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]}),
+    whole(message=MESSAGE | {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}),
 ]
 
 

@@ -66,7 +66,7 @@ def message_problem(message: dict[str, Any]) -> str | None:
         return f"content is {shown(message, 'content')}, not a text"
     if message.get("role") != "assistant":
         return f"role is {shown(message, 'role')}"
-    return None
+    return calls_problem(message, whole=True)
 
 
 def delta_problem(delta: dict[str, Any]) -> str | None:
@@ -74,10 +74,23 @@ def delta_problem(delta: dict[str, Any]) -> str | None:
         return f"content is {shown(delta, 'content')}, not a text"
     if delta.get("role") not in ROLES:
         return f"role is {shown(delta, 'role')}"
-    for call in delta.get("tool_calls") or ():
-        if not isinstance(call, dict) or type(call.get("index")) is not int:
-            return "a tool call's delta has no integer as index"
+    return calls_problem(delta, whole=False)
+
+
+def calls_problem(said: dict[str, Any], whole: bool) -> str | None:
+    """Of a message's tool calls, or a delta's, which has an index for each and may lack the rest."""
+    calls = said.get("tool_calls")
+    if not isinstance(calls, list | None):
+        return f"tool_calls is {shown(said, 'tool_calls')}, not a list"
+    text = str if whole else str | None
+    for call in calls or ():
+        if not isinstance(call, dict) or not (whole or type(call.get("index")) is int):
+            return "a tool call is no object" if whole else "a tool call's delta has no integer as index"
+        if not isinstance(call.get("id"), text):
+            return f"a tool call's id is {shown(call, 'id')}, not a text"
         function = call.get("function")
-        if function is not None and not all(isinstance(function.get(n), str | None) for n in ("name", "arguments")):
+        if function is None and not (whole and call.get("type") == "function"):
+            continue
+        if not isinstance(function, dict) or not all(isinstance(function.get(n), text) for n in ("name", "arguments")):
             return "a tool call's name and arguments must be texts"
     return None

@@ -28,6 +28,8 @@ async def judge(ctx: LawContext, case: Case) -> Finding | None:
     if not num_choices:
         raise SaysNothing("no chunk has a choice")
     plain = await send(ctx, case.having(stream=None, stream_options=None))
+    if isinstance(plain.parsed, dict) and "error" in plain.parsed:
+        raise SaysNothing("the answer without stream is an error")
     if said := chunk_problem(plain.parsed, case.chat, whole=True):
         return Finding(f"{said} in the answer without stream", (plain,))
     return None

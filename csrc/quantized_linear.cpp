@@ -64,7 +64,8 @@ TAILRACE_INLINE void place_block(const Activations &to, const Format &f, int64_t
 // One row of up to 32 inputs per block → q, scale, total and start. NaN and infinity make scale NaN or infinite, so
 // that the row's results are no numbers either. A block below 1e-30 counts as zeros. Inlined, so that it is compiled for
 // the instruction sets of its callers.
-template <typename T> TAILRACE_INLINE void quantise_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
+template <typename T>
+TAILRACE_INLINE void quantise_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
     const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
     int8_t *q = to.q + place * kBlock;
     float values[kBlock];
@@ -104,7 +105,8 @@ TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
 }
 
 // quantise_block for all blocks of a row, the same operations.
-template <typename T> TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row) {
+template <typename T>
+TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row) {
     const __m512i positive = _mm512_set1_epi32(0x7fffffff);
     for (int64_t b = 0; b < to.blocks; ++b, x += kBlock) {
         const __m512 values[2] = {sixteen_floats(x), sixteen_floats(x + kSixteen)};

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+REST_WINDOW_S = 0.25
+REST_BUSY = 0.25  # of one core
+REST_LIMIT_S = 5.0
 
 
 def machine() -> dict[str, Any]:
@@ -43,6 +47,27 @@ def version(package: str) -> str | None:
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def rest() -> None:
+    """Waits until this machine's cores are idle, because a server may be busy after its last answer: vLLM's worker
+    waits for its next step in a loop that takes a whole core for a second. Goes on after 5 s where other work never
+    ends."""
+    end = time.perf_counter() + REST_LIMIT_S
+    while time.perf_counter() < end:
+        before = busy_s()
+        time.sleep(REST_WINDOW_S)
+        if busy_s() - before < REST_BUSY * REST_WINDOW_S:
+            return
+
+
+def busy_s() -> float:
+    """Seconds that all cores together have worked since the machine's start (Linux), else 0."""
+    try:
+        user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
+    except OSError:
+        return 0.0
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_model() -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import vllm
-from bench.harness import ROOT, Worker, cores, machine, percentile, table, write_json
+from bench.harness import ROOT, Worker, cores, machine, percentile, rest, table, write_json
 from bench.server import HOST, WARM_UP_TOKENS, Prompts, serving, summary
 from bench.vllm import CASES
 
@@ -79,6 +79,7 @@ class Turns:
         answers: Answers = {side: [] for side in self.ports}
         for turn, question in enumerate(questions):
             for side in sorted(self.ports, reverse=turn % 2 == 1):
+                rest()
                 answers[side].append(self.client.ask({"host": HOST, "port": self.ports[side], **question}))
         return answers
 

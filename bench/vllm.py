@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness import ROOT, Worker, machine, table, write_json
+from bench.harness import ROOT, Worker, machine, rest, table, write_json
 from bench.server import HOST, WARM_UP_TOKENS, Prompts, free_port, running
 
 from tailrace.config import ModelConfig
@@ -95,6 +95,7 @@ def measure(
             for place, case in enumerate(cases if turn % 2 else list(reversed(cases))):
                 given = prompts.take(args.streams)
                 for side in list(SIDES) if (turn + place) % 2 else list(reversed(SIDES)):
+                    rest()
                     answer = client.ask(
                         {
                             "host": HOST,

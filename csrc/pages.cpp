@@ -1,5 +1,5 @@
-// Large pages for the weights, which every step reads whole: with pages of 4 KiB a new one comes every 64 cache lines,
-// and on a virtual machine its address is looked up through two sets of page tables.
+// Large pages for the weights, which every step reads whole, and for keys and values: with pages of 4 KiB a new one
+// comes every 64 cache lines, and on a virtual machine its address is looked up through two sets of page tables.
 #include "kernels.h"
 
 #ifdef __linux__

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 
 from tailrace.drafting.step_time import StepTime
 
 LEAST = 16  # tokens of prompts that a chunk always has
 PATIENCE = 4.0  # times slowdown, at most, where more prompts wait than sequences decode
+FIRST = 512  # tokens that a step may have before it is known what larger ones take
+LONGEST_S = 1.0  # of a step of more: meanwhile nobody is admitted, and nobody who left is taken out
+HURRY = 8.0  # times slowdown and prompts per sequence that decodes, at most, where that reads all that wait
 EVERY = 8  # of the steps of a size every so many-th is learned from, once so many were: learning costs tens of µs
 
 
 class ChunkSize:
     """most: tokens of any step. slowdown: how many times as long as without prompts a step may take where others
-    decode; 0: no bound. Where more prompts wait than sequences decode it is as many times that, up to PATIENCE."""
+    decode; 0: no bound. Where more prompts wait than sequences decode it is as many times that, up to PATIENCE. If then
+    one step of HURRY times as many can read them all, it does: streams are held up once and not in several steps."""
 
     def __init__(self, most: int, slowdown: float) -> None:
         self.most, self.slowdown = most, slowdown
@@ -34,15 +39,37 @@ class ChunkSize:
             if self._steps[tokens] <= EVERY or not self._steps[tokens] % EVERY:
                 self._time.add(tokens, seconds, plain=True)
 
-    def limit(self, decodes: int, crowd: float) -> int:
+    def limit(self, decodes: int, crowd: float, waiting: int) -> int:
         """The most tokens of prompts beside so many of sequences that decode. crowd: prompts that wait, per sequence
-        that decodes: a chunk costs each of these what it brings each of those. Never more than what makes the step
-        twice as large as any that was seen: beyond, nothing is known."""
-        reach = self._time.reach()
-        if not decodes or not self.slowdown or not reach:
+        that decodes: a chunk costs each of these what it brings each of those. waiting: tokens of these prompts."""
+        if not self.slowdown:
             return self.most
-        (alone_s,) = self._time.estimates(decodes, 0)
-        sizes = range(decodes + LEAST, max(decodes + LEAST, min(self.most, reach)) + 1)  # the curve never falls
-        most_s = self.slowdown * min(max(1.0, crowd), PATIENCE) * alone_s
-        fitting = bisect_right(sizes, most_s, key=lambda n: self._time.estimates(n, 0)[0])
-        return sizes[max(0, fitting - 1)] - decodes
+        reach = self._time.reach()
+        first = min(FIRST, self.most)
+        if not reach:
+            return first
+        if not decodes:
+            return max(first, self._fitting(first, self.most, LONGEST_S, self._safe))
+        most_s = self.slowdown * self._seconds(decodes)
+        if crowd > 1.0 and decodes + waiting <= self.most:
+            at_once_s = self._safe(decodes + waiting)
+            if at_once_s <= min(most_s * HURRY * crowd, LONGEST_S):
+                return waiting
+        least = decodes + LEAST
+        most = max(least, min(self.most, reach))
+        return self._fitting(least, most, most_s * min(max(1.0, crowd), PATIENCE), self._seconds) - decodes
+
+    def _fitting(self, least: int, most: int, most_s: float, seconds: Callable[[int], float]) -> int:
+        """The largest size from least to most that takes no longer; the least if none does. seconds: of a size; never
+        falls."""
+        sizes = range(least, most + 1)
+        return sizes[max(0, bisect_right(sizes, most_s, key=seconds) - 1)]
+
+    def _seconds(self, tokens: int) -> float:
+        """What a step takes; to be trusted up to twice the largest size that was seen."""
+        return self._time.estimates(tokens, 0)[0]
+
+    def _safe(self, tokens: int) -> float:
+        """The same of any size: no token costs more than one of the largest size that was seen."""
+        seen = self._time.reach() // 2
+        return self._seconds(min(tokens, seen)) * max(1.0, tokens / seen)

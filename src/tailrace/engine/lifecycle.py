@@ -111,9 +111,11 @@ class Lifecycle:
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
             decoding = [sequence for sequence in going if not sequence.prefilling]
             next_ones = islice(self.waiting, len(self.free_slots))
-            prompts = len(going) - len(decoding) + sum(not sequence.request.compilations for sequence in next_ones)
-            decodes, crowd = sum(len(sequence.pair) for sequence in decoding), prompts / max(1, len(decoding))
-            chunk = chunks.limit(decodes, crowd) if prompts else chunks.most
+            prompts = [sequence for sequence in going if sequence.prefilling]
+            prompts += [sequence for sequence in next_ones if not sequence.request.compilations]
+            decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
+            tokens = sum(member.num_uncomputed for sequence in prompts for member in sequence.pair)
+            chunk = chunks.limit(decodes, crowd, tokens) if prompts else chunks.most
             return schedule(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
 
     def apply(self, plan: Plan) -> Copies:

@@ -25,6 +25,7 @@ from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError
 from tailrace.extras import needs
+from tailrace.kernels.cpu.memory import MemoryAhead
 from tailrace.kernels.transfer import there
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, AttentionLayer, AttentionState, AttentionStep, attach, attend
@@ -93,6 +94,7 @@ class TransformersRunner:
         self.max_num_seqs = 0 if self.recurrent else max_num_seqs
         self.graphs: Graphs | RecordedSteps | None = None  # decode steps without the model's code
         self.records = False  # on a CPU: there shall be recorded steps
+        self.memory_ahead: MemoryAhead | None = None  # on a CPU, of the engine's cache
         self.invariant: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a pass runs in
         self.lora: Adapters | None = None
         self.kv_code: torch.dtype | None = None  # of the engine's cache; while the model is checked there is none
@@ -186,6 +188,9 @@ class TransformersRunner:
                 *(str(self.kv_code).removeprefix("torch."), num_blocks * self.block_size, gib, each),
                 *(str(self.dtype).removeprefix("torch."), plain),
             )
+        if self.device.type == "cpu":
+            caches = {id(cache): cache for cache in self.layers.caches}.values()  # layers may share one
+            self.memory_ahead = MemoryAhead([part for cache in caches for part in (cache.keys, cache.values)])
         self.trial()  # the first pass is slow, so it runs before any request
         if self.device.type == "cuda":  # on a GPU decode steps use other kernels, and the rows' number chooses some
             for rows in TILED_ROWS if self.layers.batch_invariant else (1,):
@@ -253,6 +258,8 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
+        if self.memory_ahead is not None:
+            self.memory_ahead.used(1 + int(batch.slot_mapping.max()) // self.block_size)
         if self.graphs is not None and not self.captures and not batch.adapted and self.graphs.serves(batch):
             try:
                 return self.graphs(batch)

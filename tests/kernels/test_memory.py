@@ -1,58 +1,40 @@
-"""Memory of the cache is asked for ahead of its use, and nothing that lies in it changes."""
+"""Weights lie in large pages, where the system has them."""
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import pytest
 import torch
 
-from tailrace.kernels.cpu.memory import MemoryAhead, lasting, populate
+from tailrace.kernels.cpu.memory import lasting
 
-BLOCKS, EACH = 64, 1 << 20  # bytes
-
-
-def held(part: torch.Tensor) -> int:
-    """Bytes of whole blocks from the start on for which the system has given memory."""
-    entries = part.nbytes // mmap.PAGESIZE
-    with Path("/proc/self/pagemap").open("rb") as file:
-        file.seek(part.data_ptr() // mmap.PAGESIZE * 8)
-        words = torch.frombuffer(bytearray(file.read(entries * 8)), dtype=torch.int64)
-    absent = (words >= 0).nonzero()  # the highest bit: present
-    return int(absent[0]) * mmap.PAGESIZE if len(absent) else part.nbytes
+SMAPS, SWITCH = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def populates() -> bool:
-    probe = lasting(EACH, torch.uint8).view(1, -1)
-    populate([probe], 0, 1)
-    return Path("/proc/self/pagemap").exists() and held(probe) > EACH // 2
+def flags_at(address: int) -> list[str]:
+    """Of the mapping that has the address (proc_pid_smaps(5))."""
+    inside = False
+    for line in SMAPS.read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            begin, end = (int(part, 16) for part in name.split("-"))
+            inside = begin <= address < end
+        elif inside and name == "VmFlags:":
+            return rest.split()
+    raise AssertionError("no mapping has the address")
 
 
-@pytest.mark.skipif(not populates(), reason="the system can't be asked for memory ahead")
-def test_memory_is_there_before_blocks_are_used():
-    part = lasting(BLOCKS * EACH, torch.uint8).view(BLOCKS, EACH)
-    assert held(part) < 8 * EACH
-    ahead = MemoryAhead([part], ahead=16 * EACH)
-    assert ahead.thread is not None
-    ahead.thread.join()
-    assert held(part) >= 15 * EACH
-    for used in range(1, BLOCKS + 1):
-        ahead.used(used)
-        ahead.thread.join()
-        assert held(part) >= (used - 1) * EACH
-        assert ahead.asked <= BLOCKS
-    assert ahead.asked == BLOCKS
+@pytest.mark.skipif(not (SMAPS.exists() and SWITCH.exists()), reason="the system has no large pages, or does not say")
+def test_large_pages_are_asked_for():
+    found = lasting(64 << 20, torch.uint8)
+    middle = found.data_ptr() + found.nbytes // 2
+    assert "hg" in flags_at(middle)
+    assert "hg" not in flags_at(torch.empty(64 << 20, dtype=torch.uint8).data_ptr() + (32 << 20))
 
 
-def test_what_lies_there_stays():
-    parts = [torch.full((8, 5000), value, dtype=torch.int32) for value in (1, -7)]
-    populate(parts, 0, 8)
-    assert [part.unique().tolist() for part in parts] == [[1], [-7]]
-
-
-def test_without_blocks_nothing_is_asked_for():
-    for parts in ([], [torch.empty(0, 4)]):
-        ahead = MemoryAhead(parts)
-        ahead.used(0)
-        assert ahead.thread is None
+@pytest.mark.parametrize("elements", [0, 1, 1 << 19, (2 << 20) + 1])
+def test_sizes_without_a_whole_page_are_plain_memory(elements: int):
+    found = lasting(elements, torch.float32)
+    assert found.shape == (elements,)
+    assert found.fill_(1).sum() == elements

@@ -25,7 +25,8 @@ EVERY = 8  # of the steps of a size every so many-th is learned from, once so ma
 class ChunkSize:
     """most: tokens of any step. slowdown: how many times as long as without prompts a step may take where others
     decode; 0: no bound. Where more prompts wait than sequences decode it is as many times that, up to PATIENCE. If then
-    one step of HURRY times as many can read them all, it does: streams are held up once and not in several steps."""
+    one step can read them all within slowdown · prompts per sequence that decodes · HURRY times and LONGEST_S, it does:
+    this crowd holds up the streams once and not in several steps."""
 
     def __init__(self, most: int, slowdown: float) -> None:
         self.most, self.slowdown = most, slowdown

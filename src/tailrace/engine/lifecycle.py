@@ -110,9 +110,9 @@ class Lifecycle:
         with self.counters.timed("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
             decoding = [sequence for sequence in going if not sequence.prefilling]
-            next_ones = islice(self.waiting, len(self.free_slots))
             prompts = [sequence for sequence in going if sequence.prefilling]
-            prompts += [sequence for sequence in next_ones if not sequence.request.compilations]
+            ready = (sequence for sequence in self.waiting if not sequence.request.compilations)
+            prompts += islice(ready, len(self.free_slots))
             decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
             tokens = sum(member.num_uncomputed for sequence in prompts for member in sequence.pair)
             chunk = chunks.limit(decodes, crowd, tokens) if prompts else chunks.most

@@ -188,9 +188,6 @@ class TransformersRunner:
                 *(str(self.kv_code).removeprefix("torch."), num_blocks * self.block_size, gib, each),
                 *(str(self.dtype).removeprefix("torch."), plain),
             )
-        if self.device.type == "cpu":
-            caches = {id(cache): cache for cache in self.layers.caches}.values()  # layers may share one
-            self.memory_ahead = MemoryAhead([part for cache in caches for part in (cache.keys, cache.values)])
         self.trial()  # the first pass is slow, so it runs before any request
         if self.device.type == "cuda":  # on a GPU decode steps use other kernels, and the rows' number chooses some
             for rows in TILED_ROWS if self.layers.batch_invariant else (1,):
@@ -201,6 +198,9 @@ class TransformersRunner:
             self.graphs = self.record(num_blocks, GraphRecorder(self.device))
         elif self.records:
             self.graphs = self.record_calls(num_blocks)
+        if self.device.type == "cpu":  # from the first step on: the bound of memory (engine/memory.py) is set before it
+            caches = {id(cache): cache for cache in self.layers.caches}.values()  # layers may share one
+            self.memory_ahead = MemoryAhead([part for cache in caches for part in (cache.keys, cache.values)])
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         source, target = there(torch.tensor(pairs), self.device).unbind(1)

@@ -14,7 +14,7 @@ from tailrace import _cpu
 
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; elsewhere memory is given when it is first written
 AHEAD = 256 << 20  # bytes
-AT_ONCE = 32  # blocks: a call of a millisecond, because the process can't map memory meanwhile
+AT_ONCE = 256 << 10  # bytes, about: a call of less than a millisecond, because the process can't map memory meanwhile
 
 
 def lasting(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -41,7 +41,6 @@ class MemoryAhead:
         self.ahead = math.ceil(ahead / max(1, each))
         self.asked = 0  # blocks
         self.thread: threading.Thread | None = None
-        self.used(0)
 
     def used(self, blocks: int) -> None:
         """So many of the first blocks are used, or more were before."""
@@ -49,9 +48,13 @@ class MemoryAhead:
             return
         if self.thread is not None and self.thread.is_alive():
             return
-        begin, self.asked = max(blocks, self.asked), min(self.blocks, max(blocks, self.asked) + self.ahead)
-        self.thread = threading.Thread(target=populate, args=(self.parts, begin, self.asked), daemon=True)
-        self.thread.start()
+        begin, end = max(blocks, self.asked), min(self.blocks, max(blocks, self.asked) + self.ahead)
+        self.thread = threading.Thread(target=populate, args=(self.parts, begin, end), daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError:  # no more threads: the steps get their memory themselves
+            self.thread, end = None, self.blocks
+        self.asked = end
 
 
 def populate(parts: Sequence[torch.Tensor], begin: int, end: int) -> None:
@@ -62,9 +65,10 @@ def populate(parts: Sequence[torch.Tensor], begin: int, end: int) -> None:
     except (AttributeError, OSError, TypeError):
         return
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for first in range(begin, end, AT_ONCE):
+    step = max(1, AT_ONCE // max((part.nbytes // part.shape[0] for part in parts), default=1))
+    for first in range(begin, end, step):
         for part in parts:
-            some = part[first : min(first + AT_ONCE, end)]
+            some = part[first : min(first + step, end)]
             start = some.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             if advise(start, some.data_ptr() + some.nbytes - start, POPULATE_WRITE):
                 return

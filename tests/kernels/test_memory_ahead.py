@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.kernels.cpu.memory import MemoryAhead, lasting, populate
+from tailrace.kernels.cpu.memory import MemoryAhead, populate
 
 BLOCKS, EACH = 64, 1 << 20  # bytes
+
+
+def untouched(blocks: int) -> torch.Tensor:
+    """[blocks, EACH] of memory that nobody had before; torch may give what it has used already."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, blocks * EACH, flags=flags), dtype=torch.uint8).view(blocks, EACH)
 
 
 def held(part: torch.Tensor) -> int:
@@ -24,14 +30,14 @@ def held(part: torch.Tensor) -> int:
 
 
 def populates() -> bool:
-    probe = lasting(EACH, torch.uint8).view(1, -1)
+    probe = untouched(1)
     populate([probe], 0, 1)
     return Path("/proc/self/pagemap").exists() and held(probe) > EACH // 2
 
 
 @pytest.mark.skipif(not populates(), reason="the system can't be asked for memory ahead")
 def test_memory_is_there_before_blocks_are_used():
-    part = lasting(BLOCKS * EACH, torch.uint8).view(BLOCKS, EACH)
+    part = untouched(BLOCKS)
     assert held(part) < 8 * EACH
     ahead = MemoryAhead([part], ahead=16 * EACH)
     ahead.used(0)

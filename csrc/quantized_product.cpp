@@ -178,8 +178,9 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
         for (int j = 0; j < 4; ++j) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r][j]);
 }
 
-// The same for four rows and 32 outputs (R rows and J · 16) at a time, so that the sums of all blocks stay in registers. An input that is
-// spread over a register serves J products: processors spread one per cycle, and some multiply two.
+// The same for four rows and 32 outputs (R rows and J · 16) at a time, so that the sums of all blocks stay in
+// registers. An input that is spread over a register serves J products: processors spread one per cycle, and some
+// multiply two.
 template <int R, int J, Beside Kind, bool Nibbles> TAILRACE_VNNI void four_rows_vnni(const Product &p, float *acc) {
     constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
     constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;

@@ -106,8 +106,8 @@ class SchedulerConfig(Section, frozen=True):
 
     prefill_slowdown: how many times as long as without prompts a step may take, about, where others decode (up to four
     times that where more prompts wait than sequences decode): prompts are read in chunks that fit, by what the last
-    steps took; 0: in chunks of max_num_batched_tokens. Many short prompts that wait beside few
-    sequences that decode are read in one step, of about a second at most (decision 0065).
+    steps took; 0: in chunks of max_num_batched_tokens. Many short prompts that wait beside few sequences that decode
+    are read in one step, of about a second at most (decision 0065).
     max_num_batched_tokens: of any step. With a prefill_slowdown, one of prompts alone has at most 512, or as many as
     take about a second.
     max_model_len: 0: the model's own.

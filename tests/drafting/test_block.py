@@ -208,6 +208,11 @@ def test_it_is_a_drafter_that_wants_the_right_layers(made):
     assert drafter.head.position_bytes == 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, their width, bytes
 
 
+def test_the_bytes_of_its_caches(made):
+    drafter = made("published")[2]()
+    assert drafter.cache_bytes == sum(cache.keys.nbytes + cache.values.nbytes for cache in drafter.caches)
+
+
 def test_proposals_are_of_their_own_place(made):
     """Drawn drafts come with the softmax of their own mask's logits, whatever was drawn before them."""
     slots = Slots(num_slots=1, vocab_size=VOCAB)

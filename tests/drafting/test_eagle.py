@@ -262,6 +262,11 @@ def test_it_is_a_drafter_that_wants_the_right_layers(made):
     assert made("third")[2]().captures == (1, 3, 4)
 
 
+def test_the_bytes_of_its_cache(made):
+    drafter = made("third")[2]()
+    assert drafter.cache_bytes == drafter.cache.keys.nbytes + drafter.cache.values.nbytes
+
+
 @pytest.mark.parametrize(
     ("config", "layers"),
     [

@@ -237,6 +237,12 @@ def test_a_prompt_can_be_fed_without_any_draft(tmp_path):
     assert drafter.draft([]) == []
 
 
+def test_the_bytes_of_its_cache(tmp_path):
+    runner = llama(tmp_path)
+    drafter = drafter_for(sampler_for({}, prompts=[[1]]), runner, num_blocks=48)
+    assert drafter.cache_bytes == sum(cache.keys.nbytes + cache.values.nbytes for cache in runner.layers.caches)
+
+
 def test_the_draft_models_longest_sequence():
     prompts = prompts_of(60, 64, 65, 62)
     sampler = sampler_for({}, {}, {}, {}, prompts=prompts)

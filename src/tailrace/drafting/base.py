@@ -68,6 +68,9 @@ class Drafter(Protocol):
     draws: it can draw from distributions, so its drafts are verified by rejection unless somebody says otherwise.
     captures: the target's layers whose output `observe` gets, 0 … L − 1 for its decoder layers, L for the output after
     the final norm. () means that `observe` is not called.
+
+    A drafter with a KV cache of its own says in `cache_bytes` how large it is: memory that is set aside, and that the
+    system gives when it is first written, is not memory of requests (engine/memory.py).
     """
 
     draws: bool

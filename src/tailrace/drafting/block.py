@@ -45,6 +45,7 @@ class BlockDrafter:
         self.captures = head.captures
         self.context = CachedPositions(num_blocks, block_size)
         self.caches = [level.layer.make_cache(num_blocks, block_size) for level in head.levels]
+        self.cache_bytes = num_blocks * block_size * head.position_bytes
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         length = self.head.block_size

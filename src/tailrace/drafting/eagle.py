@@ -43,6 +43,7 @@ class EagleDrafter:
         self.captures = head.captures
         self.context = CachedPositions(num_blocks, block_size)
         self.cache = head.layer.make_cache(num_blocks, block_size)
+        self.cache_bytes = num_blocks * block_size * head.layer.position_bytes
         # slot → the last position that was seen, and its state [1, H]
         self.states: dict[int, tuple[int, torch.Tensor]] = {}
 

@@ -49,6 +49,7 @@ class DraftModel:
         self.pages = Pages(num_blocks, block_size)
         # slot → the tokens whose positions the cache holds; the slots asked for last come last
         self.held: dict[int, list[int]] = {}
+        self.cache_bytes = num_blocks * runner.block_bytes
         runner.allocate(num_blocks)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

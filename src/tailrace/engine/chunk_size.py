@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tailrace.drafting.step_time import StepTime
 
@@ -40,9 +40,10 @@ class ChunkSize:
             if self._steps[tokens] <= EVERY or not self._steps[tokens] % EVERY:
                 self._time.add(tokens, seconds, plain=True)
 
-    def limit(self, decodes: int, crowd: float, waiting: int) -> int:
+    def limit(self, decodes: int, crowd: float, waiting: Iterable[int]) -> int:
         """The most tokens of prompts beside so many of sequences that decode. crowd: prompts that wait, per sequence
-        that decodes: a chunk costs each of these what it brings each of those. waiting: tokens of these prompts."""
+        that decodes: a chunk costs each of these what it brings each of those. waiting: tokens that each of these
+        prompts still needs; looked at only where one step may read them all."""
         if not self.slowdown:
             return self.most
         reach = self._time.reach()
@@ -50,21 +51,16 @@ class ChunkSize:
         if not reach:
             return first
         if not decodes:
-            return max(first, self._fitting(first, self.most, LONGEST_S, self._safe))
+            return max(first, fitting(first, self.most, LONGEST_S, self._safe))
         most_s = self.slowdown * self._seconds(decodes)
-        if crowd > 1.0 and decodes + waiting <= self.most:
-            at_once_s = self._safe(decodes + waiting)
-            if at_once_s <= min(most_s * HURRY * crowd, LONGEST_S):
-                return waiting
+        if crowd > 1.0:
+            tokens = sum(waiting)
+            fits = decodes + tokens <= self.most
+            if fits and self._safe(decodes + tokens) <= min(most_s * HURRY * crowd, LONGEST_S):
+                return tokens
         least = decodes + LEAST
         most = max(least, min(self.most, reach))
-        return self._fitting(least, most, most_s * min(max(1.0, crowd), PATIENCE), self._seconds) - decodes
-
-    def _fitting(self, least: int, most: int, most_s: float, seconds: Callable[[int], float]) -> int:
-        """The largest size from least to most that takes no longer; the least if none does. seconds: of a size; never
-        falls."""
-        sizes = range(least, most + 1)
-        return sizes[max(0, bisect_right(sizes, most_s, key=seconds) - 1)]
+        return fitting(least, most, most_s * min(max(1.0, crowd), PATIENCE), self._seconds) - decodes
 
     def _seconds(self, tokens: int) -> float:
         """What a step takes; to be trusted up to twice the largest size that was seen."""
@@ -74,3 +70,10 @@ class ChunkSize:
         """The same of any size: no token costs more than one of the largest size that was seen."""
         seen = self._time.reach() // 2
         return self._seconds(min(tokens, seen)) * max(1.0, tokens / seen)
+
+
+def fitting(least: int, most: int, most_s: float, seconds: Callable[[int], float]) -> int:
+    """The largest size from least to most that takes no longer; the least if none does. seconds: of a size; never
+    falls."""
+    sizes = range(least, most + 1)
+    return sizes[max(0, bisect_right(sizes, most_s, key=seconds) - 1)]

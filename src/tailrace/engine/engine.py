@@ -93,8 +93,9 @@ class Engine:
         tables, made = BlockTables(scheduler.max_num_seqs, per_slot), None if drafter is None else drafter(sampler)
         self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
-        held = blocks * runner.block_bytes if device is None or device.type == "cpu" else 0
-        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), held)
+        promised = blocks * runner.block_bytes + getattr(made, "cache_bytes", 0)
+        promised = promised if device is None or device.type == "cpu" else 0
+        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised)
         grammar_step_s = None if grammars is None else grammars.step_s
         appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token, grammar_step_s)
         outputs = OutputProcessor(self.lifecycle, scheduler, appender, sampler, self.memory_limit)

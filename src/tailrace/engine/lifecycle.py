@@ -114,9 +114,14 @@ class Lifecycle:
             ready = (sequence for sequence in self.waiting if not sequence.request.compilations)
             prompts += islice(ready, len(self.free_slots))
             decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
-            tokens = sum(member.num_uncomputed for sequence in prompts for member in sequence.pair)
-            chunk = chunks.limit(decodes, crowd, tokens) if prompts else chunks.most
+            left = (self._left(member) for sequence in prompts for member in sequence.pair)
+            chunk = chunks.limit(decodes, crowd, left) if prompts else chunks.most
             return schedule(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
+
+    def _left(self, member: Sequence) -> int:
+        """Tokens of its prompt that must be computed: not those that the cache holds already."""
+        held = 0 if member.blocks else len(self.cache.match(member)) * self.cache.block_size
+        return member.num_uncomputed - held
 
     def apply(self, plan: Plan) -> Copies:
         """Make the plan true: preempt, admit, reserve blocks. Sequences that can't be admitted fail and are taken out

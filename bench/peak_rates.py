@@ -1,5 +1,6 @@
 """How many multiplications and additions per second this processor's threads reach in a loop of nothing else: the limit
-that the products of weights are held against. The loop is compiled for the machine that runs it. There is none for AMX.
+that the products of weights are held against. The loop is compiled for the machine that runs it; where it has AMX, it is
+one of tiles.
 
     python -m bench.peak_rates [--threads 2]
 """
@@ -41,9 +42,27 @@ SOURCE = """
             __asm__ volatile("" : "+v"(sums[i]), "+v"(a));                  \\
         }
 
+#if defined(__AMX_TILE__)
+#include <sys/syscall.h>
+#include <unistd.h>
+// Four tiles of sums, two of rows, two of weights, all of 16 rows of 64 bytes, which hold zeros.
+static const struct __attribute__((aligned(64))) {
+    uint8_t palette, rest[15];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} config = {1, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+static int may_use_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+#define TILES(product)                                                                    \
+    _tile_loadconfig(&config);                                                            \
+    for (int64_t round = 0; round < rounds; ++round) {                                    \
+        product(0, 4, 6); product(1, 4, 7); product(2, 5, 6); product(3, 5, 7);           \
+    }                                                                                     \
+    _tile_release();
+#endif
+
 #if defined(__AMX_INT8__)
-int64_t int8_per_round(void) { return 0; }
-void int8_rounds(int64_t rounds) { (void)rounds; }
+int64_t int8_per_round(void) { return may_use_tiles() ? 4 * 16 * 16 * 64 : 0; }
+void int8_rounds(int64_t rounds) { TILES(_tile_dpbssd) }
 #elif defined(__AVX512VNNI__)
 int64_t int8_per_round(void) { return SUMS * 64; }
 void int8_rounds(int64_t rounds) {
@@ -63,8 +82,8 @@ void int8_rounds(int64_t rounds) { (void)rounds; }
 #endif
 
 #if defined(__AMX_BF16__)
-int64_t bf16_per_round(void) { return 0; }
-void bf16_rounds(int64_t rounds) { (void)rounds; }
+int64_t bf16_per_round(void) { return may_use_tiles() ? 4 * 16 * 16 * 32 : 0; }
+void bf16_rounds(int64_t rounds) { TILES(_tile_dpbf16ps) }
 #elif defined(__AVX512BF16__)
 int64_t bf16_per_round(void) { return SUMS * 32; }
 void bf16_rounds(int64_t rounds) {

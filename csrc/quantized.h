@@ -37,6 +37,13 @@ constexpr int kSixteen = 16;
 inline int halves(const Format &f) { return f.scales == Scales::nested ? 2 : 1; }
 inline bool has_zero(const Format &f) { return f.scales == Scales::half_zero || f.scales == Scales::single_zero; }
 inline bool has_single(const Format &f) { return f.scales == Scales::single || f.scales == Scales::single_zero; }
+// Sums of integers may be shifted: they begin at the bits of 1.5 · 2^23 = c, and are less than 2^22 in magnitude, so that
+// as a float32 they are c + sum. Then fma(c + sum, scale, −c · scale) is float(sum) · scale, rounded once, without a
+// conversion: c · scale is exact where 3 · scale is, that is, with at most 22 bits, as float16 and its products with a
+// byte have.
+constexpr int32_t kShift = 0x4b400000;
+constexpr float kShiftFloat = 12582912.0f;
+inline bool can_shift(const Format &f) { return !has_single(f) && f.scales != Scales::power; }
 // A zero point is a minimum of −scale · zero point.
 inline bool has_min(const Format &f) {
     return f.scales == Scales::half_min || f.scales == Scales::nested_min || has_zero(f);
@@ -82,6 +89,7 @@ struct Activations {
     float *total;    // [tile][block][16]: scale · Σ q, which minimums are multiplied by
     int32_t *start;  // [tile][block][2][16]: −offset · Σ q of a half; where there is one half, [0] is of both
     int64_t blocks;
+    int32_t begin = 0;  // what every start has beside that: 0, or kShift
 };
 
 // Adds the products of some rows with some blocks to acc [rows][64], which is float32. All of them compute
@@ -95,14 +103,15 @@ struct Product {
     int64_t row, first, count;  // the first row, the first block, the number of blocks
     bool twice, min;            // two halves per block; minimums
     bool nibbles;               // codes are packed, two in a byte; for product_vnni and product_neon
+    bool shifted;               // sums begin at kShift; for product_vnni and product_amx
     bool halves;                // scales (and minimums) are taken as they are packed, float16; for product_vnni alone
     const uint8_t *packed;      // the first block: its scales, then its codes
     uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
     int64_t next_bytes;         // of it per block, to fetch beside this product; 0: all has been fetched
 };
 // While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait. Into
-// the second cache, since the first one has few misses under way at a time, which the multiplication needs. Tiles of
-// AMX fetch nothing: many rows share a read there. The address is a number, since it may lie behind the weights' end.
+// the second cache, since the first one has few misses under way at a time, which the multiplication needs. The address
+// is a number, since it may lie behind the weights' end.
 inline void fetch_next(const Product &p, int64_t b) {
     const uintptr_t from = p.next + static_cast<uintptr_t>(b * p.next_bytes);
     for (int64_t i = 0; i < p.next_bytes; i += 64)

@@ -19,7 +19,9 @@ std::atomic<int> widest_set{3};
 
 constexpr int64_t kRowsAtOnce = 256;  // their sums, [256][64] of float32, stay in the second cache
 constexpr int kFewRows = 4;           // of a product, at most, but for AMX
-constexpr int64_t kManyRows = 32;     // from here on a tile of 16 rows is faster than product_vnni
+constexpr int64_t kBlocksAtOnce = 128;  // of activations that a thread makes int8 at a time, of all rows together
+constexpr int64_t kWholeCodes = 16;   // rows from which on nibbles are taken apart once, where AMX is (see panel)
+constexpr int64_t kManyRows = 16;     // from here on a tile of 16 rows is faster than product_vnni
 
 struct Call {
     const void *x;
@@ -30,6 +32,11 @@ struct Call {
     void *y;
     const Format *f;
     Activations rows;
+};
+
+// Blocks [from, end).
+struct Span {
+    int64_t from, end;
 };
 
 enum Set : int { kPortable = 0, kNeon = 1, kAvx2 = 1, kVnni = 2, kAmx = 3 };  // no machine has both of 1
@@ -57,8 +64,8 @@ TAILRACE_INLINE void place_block(const Activations &to, const Format &f, int64_t
     to.scale[place] = scale;
     to.total[place] = scale * static_cast<float>(sums[0] + sums[1]);
     int32_t *start = to.start + (tile * to.blocks + b) * 2 * kTile + lane;
-    start[0] = -f.offset * (two ? sums[0] : sums[0] + sums[1]);
-    start[kTile] = -f.offset * sums[1];
+    start[0] = to.begin - f.offset * (two ? sums[0] : sums[0] + sums[1]);
+    start[kTile] = to.begin - f.offset * sums[1];
 }
 
 // One row of up to 32 inputs per block → q, scale, total and start. NaN and infinity make scale NaN or infinite, so
@@ -90,11 +97,12 @@ TAILRACE_INLINE void quantise_block(const T *x, const Format &f, const Activatio
     place_block(to, f, row, b, largest, sums);
 }
 
-TAILRACE_CLONES void quantise_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row) {
-    for (int64_t b = 0; b < to.blocks; ++b) quantise_block(x + b * kBlock, f, to, row, b);
+// Some blocks of a row, whose inputs begin at x.
+TAILRACE_CLONES void quantise_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
+    for (int64_t b = blocks.from; b < blocks.end; ++b) quantise_block(x + b * kBlock, f, to, row, b);
 }
-TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activations &to, int64_t row) {
-    for (int64_t b = 0; b < to.blocks; ++b) quantise_block(x + b * kBlock, f, to, row, b);
+TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
+    for (int64_t b = blocks.from; b < blocks.end; ++b) quantise_block(x + b * kBlock, f, to, row, b);
 }
 
 #if TAILRACE_X86
@@ -104,11 +112,12 @@ TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-// quantise_block for all blocks of a row, the same operations.
+// The same operations.
 template <typename T>
-TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row) {
+TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
     const __m512i positive = _mm512_set1_epi32(0x7fffffff);
-    for (int64_t b = 0; b < to.blocks; ++b, x += kBlock) {
+    x += blocks.from * kBlock;
+    for (int64_t b = blocks.from; b < blocks.end; ++b, x += kBlock) {
         const __m512 values[2] = {sixteen_floats(x), sixteen_floats(x + kSixteen)};
         const __m512i first = _mm512_and_si512(_mm512_castps_si512(values[0]), positive);
         const __m512i second = _mm512_and_si512(_mm512_castps_si512(values[1]), positive);
@@ -129,26 +138,35 @@ TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activati
 }
 #endif
 
+// All rows, some blocks of a tile of rows at a time. Rows of a tile share cache lines, so that threads which took rows
+// of one tile each would wait for each other's writes.
 template <typename T> void quantise_rows(const Call &c, [[maybe_unused]] Set set) {
-    const auto one = [&](int64_t r) {
-        const T *x = static_cast<const T *>(c.x) + r * c.x_stride;
+    const auto some = [&](int64_t row, Span blocks) {
+        const T *x = static_cast<const T *>(c.x) + row * c.x_stride;
 #if TAILRACE_X86
-        if (set >= kVnni) return quantise_avx512(x, *c.f, c.rows, r);
+        if (set >= kVnni) return quantise_avx512(x, *c.f, c.rows, row, blocks);
 #endif
-        if constexpr (sizeof(T) == 4) quantise_f32(x, *c.f, c.rows, r);
-        else quantise_bf16(x, *c.f, c.rows, r);
+        if constexpr (sizeof(T) == 4) quantise_f32(x, *c.f, c.rows, row, blocks);
+        else quantise_bf16(x, *c.f, c.rows, row, blocks);
     };
-    if (c.m < 8)
-        for (int64_t r = 0; r < c.m; ++r) one(r);
-    else Pool::instance().run((c.m + 7) / 8, [&](int64_t part) {
-            for (int64_t r = part * 8; r < std::min(c.m, part * 8 + 8); ++r) one(r);
-        });
+    const int64_t blocks = c.rows.blocks, tiles = (c.m + kTile - 1) / kTile;
+    const int64_t each = std::max<int64_t>(kSuper, kBlocksAtOnce / std::min(c.m, kTile));
+    const int64_t parts = (blocks + each - 1) / each;
+    const auto part = [&](int64_t i) {
+        const int64_t first = i / parts * kTile, from = i % parts * each;
+        for (int64_t r = first; r < std::min(c.m, first + kTile); ++r) some(r, {from, std::min(blocks, from + each)});
+    };
+    if (tiles * parts < 3)
+        for (int64_t i = 0; i < tiles * parts; ++i) part(i);
+    else Pool::instance().run(tiles * parts, part);
 }
 
 // Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins. What comes next
-// is fetched in parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads.
+// is fetched in parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads. One
+// row alone keeps up with memory without that, but for the processors that have AMX, which gain a fifth to a third by it.
 void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
-    const int64_t calls = (count + kFewRows - 1) / kFewRows;
+    if (count == 1 && best_set() != kAmx) p.next_bytes = 0;
+    const int64_t each = set == kAmx ? kTile : kFewRows, calls = (count + each - 1) / each;
     int64_t left = p.next_bytes;
     p.next_bytes = (p.next_bytes / calls + 63) / 64 * 64;
     for (int64_t r = 0; r < count;) {
@@ -170,7 +188,8 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
     }
 }
 
-// One panel of 64 outputs for rows [from, from + count).
+// One panel of 64 outputs for rows [from, from + count). Processors with AMX multiply by the two units that also take
+// nibbles apart, so there they are taken apart once for many rows.
 template <typename T> void panel(const Call &c, int64_t number, int64_t from, int64_t count, Set set) {
     thread_local std::vector<float> sums;
     thread_local Widened w;
@@ -178,13 +197,15 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
     const int64_t width = std::min(kPack, c.n - number * kPack), blocks = c.k / kBlock;
     float bias[kPack] = {};
     if (c.bias)
-        for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[number * kPack + j]);
+        for (int64_t j = 0; j < width; ++j)  // −0 becomes 0: a sum of zeros may have either sign
+            bias[j] = to_float(static_cast<const T *>(c.bias)[number * kPack + j]) + 0.0f;
     const int64_t rows = set == kAmx ? (count + kTile - 1) / kTile * kTile : count;
     sums.resize(static_cast<size_t>(rows * kPack));
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
     const int64_t bytes = scale_bytes(*c.f) + code_bytes(*c.f);
     const bool neon = TAILRACE_NEON && set == kNeon;
-    const bool nibbles = (set == kVnni || neon) && c.f->codes == Codes::four;
+    const bool whole = set == kVnni && best_set() == kAmx && count >= kWholeCodes;
+    const bool nibbles = (set == kVnni || neon) && c.f->codes == Codes::four && !whole;
     const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
     const bool half = c.f->scales == Scales::half || c.f->scales == Scales::half_min;
     const bool scales_packed = set == kVnni && packed && half;
@@ -195,7 +216,7 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
         if (!scales_packed) widen_scales(*c.f, weights, first, n, w);
         if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx || neon ? c.f->offset : 0, w);
         Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles,
-                  scales_packed, at, next, bytes};
+                  can_shift(*c.f), scales_packed, at, next, bytes};
         if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;
         products(p, count, set, sums.data());
     }
@@ -214,9 +235,10 @@ Set set_for(const Format &f, int64_t m) {
     return best == kAmx && !tiles ? kVnni : best;
 }
 
-template <typename T> void run(const Call &c) {
-    quantise_rows<T>(c, widest_of_all());
+template <typename T> void run(Call c) {
     const Set set = set_for(*c.f, c.m);
+    if (set == kVnni && can_shift(*c.f)) c.rows.begin = kShift;
+    quantise_rows<T>(c, widest_of_all());
     for (int64_t from = 0; from < c.m; from += kRowsAtOnce) {
         const int64_t count = std::min(kRowsAtOnce, c.m - from);
         Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t at, int64_t) {

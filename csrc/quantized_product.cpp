@@ -108,8 +108,19 @@ template <bool Nibbles> TAILRACE_VNNI inline __m512i codes_at(const uint8_t *cod
     return _mm512_and_si512(group < 4 ? two : _mm512_srli_epi16(two, 4), _mm512_set1_epi8(15));
 }
 
-// What stands beside a block's codes: widened, or float16 as it is packed.
-enum class Beside { scale, scale_min, two_scales, half, half_min };
+// What stands beside a block's codes: widened, or float16 as it is packed. With `single` and `single_min`, which are
+// widened, sums are not shifted.
+enum class Beside { single, single_min, scale, scale_min, two_scales, half, half_min };
+constexpr bool is_half(Beside kind) { return kind == Beside::half || kind == Beside::half_min; }
+constexpr bool has_min(Beside kind) {
+    return kind == Beside::single_min || kind == Beside::scale_min || kind == Beside::half_min;
+}
+constexpr bool is_shifted(Beside kind) { return kind != Beside::single && kind != Beside::single_min; }
+
+// A sum times a scale; `back` is what the shift makes of it, with the other sign.
+template <bool Shifted> TAILRACE_VNNI inline __m512 scaled(__m512i sum, __m512 w, __m512 back) {
+    return Shifted ? _mm512_fmadd_ps(_mm512_castsi512_ps(sum), w, back) : _mm512_mul_ps(_mm512_cvtepi32_ps(sum), w);
+}
 
 // Of 16 outputs.
 template <bool Half> TAILRACE_VNNI inline __m512 sixteen(const void *from, int64_t at) {
@@ -119,8 +130,7 @@ template <bool Half> TAILRACE_VNNI inline __m512 sixteen(const void *from, int64
 }
 
 template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const Product &p, float *acc) {
-    constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
-    constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;
+    constexpr bool half_wide = is_half(Kind), min = has_min(Kind), shifted = is_shifted(Kind);
     constexpr bool kept = R <= 2;  // there are registers for the sums of all blocks
     constexpr int parts = Kind == Beside::two_scales ? 2 : 1, groups = kBlock / 4 / parts;
     const At at(*p.x, p.row);
@@ -129,7 +139,7 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
     for (int r = 0; r < R && kept; ++r)
         for (int j = 0; j < 4; ++j) all[r][j] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
     for (int64_t b = 0; b < p.count; ++b) {
-        if (R > 1) fetch_next(p, b);  // one row keeps up with memory, and fetches stand in the way of its loads
+        fetch_next(p, b);
         const int8_t *q = at.q(p.first + b);
         const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
         const uint8_t *codes = p.codes + b * p.stride, *beside = half_wide ? p.packed + b * p.stride : nullptr;
@@ -160,10 +170,11 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
                 const __m512 w = sixteen<half_wide>(scales, half * kPack + 16 * j);
+                const __m512 back = _mm512_mul_ps(w, _mm512_set1_ps(-kShiftFloat));
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
                     float *to = acc + r * kPack + 16 * j;
-                    const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][j]), w);
+                    const __m512 part = scaled<shifted>(sums[r][j], w, back);
                     __m512 sum = kept ? all[r][j] : _mm512_loadu_ps(to);
                     sum = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), sum);
                     if (min) sum = _mm512_fmadd_ps(sixteen<half_wide>(mins, 16 * j), _mm512_set1_ps(total[r]), sum);
@@ -182,8 +193,7 @@ template <int R, Beside Kind, bool Nibbles> TAILRACE_VNNI void rows_vnni(const P
 // registers. An input that is spread over a register serves J products: processors spread one per cycle, and some
 // multiply two.
 template <int R, int J, Beside Kind, bool Nibbles> TAILRACE_VNNI void four_rows_vnni(const Product &p, float *acc) {
-    constexpr bool half_wide = Kind == Beside::half || Kind == Beside::half_min;
-    constexpr bool min = Kind == Beside::scale_min || Kind == Beside::half_min;
+    constexpr bool half_wide = is_half(Kind), min = has_min(Kind), shifted = is_shifted(Kind);
     constexpr int parts = Kind == Beside::two_scales ? 2 : 1, groups = kBlock / 4 / parts;
     const At at(*p.x, p.row);
     const int64_t beside_stride = half_wide ? p.stride : 4 * parts * kPack, mins_stride = half_wide ? p.stride : 4 * kPack;
@@ -225,9 +235,10 @@ template <int R, int J, Beside Kind, bool Nibbles> TAILRACE_VNNI void four_rows_
 #pragma GCC unroll 4
                 for (int j = 0; j < J; ++j) {
                     const __m512 w = sixteen<half_wide>(scales, half * kPack + 16 * j);
+                    const __m512 back = _mm512_mul_ps(w, _mm512_set1_ps(-kShiftFloat));
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
-                        const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][j]), w);
+                        const __m512 part = scaled<shifted>(sums[r][j], w, back);
                         all[r][j] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r][j]);
                     }
                     if (!min) continue;
@@ -259,44 +270,77 @@ template <bool Nibbles> void product_of(const Product &p, int rows, float *acc) 
     if (p.twice) return some_vnni<Beside::two_scales, Nibbles>(p, rows, acc);
     if (p.halves && p.min) return some_vnni<Beside::half_min, Nibbles>(p, rows, acc);
     if (p.halves) return some_vnni<Beside::half, Nibbles>(p, rows, acc);
-    p.min ? some_vnni<Beside::scale_min, Nibbles>(p, rows, acc) : some_vnni<Beside::scale, Nibbles>(p, rows, acc);
+    if (p.shifted && p.min) return some_vnni<Beside::scale_min, Nibbles>(p, rows, acc);
+    if (p.shifted) return some_vnni<Beside::scale, Nibbles>(p, rows, acc);
+    p.min ? some_vnni<Beside::single_min, Nibbles>(p, rows, acc) : some_vnni<Beside::single, Nibbles>(p, rows, acc);
 }
 #endif
 
 #if TAILRACE_AMX
 #define TAILRACE_TILES __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq")))
 
-// The sums of one tile of rows with 16 outputs, of a block. Tiles: 0 sums, 1 and 2 the rows' and the codes' 32 inputs.
-TAILRACE_TILES inline void sums_amx(const int8_t *q, const uint8_t *codes, int32_t *sums) {
-    _tile_loadd(1, q, kBlock);
-    _tile_loadd(2, codes, 4 * kPack);
-    _tile_zero(0);
-    _tile_dpbssd(0, 1, 2);
-    _tile_stored(0, sums, 64);
+// What shifted sums begin with, of 16 outputs.
+alignas(64) const int32_t kShifts[16] = {kShift, kShift, kShift, kShift, kShift, kShift, kShift, kShift,
+                                         kShift, kShift, kShift, kShift, kShift, kShift, kShift, kShift};
+
+// The sums of one tile of rows with 16 outputs, of a block: of even blocks in tile 0, of odd ones in tile 1. Beside them
+// 2 and 3 are the rows' 32 inputs, 4 and 5 the codes. The numbers of tiles must be literals.
+template <bool Shifted> TAILRACE_TILES inline void sums_even(const int8_t *q, const uint8_t *codes) {
+    if (Shifted) _tile_loadd(0, kShifts, 0);
+    else _tile_zero(0);
+    _tile_loadd(2, q, kBlock);
+    _tile_loadd(4, codes, 4 * kPack);
+    _tile_dpbssd(0, 2, 4);
+}
+template <bool Shifted> TAILRACE_TILES inline void sums_odd(const int8_t *q, const uint8_t *codes) {
+    if (Shifted) _tile_loadd(1, kShifts, 0);
+    else _tile_zero(1);
+    _tile_loadd(3, q, kBlock);
+    _tile_loadd(5, codes, 4 * kPack);
+    _tile_dpbssd(1, 3, 5);
 }
 
-// The sums of the next block are on their way while those of this one are added.
-template <bool Min> TAILRACE_TILES void tile_amx(const Product &p, int j, float *acc) {
+// Adds a block's sums, times the scales, to all[r], which are the 16 outputs of row r.
+template <bool Min, bool Shifted>
+TAILRACE_TILES inline void add_amx(const Product &p, int64_t b, int j, const int32_t *sums, __m512 *all) {
+    const int64_t place = At(*p.x, p.row).place(p.first + b);
+    const float *scale = p.x->scale + place, *total = p.x->total + place;
+    const __m512 w = _mm512_load_ps(p.w->scales + b * kPack + 16 * j), back = _mm512_mul_ps(w, _mm512_set1_ps(-kShiftFloat));
+#pragma GCC unroll 16
+    for (int r = 0; r < kTile; ++r) {
+        const __m512i sum = _mm512_load_si512(sums + 16 * r);
+        const __m512 part = Shifted ? _mm512_fmadd_ps(_mm512_castsi512_ps(sum), w, back)
+                                    : _mm512_mul_ps(_mm512_cvtepi32_ps(sum), w);
+        all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
+    }
+    if constexpr (Min) {
+        const __m512 min = _mm512_load_ps(p.w->mins + b * kPack + 16 * j);
+#pragma GCC unroll 16
+        for (int r = 0; r < kTile; ++r) all[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(total[r]), all[r]);
+    }
+}
+
+// The sums of the next two blocks are on their way while those of this one are added. A tile is stored behind the loads
+// of the sums before it: these would wait for it.
+template <bool Min, bool Shifted> TAILRACE_TILES void tile_amx(const Product &p, int j, float *acc) {
     const At at(*p.x, p.row);
-    alignas(64) int32_t sums[2][kTile * 16];
+    const uint8_t *codes = p.codes + 64 * j;
+    alignas(64) int32_t even[kTile * 16], odd[kTile * 16];
     __m512 all[kTile];
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
-    sums_amx(at.q(p.first), p.codes + 64 * j, sums[0]);
-    for (int64_t b = 0; b < p.count; ++b) {
-        if (b + 1 < p.count) sums_amx(at.q(p.first + b + 1), p.codes + (b + 1) * p.stride + 64 * j, sums[(b + 1) % 2]);
-        const float *scale = p.x->scale + at.place(p.first + b), *total = p.x->total + at.place(p.first + b);
-        const __m512 w = _mm512_load_ps(p.w->scales + b * kPack + 16 * j);
-#pragma GCC unroll 16
-        for (int r = 0; r < kTile; ++r) {
-            const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[b % 2] + 16 * r)), w);
-            all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
-        }
-        if constexpr (Min) {
-            const __m512 min = _mm512_load_ps(p.w->mins + b * kPack + 16 * j);
-#pragma GCC unroll 16
-            for (int r = 0; r < kTile; ++r) all[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(total[r]), all[r]);
-        }
+    sums_even<Shifted>(at.q(p.first), codes);
+    _tile_stored(0, even, 64);
+    if (p.count > 1) sums_odd<Shifted>(at.q(p.first + 1), codes + p.stride);
+    for (int64_t b = 0; b < p.count; b += 2) {
+        if (j == 0) fetch_next(p, b), fetch_next(p, b + 1);
+        if (b + 2 < p.count) sums_even<Shifted>(at.q(p.first + b + 2), codes + (b + 2) * p.stride);
+        add_amx<Min, Shifted>(p, b, j, even, all);
+        if (b + 1 == p.count) break;
+        _tile_stored(1, odd, 64);
+        if (b + 3 < p.count) sums_odd<Shifted>(at.q(p.first + b + 3), codes + (b + 3) * p.stride);
+        add_amx<Min, Shifted>(p, b + 1, j, odd, all);
+        if (b + 2 < p.count) _tile_stored(0, even, 64);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r]);
@@ -324,8 +368,8 @@ bool has_amx() { return tiles_of_this_machine().int8; }
 
 TAILRACE_TILES void begin_amx() {
     TileConfig config;
-    config.rows[0] = config.rows[1] = kTile, config.rows[2] = kBlock / 4;
-    config.bytes[0] = config.bytes[2] = 64, config.bytes[1] = kBlock;
+    for (int tile = 0; tile < 6; ++tile) config.rows[tile] = tile < 4 ? kTile : kBlock / 4;
+    for (int tile = 0; tile < 6; ++tile) config.bytes[tile] = tile < 2 || tile > 3 ? 64 : kBlock;
     tiles_read_memory();
     _tile_loadconfig(&config);
 }
@@ -333,7 +377,10 @@ TAILRACE_TILES void begin_amx() {
 TAILRACE_TILES void end_amx() { _tile_release(); }
 
 void product_amx(const Product &p, int, float *acc) {
-    for (int j = 0; j < 4; ++j) p.min ? tile_amx<true>(p, j, acc) : tile_amx<false>(p, j, acc);
+    for (int j = 0; j < 4; ++j) {
+        if (p.shifted) p.min ? tile_amx<true, true>(p, j, acc) : tile_amx<false, true>(p, j, acc);
+        else p.min ? tile_amx<true, false>(p, j, acc) : tile_amx<false, false>(p, j, acc);
+    }
 }
 #else
 bool has_amx() { return false; }

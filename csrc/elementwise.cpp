@@ -9,8 +9,8 @@
 namespace tailrace {
 namespace {
 
-// Rows per task, so that a single decode token is one task, run by the caller at once.
-inline int64_t rows_per_task(int64_t dim) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, dim)); }
+// Rows per task: some microseconds of work. A single decode token is one task, run by the caller at once.
+inline int64_t rows_per_task(int64_t dim) { return std::max<int64_t>(1, 4096 / std::max<int64_t>(1, dim)); }
 
 template <typename F> void over_rows(int64_t rows, int64_t dim, F &&work) {
     const int64_t step = rows_per_task(dim);
@@ -50,15 +50,15 @@ inline void norm(const float *x, const float *w, int64_t dim, float eps, float o
 }
 
 #define TAILRACE_ADD(NAME, T)                                             \
-    TAILRACE_CLONES void NAME(T *x, const T *delta, int64_t dim) {        \
-        for (int64_t i = 0; i < dim; ++i) x[i] = from_float<T>(to_float(x[i]) + to_float(delta[i])); \
+    TAILRACE_CLONES void NAME(const T *x, const T *delta, int64_t dim, T *y) { \
+        for (int64_t i = 0; i < dim; ++i) y[i] = from_float<T>(to_float(x[i]) + to_float(delta[i])); \
     }
 TAILRACE_ADD(add_bf16, bf16)
 TAILRACE_ADD(add_f32, float)
 #undef TAILRACE_ADD
 
-inline void add(bf16 *x, const bf16 *d, int64_t n) { add_bf16(x, d, n); }
-inline void add(float *x, const float *d, int64_t n) { add_f32(x, d, n); }
+inline void add(const bf16 *x, const bf16 *d, int64_t n, bf16 *y) { add_bf16(x, d, n, y); }
+inline void add(const float *x, const float *d, int64_t n, float *y) { add_f32(x, d, n, y); }
 
 // x·cos + rotate_half(x)·sin, each product and the sum rounded to T, as the original does it tensor by tensor.
 #define TAILRACE_ROPE(NAME, T)                                                                       \
@@ -95,6 +95,10 @@ TAILRACE_SILU(silu_f32, float)
 inline void silu(const bf16 *g, const bf16 *u, int64_t n, bf16 *y) { silu_bf16(g, u, n, y); }
 inline void silu(const float *g, const float *u, int64_t n, float *y) { silu_f32(g, u, n, y); }
 
+template <typename T> void add_t(const T *x, const T *delta, int64_t rows, int64_t dim, T *y) {
+    over_rows(rows, dim, [&](int64_t r) { add(x + r * dim, delta + r * dim, dim, y + r * dim); });
+}
+
 template <typename T>
 void rms_norm_t(const T *x, const T *weight, int64_t rows, int64_t dim, int64_t stride, float eps, float offset, T *y) {
     over_rows(rows, dim, [&](int64_t r) { norm(x + r * stride, weight, dim, eps, offset, y + r * dim); });
@@ -103,7 +107,7 @@ void rms_norm_t(const T *x, const T *weight, int64_t rows, int64_t dim, int64_t 
 template <typename T>
 void add_rms_norm_t(T *residual, const T *delta, const T *weight, int64_t rows, int64_t dim, float eps, T *y) {
     over_rows(rows, dim, [&](int64_t r) {
-        add(residual + r * dim, delta + r * dim, dim);
+        add(residual + r * dim, delta + r * dim, dim, residual + r * dim);
         norm(residual + r * dim, weight, dim, eps, 0.0f, y + r * dim);
     });
 }
@@ -136,6 +140,13 @@ void rms_norm(const void *x, const void *weight, Type type, int64_t rows, int64_
     else
         rms_norm_t(static_cast<const bf16 *>(x), static_cast<const bf16 *>(weight), rows, dim, stride, eps, offset,
                    static_cast<bf16 *>(y));
+}
+
+void add(const void *x, const void *delta, Type type, int64_t rows, int64_t dim, void *y) {
+    if (type == Type::f32)
+        add_t(static_cast<const float *>(x), static_cast<const float *>(delta), rows, dim, static_cast<float *>(y));
+    else
+        add_t(static_cast<const bf16 *>(x), static_cast<const bf16 *>(delta), rows, dim, static_cast<bf16 *>(y));
 }
 
 void add_rms_norm(void *residual, const void *delta, const void *weight, Type type, int64_t rows, int64_t dim, float eps,

@@ -69,6 +69,8 @@ void attention(const Attention &call, Type type);
 
 void rms_norm(const void *x, const void *weight, Type type, int64_t rows, int64_t dim, int64_t stride, float eps,
               bool plus_one, void *y);
+// y = x + delta, [rows][dim].
+void add(const void *x, const void *delta, Type type, int64_t rows, int64_t dim, void *y);
 void add_rms_norm(void *residual, const void *delta, const void *weight, Type type, int64_t rows, int64_t dim, float eps,
                   void *y);
 void rope(void *x, const void *cos, const void *sin, Type type, int64_t tokens, int64_t heads, int64_t dim,

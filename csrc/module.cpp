@@ -74,6 +74,9 @@ NB_MODULE(_cpu, m) {
                          bool plus_one, Address y) {
         rms_norm(at(x), at(weight), Type(type), rows, dim, stride, eps, plus_one, at(y));
     }, Free());
+    m.def("add", [](Address x, Address delta, int type, int64_t rows, int64_t dim, Address y) {
+        add(at(x), at(delta), Type(type), rows, dim, at(y));
+    });
     m.def("add_rms_norm", [](Address residual, Address delta, Address weight, int type, int64_t rows, int64_t dim,
                              float eps, Address y) {
         add_rms_norm(at(residual), at(delta), at(weight), Type(type), rows, dim, eps, at(y));

@@ -109,13 +109,15 @@ struct Product {
     uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
     int64_t next_bytes;         // of it per block, to fetch beside this product; 0: all has been fetched
 };
-// While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait. Into
+// While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait. (Or one
+// of some parts of that.) Into
 // the second cache, since the first one has few misses under way at a time, which the multiplication needs. The address
 // is a number, since it may lie behind the weights' end.
-inline void fetch_next(const Product &p, int64_t b) {
+inline void fetch_next(const Product &p, int64_t b, int64_t part = 0, int64_t parts = 1) {
     const uintptr_t from = p.next + static_cast<uintptr_t>(b * p.next_bytes);
-    for (int64_t i = 0; i < p.next_bytes; i += 64)
-        __builtin_prefetch(reinterpret_cast<const void *>(from + static_cast<uintptr_t>(i)), 0, 2);
+    const int64_t lines = p.next_bytes / 64;
+    for (int64_t line = part * lines / parts; line < (part + 1) * lines / parts; ++line)
+        __builtin_prefetch(reinterpret_cast<const void *>(from + static_cast<uintptr_t>(line * 64)), 0, 2);
 }
 void product_portable(const Product &p, int rows, float *acc);
 // Those of x86 are defined there alone.

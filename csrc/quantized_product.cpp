@@ -300,11 +300,24 @@ template <bool Shifted> TAILRACE_TILES inline void sums_odd(const int8_t *q, con
     _tile_dpbssd(1, 3, 5);
 }
 
-// Adds a block's sums, times the scales, to all[r], which are the 16 outputs of row r.
+// A block of 16 outputs, j · 16 on; all blocks of 16 outputs come before the next ones.
+struct Item {
+    int64_t block;
+    int j;
+    Item next(int64_t blocks) const { return block + 1 < blocks ? Item{block + 1, j} : Item{0, j + 1}; }
+};
+
+// Adds an item's sums, times the scales, to all[r], which are the 16 outputs of row r: from acc with the first block, to
+// acc with the last. The next bytes from memory are fetched beside it.
 template <bool Min, bool Shifted>
-TAILRACE_TILES inline void add_amx(const Product &p, int64_t b, int j, const int32_t *sums, __m512 *all) {
-    const int64_t place = At(*p.x, p.row).place(p.first + b);
+TAILRACE_TILES inline void add_amx(const Product &p, Item item, const int32_t *sums, __m512 *all, float *acc) {
+    const int64_t b = item.block, place = At(*p.x, p.row).place(p.first + b);
+    const int j = item.j;
     const float *scale = p.x->scale + place, *total = p.x->total + place;
+    if (b == 0)
+#pragma GCC unroll 16
+        for (int r = 0; r < kTile; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
+    fetch_next(p, b, j, 4);
     const __m512 w = _mm512_load_ps(p.w->scales + b * kPack + 16 * j), back = _mm512_mul_ps(w, _mm512_set1_ps(-kShiftFloat));
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) {
@@ -318,32 +331,38 @@ TAILRACE_TILES inline void add_amx(const Product &p, int64_t b, int j, const int
 #pragma GCC unroll 16
         for (int r = 0; r < kTile; ++r) all[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(total[r]), all[r]);
     }
+    if (b + 1 == p.count)
+#pragma GCC unroll 16
+        for (int r = 0; r < kTile; ++r) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r]);
 }
 
-// The sums of the next two blocks are on their way while those of this one are added. A tile is stored behind the loads
+// The sums of the next two items are on their way while those of this one are added. A tile is stored behind the loads
 // of the sums before it: these would wait for it.
-template <bool Min, bool Shifted> TAILRACE_TILES void tile_amx(const Product &p, int j, float *acc) {
+template <bool Min, bool Shifted> TAILRACE_TILES void tiles_amx(const Product &p, float *acc) {
     const At at(*p.x, p.row);
-    const uint8_t *codes = p.codes + 64 * j;
     alignas(64) int32_t even[kTile * 16], odd[kTile * 16];
     __m512 all[kTile];
-#pragma GCC unroll 16
-    for (int r = 0; r < kTile; ++r) all[r] = _mm512_loadu_ps(acc + r * kPack + 16 * j);
-    sums_even<Shifted>(at.q(p.first), codes);
+    const int64_t count = p.count, items = 4 * count;
+    Item done{0, 0}, ahead = done.next(count);  // added next; multiplied next
+    sums_even<Shifted>(at.q(p.first), p.codes);
+    sums_odd<Shifted>(at.q(p.first + ahead.block), p.codes + ahead.block * p.stride + 64 * ahead.j);
     _tile_stored(0, even, 64);
-    if (p.count > 1) sums_odd<Shifted>(at.q(p.first + 1), codes + p.stride);
-    for (int64_t b = 0; b < p.count; b += 2) {
-        if (j == 0) fetch_next(p, b), fetch_next(p, b + 1);
-        if (b + 2 < p.count) sums_even<Shifted>(at.q(p.first + b + 2), codes + (b + 2) * p.stride);
-        add_amx<Min, Shifted>(p, b, j, even, all);
-        if (b + 1 == p.count) break;
+    for (int64_t i = 0; i < items; i += 2) {
+        if (i + 2 < items) {
+            ahead = ahead.next(count);
+            sums_even<Shifted>(at.q(p.first + ahead.block), p.codes + ahead.block * p.stride + 64 * ahead.j);
+        }
+        add_amx<Min, Shifted>(p, done, even, all, acc);
+        done = done.next(count);
         _tile_stored(1, odd, 64);
-        if (b + 3 < p.count) sums_odd<Shifted>(at.q(p.first + b + 3), codes + (b + 3) * p.stride);
-        add_amx<Min, Shifted>(p, b + 1, j, odd, all);
-        if (b + 2 < p.count) _tile_stored(0, even, 64);
+        if (i + 2 < items) {
+            ahead = ahead.next(count);
+            sums_odd<Shifted>(at.q(p.first + ahead.block), p.codes + ahead.block * p.stride + 64 * ahead.j);
+        }
+        add_amx<Min, Shifted>(p, done, odd, all, acc);
+        done = done.next(count);
+        if (i + 2 < items) _tile_stored(0, even, 64);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < kTile; ++r) _mm512_storeu_ps(acc + r * kPack + 16 * j, all[r]);
 }
 #endif
 
@@ -377,10 +396,8 @@ TAILRACE_TILES void begin_amx() {
 TAILRACE_TILES void end_amx() { _tile_release(); }
 
 void product_amx(const Product &p, int, float *acc) {
-    for (int j = 0; j < 4; ++j) {
-        if (p.shifted) p.min ? tile_amx<true, true>(p, j, acc) : tile_amx<false, true>(p, j, acc);
-        else p.min ? tile_amx<true, false>(p, j, acc) : tile_amx<false, false>(p, j, acc);
-    }
+    if (p.shifted) p.min ? tiles_amx<true, true>(p, acc) : tiles_amx<false, true>(p, acc);
+    else p.min ? tiles_amx<true, false>(p, acc) : tiles_amx<false, false>(p, acc);
 }
 #else
 bool has_amx() { return false; }

@@ -563,13 +563,14 @@ template <typename T> void place_value(const T *from, int64_t dim, int64_t at, i
 template <typename T> void store(const Store &c) {
     constexpr int64_t pair = sizeof(T) == 2 ? 2 : 1;
     const int64_t widest = std::max(c.head_dim, c.value_dim);
-    std::vector<float> numbers(static_cast<size_t>(widest));
-    std::vector<uint8_t> codes(static_cast<size_t>(widest));
-    const auto coded = [&](const T *from, int64_t dim) {
-        for (int64_t d = 0; d < dim; ++d) numbers[d] = to_float(from[d]);
-        return encode(c.code, numbers.data(), dim, codes.data());
-    };
-    for (int64_t t = 0; t < c.tokens; ++t) {
+    const auto token = [&](int64_t t) {
+        thread_local std::vector<float> numbers;
+        thread_local std::vector<uint8_t> codes;
+        numbers.resize(static_cast<size_t>(widest)), codes.resize(static_cast<size_t>(widest));
+        const auto coded = [&](const T *from, int64_t dim) {
+            for (int64_t d = 0; d < dim; ++d) numbers[d] = to_float(from[d]);
+            return encode(c.code, numbers.data(), dim, codes.data());
+        };
         const int64_t block = c.slots[t] / c.block_size, in = c.slots[t] % c.block_size;
         for (int64_t h = 0; h < c.heads; ++h) {
             const int64_t at = (block * c.heads + h) * c.block_size + in;
@@ -585,7 +586,11 @@ template <typename T> void store(const Store &c) {
             c.scales[c.blocks * c.heads * c.block_size + at] = coded(v, c.value_dim);
             place_value(codes.data(), c.value_dim, at, pair, static_cast<uint8_t *>(c.values));
         }
-    }
+    };
+    constexpr int64_t some = 8;  // tokens at a time: some microseconds of writes to memory that no cache has
+    Pool::instance().run((c.tokens + some - 1) / some, [&](int64_t i) {
+        for (int64_t t = i * some; t < std::min(c.tokens, (i + 1) * some); ++t) token(t);
+    });
 }
 
 void require(bool holds, const char *what, int64_t got) {

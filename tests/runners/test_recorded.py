@@ -26,10 +26,14 @@ BLOCKS, EACH = 20, 4
 # ---- torch's calls
 
 
+MEMORIES: list[StepMemory] = []  # of all recordings: kernels know addresses alone
+
+
 def recorded(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
     """The result's place, and the calls that fill it anew."""
     calls: list[Call] = []
     memory = StepMemory()
+    MEMORIES.append(memory)
     with torch.inference_mode(), noting(calls), StepRecorder(memory, calls):
         result = function(x)
     return memory.unowned(result), calls
@@ -73,7 +77,15 @@ def packed_in_every_pass(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("function", [several, in_place, layered, shapes, ours, packed_in_every_pass])
+def sums(x: torch.Tensor) -> torch.Tensor:
+    """Additions that are our own, and others."""
+    y = (x + x * 2).to(torch.bfloat16)
+    z = y + y.flip(0)
+    strided = z.T + y.T
+    return (z + z[:1] + strided.T + 1 + torch.add(z, y, alpha=2)).float() + x.half().add(x.half())
+
+
+@pytest.mark.parametrize("function", [several, in_place, layered, shapes, ours, sums, packed_in_every_pass])
 def test_the_calls_do_the_functions_work_again(function):
     torch.manual_seed(0)
     x = torch.randn(5, 8)
@@ -85,6 +97,13 @@ def test_the_calls_do_the_functions_work_again(function):
             for call in calls:
                 call()
         assert torch.equal(place, function(x))
+
+
+def test_additions_of_tensors_that_lie_alike_are_our_own():
+    x = torch.randn(5, 8)
+    _, calls = recorded(sums, x)
+    names = [getattr(getattr(call, "func", call), "__name__", "") for call in calls]
+    assert names.count("add") == 4  # x + 2 x, y + y.flip(0), what strided.T is added to, and what is added to 2 y
 
 
 def test_a_call_that_is_left_out_is_seen():

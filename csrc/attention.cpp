@@ -15,12 +15,12 @@
 #include "attention_tiles.h"
 #include "kernels.h"
 #include "kv_codes.h"
+#include "lines.h"
 #include "pool.h"
 #include "simd.h"
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -46,13 +46,12 @@ struct Tile {
 struct State {
     float max[kTile], sum[kTile];
     std::vector<float> out;  // [rows, Dv], and what tiles write behind the last row
-    State(int rows, int64_t dim) : out(static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * dim)) {
-        clear();
-    }
-    void clear() {
-        std::fill(max, max + kTile, kNone);
-        std::fill(sum, sum + kTile, 0.0f);
-        std::fill(out.begin(), out.end(), 0.0f);
+    void clear(int rows, int64_t dim) {
+        std::fill(max, max + rows, kNone);
+        std::fill(sum, sum + rows, 0.0f);
+        const size_t size = static_cast<size_t>((rows + kTileRows - 1) / kTileRows * kTileRows * dim);
+        if (out.size() < size) out.resize(size);
+        std::fill(out.begin(), out.begin() + rows * dim, 0.0f);
     }
 };
 
@@ -358,7 +357,7 @@ template <typename T> struct Walk {
     };
 
     // Numbers that `chunk` may keep aside: a chunk's keys and values, or 16 positions' values.
-    int64_t spare_size() const {
+    size_t spare_size() const {
         return c.code == KvCode::none ? 16 * c.value_dim : kChunk * (c.head_dim + c.value_dim);
     }
 
@@ -398,6 +397,9 @@ template <typename T> struct Walk {
                 some(at, r, rows, spare + spare_size() + r * c.head_dim, state);
         }
     }
+
+    // The first keys and values of a tile, for the thread that does it next.
+    void prefetch_first() const { prefetch(low[0] / kChunk * kChunk, high[tile.rows - 1]); }
 
     // Few tiles wait for memory at a time, so the next chunk's keys and values are on their way before they are loaded.
     void prefetch(int64_t base, int64_t end) const {
@@ -459,12 +461,10 @@ template <typename T> struct Walk {
 
     void part(int64_t index, State &state) const {
         const int64_t seen = high[tile.rows - 1], end = std::min((index + 1) * kPart, seen);
-        constexpr size_t line = 64;
-        const size_t queries = tiled ? (kTile + kTileRows) * c.head_dim : 0, numbers = spare_size() + queries;
-        const auto held = std::make_unique_for_overwrite<T[]>(numbers + line / sizeof(T));
-        void *begin = held.get();
-        size_t space = numbers * sizeof(T) + line;
-        T *spare = static_cast<T *>(std::align(line, numbers * sizeof(T), begin, space));
+        thread_local Lines<T> held;
+        const size_t queries = tiled ? (kTile + kTileRows) * c.head_dim : 0;
+        if (held.size() < spare_size() + queries) held.resize(spare_size() + queries);
+        T *spare = held.data();
         if (tiled) {
             for (int r = 0; r < tile.rows; ++r) std::copy(q[r], q[r] + c.head_dim, spare + spare_size() + r * c.head_dim);
             begin_attention_tiles(std::min(kTileRows, tile.rows));
@@ -507,12 +507,16 @@ std::vector<Tile> tiles(const Attention &c, int size) {
 
 template <typename T> void whole(const Attention &c, const std::vector<Tile> &list) {
     const int64_t count = static_cast<int64_t>(list.size());
+    const int64_t threads = Pool::instance().size();
     Pool::instance().run(count, [&](int64_t i) {
+        thread_local State total, one;
         const Tile &tile = list[count - 1 - i];  // a prefill's last tiles are its longest: they go first
         const Walk<T> walk(c, tile);
-        State total(tile.rows, c.value_dim), one(tile.rows, c.value_dim);
-        for (int64_t p = 0; p < tile.parts; ++p) {
-            one.clear();
+        if (i + threads < count) Walk<T>(c, list[count - 1 - i - threads]).prefetch_first();
+        total.clear(tile.rows, c.value_dim);
+        walk.part(0, total);  // as it would be merged into nothing
+        for (int64_t p = 1; p < tile.parts; ++p) {
+            one.clear(tile.rows, c.value_dim);
             walk.part(p, one);
             merge(total, one, tile.rows, c.value_dim);
         }
@@ -527,14 +531,15 @@ template <typename T> void split(const Attention &c, const std::vector<Tile> &li
     for (size_t i = 0; i < list.size(); ++i)
         for (int64_t p = 0; p < list[i].parts; ++p) {
             work.emplace_back(i, p);
-            states.emplace_back(list[i].rows, c.value_dim);
+            states.emplace_back().clear(list[i].rows, c.value_dim);
         }
     Pool::instance().run(static_cast<int64_t>(work.size()), [&](int64_t w) {
         Walk<T>(c, list[work[w].first]).part(work[w].second, states[w]);
     });
     size_t w = 0;
     for (const Tile &tile : list) {
-        State total(tile.rows, c.value_dim);
+        State total;
+        total.clear(tile.rows, c.value_dim);
         for (int64_t p = 0; p < tile.parts; ++p) merge(total, states[w++], tile.rows, c.value_dim);
         Walk<T>(c, tile).finish(total);
     }

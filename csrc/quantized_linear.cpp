@@ -3,13 +3,13 @@
 // instruction set (quantized.h). Only the blocking differs: a panel's blocks are read eight at a time, widened where the
 // product does not take them as they are packed, and stay in the first cache while the rows pass by.
 #include "exact.h"
+#include "lines.h"
 #include "pool.h"
 #include "quantized.h"
 #include "simd.h"
 
 #include <algorithm>
 #include <atomic>
-#include <new>
 #include <vector>
 
 namespace tailrace {
@@ -23,18 +23,6 @@ constexpr int kFewRows = 4;           // of a product, at most, but for AMX
 constexpr int64_t kBlocksAtOnce = 128;  // of activations that a thread makes int8 at a time, of all rows together
 constexpr int64_t kWholeCodes = 16;   // rows from which on nibbles are taken apart once, where AMX is (see panel)
 constexpr int64_t kManyRows = 32;     // from here on a tile of 16 rows is faster than product_vnni
-
-// Memory that begins with a cache line: a load across two of them takes twice as long.
-template <typename T> struct LineAllocator {
-    using value_type = T;
-    static constexpr std::align_val_t kLine{64};
-    LineAllocator() = default;
-    template <typename U> LineAllocator(const LineAllocator<U> &) {}
-    T *allocate(size_t n) { return static_cast<T *>(::operator new(n * sizeof(T), kLine)); }
-    void deallocate(T *at, size_t) { ::operator delete(at, kLine); }
-    bool operator==(const LineAllocator &) const { return true; }
-};
-template <typename T> using Lines = std::vector<T, LineAllocator<T>>;
 
 struct Call {
     const void *x;

@@ -23,6 +23,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace tailrace {
@@ -133,38 +134,64 @@ TAILRACE_BF16 void values_rows(const bf16 *p, const bf16 *const *values, int pai
     for (; at + 16 <= dim; at += 16) values_tile<R, 1>(p, values, pairs, at, dim, out);
 }
 
-// `soften` below for bf16 weights, four registers at a time.
-TAILRACE_BF16 float soften_bf16(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum,
-                                const float *times) {
-    __m512 x[4];
-    const __m512 factor = _mm512_set1_ps(scale);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) x[j] = _mm512_mul_ps(_mm512_loadu_ps(s + 16 * j), factor);
-    const uint64_t all = ~uint64_t{0};
-    const uint64_t seen = (high < kChunk ? ~(all << high) : all) & (low < kChunk ? all << low : 0);
-    if (low > 0 || high < kChunk) {
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j)
-            x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(kNone), static_cast<__mmask16>(seen >> (16 * j)), x[j]);
+// What rows see of a chunk: positions [low, high) of it.
+struct Seen {
+    int low[kMost], high[kMost];
+    uint64_t bits(int r) const {
+        const uint64_t all = ~uint64_t{0};
+        return (high[r] < kChunk ? ~(all << high[r]) : all) & (low[r] < kChunk ? all << low[r] : 0);
     }
-    const __m512 widest = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
-    const float top = std::max(*max, _mm512_reduce_max_ps(widest));
-    const float shift = top == kNone ? 0.0f : top;
-    const __m512 by = _mm512_set1_ps(shift);
+};
+
+// `soften` below for all rows and bf16 weights, four registers at a time, and the rows' sums of values so far times what
+// it returns there. In passes over the rows: a row's steps wait for each other, and those of several do not.
+TAILRACE_BF16 void soften_bf16(float *s, bf16 *p, int rows, const Seen &seen, float scale, float *max, float *sum,
+                               const float *times, float *out, int64_t dim) {
+    static_assert(kMost <= 16);
+    alignas(64) float shifts[16], decays[16], tops[16];
+    for (int r = 0; r < rows; ++r) {
+        float *row = s + r * kChunk;
+        __m512 x[4];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) x[j] = fast_exp2(_mm512_sub_ps(x[j], by));
-    const float total = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
-    if (times != nullptr) {  // what hidden positions have for a scale may be NaN
+        for (int j = 0; j < 4; ++j) x[j] = _mm512_mul_ps(_mm512_loadu_ps(row + 16 * j), _mm512_set1_ps(scale));
+        if (seen.low[r] > 0 || seen.high[r] < kChunk) {
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j)
-            x[j] = _mm512_maskz_mul_ps(static_cast<__mmask16>(seen >> (16 * j)), x[j], _mm512_loadu_ps(times + 16 * j));
+            for (int j = 0; j < 4; ++j)
+                x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(kNone), static_cast<__mmask16>(seen.bits(r) >> (16 * j)), x[j]);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) _mm512_storeu_ps(row + 16 * j, x[j]);
+        const __m512 widest = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
+        tops[r] = std::max(max[r], _mm512_reduce_max_ps(widest));
     }
-    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
-    _mm512_storeu_si512(p + 32, (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
-    const float decay = *max == kNone ? 0.0f : *max == top ? 1.0f : fast_exp2(*max - shift);
-    *sum = *sum * decay + total;
-    *max = top;
-    return decay;
+    const __mmask16 there = static_cast<__mmask16>((1u << rows) - 1);
+    const __m512 none = _mm512_set1_ps(kNone), before = _mm512_maskz_loadu_ps(there, max);
+    const __m512 top = _mm512_maskz_load_ps(there, tops);
+    const __m512 shift = _mm512_mask_mov_ps(top, _mm512_cmp_ps_mask(top, none, _CMP_EQ_OQ), _mm512_setzero_ps());
+    const __mmask16 begun = _mm512_cmp_ps_mask(before, none, _CMP_NEQ_UQ);
+    _mm512_store_ps(shifts, shift);
+    _mm512_store_ps(decays, _mm512_maskz_mov_ps(begun, fast_exp2(_mm512_sub_ps(before, shift))));
+    for (int r = 0; r < rows; ++r) {
+        const __m512 by = _mm512_set1_ps(shifts[r]), decay = _mm512_set1_ps(decays[r]);
+        __m512 x[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) x[j] = fast_exp2(_mm512_sub_ps(_mm512_loadu_ps(s + r * kChunk + 16 * j), by));
+        const float total = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3])));
+        if (times != nullptr) {  // what hidden positions have for a scale may be NaN
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j)
+                x[j] = _mm512_maskz_mul_ps(static_cast<__mmask16>(seen.bits(r) >> (16 * j)), x[j], _mm512_loadu_ps(times + 16 * j));
+        }
+        _mm512_storeu_si512(p + r * kChunk, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
+        _mm512_storeu_si512(p + r * kChunk + 32, (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
+        sum[r] = sum[r] * decays[r] + total;
+        max[r] = tops[r];
+        for (int64_t d = 0; d < dim; d += 16) {
+            const __mmask16 inside = static_cast<__mmask16>((1u << std::min<int64_t>(16, dim - d)) - 1);
+            float *at = out + r * dim + d;
+            _mm512_mask_storeu_ps(at, inside, _mm512_mul_ps(_mm512_maskz_loadu_ps(inside, at), decay));
+        }
+    }
 }
 
 #define TAILRACE_BY_ROWS(CALL)      \
@@ -262,23 +289,22 @@ TAILRACE_CLONES void multiply(float *x, int from, int to, const float *by) {
     for (int i = from; i < to; ++i) x[i] *= by[i];
 }
 
-// `soften`, then the weights of [low, high) by `times`, where it is not null, as p.
-inline float soften(float *s, bf16 *p, int low, int high, float scale, float *max, float *sum,
-                    const float *times) {
+// `soften` for all rows, then their weights by `times`, where it is not null, as p, and their sums so far as it says.
+inline void weights(const float *s, int64_t, bf16 *p) { to_pairs(s, p); }
+inline void weights(const float *s, int64_t bytes, float *p) { std::memcpy(p, s, bytes); }
+template <typename T>
+void soften(float *s, T *p, int rows, const Seen &seen, float scale, float *max, float *sum, const float *times,
+            float *out, int64_t dim) {
 #if TAILRACE_X86
-    if (has_bf16()) return soften_bf16(s, p, low, high, scale, max, sum, times);
+    if constexpr (sizeof(T) == 2)
+        if (has_bf16()) return soften_bf16(s, p, rows, seen, scale, max, sum, times, out, dim);
 #endif
-    const float decay = soften(s, low, high, scale, max, sum);
-    if (times != nullptr) multiply(s, low, high, times);
-    to_pairs(s, p);
-    return decay;
-}
-inline float soften(float *s, float *p, int low, int high, float scale, float *max, float *sum,
-                    const float *times) {
-    const float decay = soften(s, low, high, scale, max, sum);
-    if (times != nullptr) multiply(s, low, high, times);
-    std::memcpy(p, s, kChunk * sizeof(float));
-    return decay;
+    for (int r = 0; r < rows; ++r, s += kChunk, p += kChunk, out += dim) {
+        const float decay = soften(s, seen.low[r], seen.high[r], scale, max + r, sum + r);
+        if (times != nullptr) multiply(s, seen.low[r], seen.high[r], times);
+        weights(s, kChunk * sizeof(float), p);
+        if (decay != 1.0f) multiply(out, dim, decay);
+    }
 }
 
 inline void scores(int rows, const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride, float *s) {
@@ -441,13 +467,12 @@ template <typename T> struct Walk {
             for (int i = 0; i < rows; ++i) multiply(s + i * kChunk, 0, kChunk, at.scales[0]);
         if (c.softcap != 0.0f)
             for (int i = 0; i < rows * kChunk; ++i) s[i] = c.softcap * std::tanh(s[i] * c.scale / c.softcap);
+        Seen seen;
         for (int i = 0; i < rows; ++i) {
-            const int from = static_cast<int>(std::clamp<int64_t>(low[r + i] - at.base, 0, kChunk));
-            const int to = static_cast<int>(std::clamp<int64_t>(high[r + i] - at.base, 0, kChunk));
-            const float decay = soften(s + i * kChunk, p + i * kChunk, from, to, scale, &state.max[r + i],
-                                       &state.sum[r + i], coded ? at.scales[1] : nullptr);
-            if (decay != 1.0f) multiply(out + i * c.value_dim, c.value_dim, decay);
+            seen.low[i] = static_cast<int>(std::clamp<int64_t>(low[r + i] - at.base, 0, kChunk));
+            seen.high[i] = static_cast<int>(std::clamp<int64_t>(high[r + i] - at.base, 0, kChunk));
         }
+        soften(s, p, rows, seen, scale, &state.max[r], &state.sum[r], coded ? at.scales[1] : nullptr, out, c.value_dim);
         if constexpr (pair == 2)
             if (tiled) return weigh_by_tiles(p, at.groups, (at.count + 15) / 16, c.value_dim, out);
         weigh(rows, p, at.units, at.num_units, c.value_dim, out);
@@ -558,10 +583,27 @@ template <typename T> void run(const Attention &c) {
 // Writes the codes or numbers of one head of one token into its places: keys and values lie by 16 positions.
 template <typename T> void place_key(const T *from, int64_t dim, int64_t at, int64_t pair, T *keys) {
     T *to = keys + at / 16 * 16 * dim + at % 16 * pair;
-    for (int64_t d = 0; d < dim; ++d) to[d / pair * pair * 16 + d % pair] = from[d];
+    if (pair == 2)
+        for (int64_t d = 0; d < dim; d += 2) std::memcpy(to + d * 16, from + d, 2 * sizeof(T));
+    else
+        for (int64_t d = 0; d < dim; ++d) to[d * 16] = from[d];
 }
+#if TAILRACE_X86
+// Every other number of `to`; those between are another token's, which another thread may be writing.
+TAILRACE_AVX512 void every_other(const bf16 *from, int64_t dim, bf16 *to) {
+    for (int64_t d = 0; d < dim; d += 16) {
+        const int64_t count = std::min<int64_t>(16, dim - d);
+        const __m256i numbers = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), from + d);
+        _mm512_mask_storeu_epi16(to + 2 * d, 0x55555555u >> (32 - 2 * count), _mm512_cvtepu16_epi32(numbers));
+    }
+}
+#endif
 template <typename T> void place_value(const T *from, int64_t dim, int64_t at, int64_t pair, T *values) {
     T *to = values + at / pair * pair * dim + at % pair;
+#if TAILRACE_X86
+    if constexpr (std::is_same_v<T, bf16>)
+        if (pair == 2 && has_avx512()) return every_other(from, dim, to);
+#endif
     for (int64_t d = 0; d < dim; ++d) to[d * pair] = from[d];
 }
 

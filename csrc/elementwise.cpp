@@ -92,7 +92,26 @@ TAILRACE_SILU(silu_bf16, bf16)
 TAILRACE_SILU(silu_f32, float)
 #undef TAILRACE_SILU
 
-inline void silu(const bf16 *g, const bf16 *u, int64_t n, bf16 *y) { silu_bf16(g, u, n, y); }
+#if TAILRACE_X86
+// The same; the exponential is of another formula.
+TAILRACE_BF16 void silu_avx512(const bf16 *gate, const bf16 *up, int64_t dim, bf16 *y) {
+    for (int64_t i = 0; i < dim; i += 16) {
+        const __mmask16 inside = static_cast<__mmask16>((1u << std::min<int64_t>(16, dim - i)) - 1);
+        const auto load = [&](const bf16 *x) TAILRACE_BF16 { return widened(_mm256_maskz_loadu_epi16(inside, x)); };
+        const __m512 g = load(gate + i), power = fast_exp2(_mm512_mul_ps(g, _mm512_set1_ps(-1.44269504088896341f)));
+        const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), power));
+        const __m512 product = _mm512_mul_ps(widened((__m256i)_mm512_cvtneps_pbh(silu)), load(up + i));
+        _mm256_mask_storeu_epi16(y + i, inside, (__m256i)_mm512_cvtneps_pbh(product));
+    }
+}
+#endif
+
+inline void silu(const bf16 *g, const bf16 *u, int64_t n, bf16 *y) {
+#if TAILRACE_X86
+    if (has_bf16()) return silu_avx512(g, u, n, y);
+#endif
+    silu_bf16(g, u, n, y);
+}
 inline void silu(const float *g, const float *u, int64_t n, float *y) { silu_f32(g, u, n, y); }
 
 template <typename T> void add_t(const T *x, const T *delta, int64_t rows, int64_t dim, T *y) {

@@ -115,7 +115,8 @@ TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
 
 // The same operations.
 template <typename T>
-TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
     const __m512i positive = _mm512_set1_epi32(0x7fffffff);
     x += blocks.from * kBlock;
     for (int64_t b = blocks.from; b < blocks.end; ++b, x += kBlock) {
@@ -127,13 +128,17 @@ TAILRACE_AVX512 void quantise_avx512(const T *x, const Format &f, const Activati
         std::memcpy(&largest, &most, 4);
         const __m512 inverse = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 127.0f / largest);
         int8_t *q = to.q + ((row / kTile * to.blocks + b) * kTile + row % kTile) * kBlock;
-        int32_t sums[2];
+        __m128i low, high;
         for (int half = 0; half < 2; ++half) {
             const __m512 shifted = _mm512_add_ps(_mm512_mul_ps(values[half], inverse), _mm512_set1_ps(12582912.0f));
             const __m128i codes = _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted));  // the lowest bytes
             _mm_storeu_si128(reinterpret_cast<__m128i *>(q + half * kSixteen), codes);
-            sums[half] = _mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(codes));
+            (half ? high : low) = codes;
         }
+        __m256i four = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), _mm256_set_m128i(high, low));
+        four = _mm256_hadd_epi32(four, four);  // within each half
+        four = _mm256_hadd_epi32(four, four);
+        const int32_t sums[2] = {_mm256_extract_epi32(four, 0), _mm256_extract_epi32(four, 4)};
         place_block(to, f, row, b, largest, sums);
     }
 }

@@ -415,7 +415,7 @@ template <typename T> struct Walk {
             at.groups[i] = value;
             for (int j = 0; j < written; j += pair, value += pair * c.value_dim) at.units[at.num_units++] = value;
         }
-        prefetch(base + kChunk, end);
+        if (!tiled) prefetch(base + kChunk, end);
         const int step = tiled ? kTileRows : kRows;
         for (int r = 0; r < tile.rows; r += step) {
             const int rows = std::min(step, tile.rows - r);
@@ -424,10 +424,8 @@ template <typename T> struct Walk {
         }
     }
 
-    // The first keys and values of a tile, for the thread that does it next.
-    void prefetch_first() const { prefetch(low[0] / kChunk * kChunk, high[tile.rows - 1]); }
-
     // Few tiles wait for memory at a time, so the next chunk's keys and values are on their way before they are loaded.
+    // Processors with AMX see such streams themselves, and are slower by a tenth with this.
     void prefetch(int64_t base, int64_t end) const {
         for (int64_t position = base; position < std::min(base + kChunk, end); position += 16) {
             const int64_t place = block_base(position) + position % c.block_size;
@@ -532,12 +530,10 @@ std::vector<Tile> tiles(const Attention &c, int size) {
 
 template <typename T> void whole(const Attention &c, const std::vector<Tile> &list) {
     const int64_t count = static_cast<int64_t>(list.size());
-    const int64_t threads = Pool::instance().size();
     Pool::instance().run(count, [&](int64_t i) {
         thread_local State total, one;
         const Tile &tile = list[count - 1 - i];  // a prefill's last tiles are its longest: they go first
         const Walk<T> walk(c, tile);
-        if (i + threads < count) Walk<T>(c, list[count - 1 - i - threads]).prefetch_first();
         total.clear(tile.rows, c.value_dim);
         walk.part(0, total);  // as it would be merged into nothing
         for (int64_t p = 1; p < tile.parts; ++p) {

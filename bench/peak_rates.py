@@ -1,6 +1,6 @@
 """How many multiplications and additions per second this processor's threads reach in a loop of nothing else: the limit
-that the products of weights are held against. The loop is compiled for the machine that runs it; where it has AMX, it is
-one of tiles.
+that the products of weights are held against. The loop is compiled for the machine that runs it; where it has AMX, it
+is one of tiles.
 
     python -m bench.peak_rates [--threads 2]
 """

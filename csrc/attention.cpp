@@ -535,7 +535,7 @@ template <typename T> void whole(const Attention &c, const std::vector<Tile> &li
         const Tile &tile = list[count - 1 - i];  // a prefill's last tiles are its longest: they go first
         const Walk<T> walk(c, tile);
         total.clear(tile.rows, c.value_dim);
-        walk.part(0, total);  // as it would be merged into nothing
+        walk.part(0, total);
         for (int64_t p = 1; p < tile.parts; ++p) {
             one.clear(tile.rows, c.value_dim);
             walk.part(p, one);
@@ -559,9 +559,8 @@ template <typename T> void split(const Attention &c, const std::vector<Tile> &li
     });
     size_t w = 0;
     for (const Tile &tile : list) {
-        State total;
-        total.clear(tile.rows, c.value_dim);
-        for (int64_t p = 0; p < tile.parts; ++p) merge(total, states[w++], tile.rows, c.value_dim);
+        State &total = states[w++];
+        for (int64_t p = 1; p < tile.parts; ++p) merge(total, states[w++], tile.rows, c.value_dim);
         Walk<T>(c, tile).finish(total);
     }
 }
@@ -630,9 +629,11 @@ template <typename T> void store(const Store &c) {
             place_value(codes.data(), c.value_dim, at, pair, static_cast<uint8_t *>(c.values));
         }
     };
-    constexpr int64_t some = 8;  // tokens at a time: some microseconds of writes to memory that no cache has
-    Pool::instance().run((c.tokens + some - 1) / some, [&](int64_t i) {
-        for (int64_t t = i * some; t < std::min(c.tokens, (i + 1) * some); ++t) token(t);
+    // Sixteen at a time, some microseconds of writes to memory that no cache has. The keys of 16 positions share cache
+    // lines, so a prompt's are cut between them.
+    const int64_t before = c.tokens ? c.slots[0] % 16 : 0;
+    Pool::instance().run((before + c.tokens + 15) / 16, [&](int64_t i) {
+        for (int64_t t = std::max<int64_t>(0, 16 * i - before); t < std::min(c.tokens, 16 * (i + 1) - before); ++t) token(t);
     });
 }
 

@@ -1,4 +1,4 @@
-// Small operations fused, so that a decode step is not spent in dispatch: RMS norm, rotary embedding, SiLU gate.
+// Small operations fused, so that a decode step is not spent in dispatch: addition, RMS norm, rotary embedding, SiLU gate.
 // Each rounds where transformers' Llama rounds: arithmetic in fp32, intermediate results in the input's dtype.
 #include "kernels.h"
 #include "pool.h"
@@ -93,7 +93,7 @@ TAILRACE_SILU(silu_f32, float)
 #undef TAILRACE_SILU
 
 #if TAILRACE_X86
-// The same; the exponential is of another formula.
+// The same by another formula for the exponential; subnormal results become zeros.
 TAILRACE_BF16 void silu_avx512(const bf16 *gate, const bf16 *up, int64_t dim, bf16 *y) {
     for (int64_t i = 0; i < dim; i += 16) {
         const __mmask16 inside = static_cast<__mmask16>((1u << std::min<int64_t>(16, dim - i)) - 1);

@@ -76,7 +76,7 @@ NB_MODULE(_cpu, m) {
     }, Free());
     m.def("add", [](Address x, Address delta, int type, int64_t rows, int64_t dim, Address y) {
         add(at(x), at(delta), Type(type), rows, dim, at(y));
-    });
+    }, Free());
     m.def("add_rms_norm", [](Address residual, Address delta, Address weight, int type, int64_t rows, int64_t dim,
                              float eps, Address y) {
         add_rms_norm(at(residual), at(delta), at(weight), Type(type), rows, dim, eps, at(y));

@@ -103,16 +103,15 @@ struct Product {
     int64_t row, first, count;  // the first row, the first block, the number of blocks
     bool twice, min;            // two halves per block; minimums
     bool nibbles;               // codes are packed, two in a byte; for product_vnni and product_neon
-    bool shifted;               // sums begin at kShift; for product_vnni and product_amx
+    bool shifted;               // sums begin at kShift (those of product_vnni by Activations::begin)
     bool halves;                // scales (and minimums) are taken as they are packed, float16; for product_vnni alone
     const uint8_t *packed;      // the first block: its scales, then its codes
     uintptr_t next;             // where what is read after this begins; behind the last panel there is nothing
     int64_t next_bytes;         // of it per block, to fetch beside this product; 0: all has been fetched
 };
-// While block b is multiplied, as much of what comes next is on its way from memory: its first reader would wait. (Or one
-// of some parts of that.) Into
-// the second cache, since the first one has few misses under way at a time, which the multiplication needs. The address
-// is a number, since it may lie behind the weights' end.
+// While block b is multiplied, as much of what comes next is on its way from memory (or one of some parts of that): its
+// first reader would wait. Into the second cache, since the first one has few misses under way at a time, which the
+// multiplication needs. The address is a number, since it may lie behind the weights' end.
 inline void fetch_next(const Product &p, int64_t b, int64_t part = 0, int64_t parts = 1) {
     const uintptr_t from = p.next + static_cast<uintptr_t>(b * p.next_bytes);
     const int64_t lines = p.next_bytes / 64;

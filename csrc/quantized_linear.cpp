@@ -171,7 +171,7 @@ template <typename T> void quantise_rows(const Call &c, [[maybe_unused]] Set set
 // is fetched in parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads. One
 // row alone keeps up with memory without that, but for the processors that have AMX, which gain a fifth to a third by it.
 void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
-    if (count == 1 && best_set() != kAmx) p.next_bytes = 0;
+    if (count == 1 && widest_of_all() != kAmx) p.next_bytes = 0;
     const int64_t each = set == kAmx ? kTile : kFewRows, calls = (count + each - 1) / each;
     int64_t left = p.next_bytes;
     p.next_bytes = (p.next_bytes / calls + 63) / 64 * 64;
@@ -210,10 +210,11 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
     for (int64_t r = 0; r < rows; ++r) std::copy(bias, bias + kPack, sums.data() + r * kPack);
     const int64_t bytes = scale_bytes(*c.f) + code_bytes(*c.f);
     const bool neon = TAILRACE_NEON && set == kNeon;
-    const bool whole = set == kVnni && best_set() == kAmx && count >= kWholeCodes;
+    const bool whole = set == kVnni && widest_of_all() == kAmx && count >= kWholeCodes;
     const bool nibbles = (set == kVnni || neon) && c.f->codes == Codes::four && !whole;
     const bool packed = nibbles || (set != kAmx && c.f->codes == Codes::eight);
     const bool half = c.f->scales == Scales::half || c.f->scales == Scales::half_min;
+    const bool shifted = can_shift(*c.f) && (set == kVnni || set == kAmx);
     const bool scales_packed = set == kVnni && packed && half;
     for (int64_t first = 0; first < blocks; first += kSuper) {
         const int64_t n = std::min(kSuper, blocks - first);
@@ -222,7 +223,7 @@ template <typename T> void panel(const Call &c, int64_t number, int64_t from, in
         if (!scales_packed) widen_scales(*c.f, weights, first, n, w);
         if (!packed) widen_codes(*c.f, weights, first, n, set == kAmx || neon ? c.f->offset : 0, w);
         Product p{w.codes, kCell, &w, &c.rows, from, first, n, halves(*c.f) == 2, has_min(*c.f), nibbles,
-                  can_shift(*c.f), scales_packed, at, next, bytes};
+                  shifted, scales_packed, at, next, bytes};
         if (packed) p.codes = at + scale_bytes(*c.f), p.stride = bytes;
         products(p, count, set, sums.data());
     }
@@ -268,9 +269,9 @@ void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_
     thread_local Lines<int32_t> starts;
     const int64_t blocks = k / kBlock, places = (m + kTile - 1) / kTile * kTile * blocks;
     if (static_cast<int64_t>(q.size()) < places * kBlock) {
-        q.resize(static_cast<size_t>(places * kBlock));
         floats.resize(static_cast<size_t>(places * 2));
         starts.resize(static_cast<size_t>(places * 2));
+        q.resize(static_cast<size_t>(places * kBlock));  // the last: the others are there if it is
     }
     const Activations rows{q.data(), floats.data(), floats.data() + places, starts.data(), blocks};
     const Call call{x, m, k, x_stride, static_cast<const uint8_t *>(packed), bias, n, y, format_of(format), rows};

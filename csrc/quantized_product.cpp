@@ -283,7 +283,7 @@ template <bool Nibbles> void product_of(const Product &p, int rows, float *acc) 
 alignas(64) const int32_t kShifts[16] = {kShift, kShift, kShift, kShift, kShift, kShift, kShift, kShift,
                                          kShift, kShift, kShift, kShift, kShift, kShift, kShift, kShift};
 
-// The sums of one tile of rows with 16 outputs, of a block: of even blocks in tile 0, of odd ones in tile 1. Beside them
+// The sums of one tile of rows with 16 outputs, of a block: every other in tile 0 and in tile 1. Beside them
 // 2 and 3 are the rows' 32 inputs, 4 and 5 the codes. The numbers of tiles must be literals.
 template <bool Shifted> TAILRACE_TILES inline void sums_even(const int8_t *q, const uint8_t *codes) {
     if (Shifted) _tile_loadd(0, kShifts, 0);

@@ -98,7 +98,7 @@ inline float fast_exp2(float x) {
 TAILRACE_BF16 inline __m512 widened(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
-// The same for sixteen; the last place may differ from the scalar one.
+// The same for sixteen, and infinite for large x; the last place may differ from the scalar one.
 TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
     const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // NaN is the second operand: it stays
     const __m512 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -15,6 +15,7 @@ from engine.harness import Harness
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
 from tailrace.drafting.base import Drafter
+from tailrace.engine import engine as engine_module
 from tailrace.engine.speculation import Speculator
 from tailrace.errors import ConfigError
 from tailrace.options import Speculation
@@ -174,3 +175,21 @@ def test_what_is_missing_is_said(name):
     runner = ScriptedRunner(VOCAB, lambda ids: 1, 64)
     with pytest.raises(ConfigError, match=r"speculation\.(model|drafter)"):
         partial(load_drafter, SpeculationConfig(drafter=name), MODEL, runner)(None, 16)
+
+
+@pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-3", "block"])
+def test_a_drafters_cache_is_promised_and_no_growth_of_requests(name, folder, tmp_path, monkeypatch):
+    promises = []
+    monkeypatch.setattr(engine_module, "MemoryLimit", lambda limit, promised: promises.append(promised))
+    runner = load_runner(MODEL, folder, block_size=16)
+    config, made = settings(name, folder, tmp_path), []
+
+    def drafter(sampler) -> Drafter:
+        made.append(load_drafter(config, MODEL, runner, sampler, 16))
+        return made[0]
+
+    Harness(runner, num_blocks=20)
+    Harness(runner, drafter=drafter, num_blocks=20)
+    own = 0 if name == "early_exit" else made[0].cache_bytes
+    assert promises[1] - promises[0] == own
+    assert (own > 0) == (name != "early_exit")

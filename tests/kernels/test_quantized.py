@@ -119,8 +119,8 @@ def test_rows_are_widened_as_gguf_does(kind):
     assert torch.equal(kernels.quantized_rows(packed, ids, torch.bfloat16), expected[ids].to(torch.bfloat16))
 
 
-# 288: the eight blocks that share a head, and one more; not where a block has 256 weights
-WIDTHS = [(kind, k) for kind in TYPES for k in (K, 288) if k % BLOCKS[kind][0] == 0]
+# eight blocks that share a head, and one, three or ten more; not where a block has 256 weights
+WIDTHS = [(kind, k) for kind in TYPES for k in (K, 288, 352, 576) if k % BLOCKS[kind][0] == 0]
 
 
 @pytest.mark.parametrize(("kind", "k"), WIDTHS, ids=lambda one: getattr(one, "name", str(one)))
@@ -171,7 +171,25 @@ def test_instruction_sets_agree_bit_for_bit(kind, k):
         _cpu.use_at_most(number)
         results.append(kernels.linear(x, packed))
         results.append(torch.cat([kernels.linear(row, packed) for row in x.split(3)]))
-    assert all(torch.equal(result, results[0]) for result in results)
+    assert all(torch.equal(result.view(torch.int32), results[0].view(torch.int32)) for result in results)
+
+
+def test_zeros_have_one_sign_on_every_instruction_set():
+    """Sums of zeros, a bias of −0, and scales of either sign."""
+    raw = torch.from_numpy(blocks(GGMLQuantizationType.Q8_0))
+    raw.view(N, -1, 34)[7, :, 1] |= 0x80  # all scales of an output are negative
+    packed = kernels.pack_quantized(raw, 8, K, torch.full((N,), -0.0))
+    for number in range(_cpu.best_quantized_set() + 1):
+        _cpu.use_at_most(number)
+        assert not kernels.linear(torch.zeros(40, K), packed).view(torch.int32).any()
+
+
+def test_one_long_row_is_the_row_beside_others():
+    """So long that several threads make it int8."""
+    packed = kernels.pack_quantized(torch.from_numpy(blocks(GGMLQuantizationType.Q4_0, 64, 16384)), 2, 16384)
+    x = torch.randn(5, 16384, generator=torch.Generator().manual_seed(4))
+    kernels.set_num_threads(2)
+    assert torch.equal(torch.cat([kernels.linear(row, packed) for row in x.split(1)]), kernels.linear(x, packed))
 
 
 def test_a_sum_in_another_order_is_seen():

@@ -26,14 +26,10 @@ BLOCKS, EACH = 20, 4
 # ---- torch's calls
 
 
-MEMORIES: list[StepMemory] = []  # of all recordings: kernels know addresses alone
-
-
 def recorded(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
     """The result's place, and the calls that fill it anew."""
     calls: list[Call] = []
     memory = StepMemory()
-    MEMORIES.append(memory)
     with torch.inference_mode(), noting(calls), StepRecorder(memory, calls):
         result = function(x)
     return memory.unowned(result), calls
@@ -103,7 +99,7 @@ def test_additions_of_tensors_that_lie_alike_are_our_own():
     x = torch.randn(5, 8)
     _, calls = recorded(sums, x)
     names = [getattr(getattr(call, "func", call), "__name__", "") for call in calls]
-    assert names.count("add") == 4  # x + 2 x, y + y.flip(0), what strided.T is added to, and what is added to 2 y
+    assert names.count("add") == 4  # x + 2 x, y + y.flip(0), what strided.T and what 2 y is added to
 
 
 def test_a_call_that_is_left_out_is_seen():

@@ -43,7 +43,7 @@ class ChunkSize:
     def limit(self, decodes: int, crowd: float, waiting: Iterable[int]) -> int:
         """The most tokens of prompts beside so many of sequences that decode. crowd: prompts that wait, per sequence
         that decodes: a chunk costs each of these what it brings each of those. waiting: tokens that each of these
-        prompts still needs; looked at only where one step may read them all."""
+        prompts still needs; looked at as far as one step can read them."""
         if not self.slowdown:
             return self.most
         reach = self._time.reach()
@@ -54,9 +54,12 @@ class ChunkSize:
             return max(first, fitting(first, self.most, LONGEST_S, self._safe))
         most_s = self.slowdown * self._seconds(decodes)
         if crowd > 1.0:
-            tokens = sum(waiting)
-            fits = decodes + tokens <= self.most
-            if fits and self._safe(decodes + tokens) <= min(most_s * HURRY * crowd, LONGEST_S):
+            longest_s, tokens = min(most_s * HURRY * crowd, LONGEST_S), 0
+            for each in waiting:
+                tokens += each
+                if decodes + tokens > self.most or self._safe(decodes + tokens) > longest_s:
+                    break
+            else:
                 return tokens
         least = decodes + LEAST
         most = max(least, min(self.most, reach))

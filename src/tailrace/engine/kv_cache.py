@@ -59,8 +59,9 @@ class BlockCache:
         found: list[int] = []
         if not self.prefix_reuse:
             return found
-        for digest in self._chain(sequence, sequence.reusable // self.block_size):
-            block = self.by_hash.get(digest)
+        for place in range(sequence.reusable // self.block_size):  # none is hashed behind the first that is missing
+            self._hash(sequence, place + 1)
+            block = self.by_hash.get(sequence.hashes[place])
             if block is None:
                 break
             found.append(block)
@@ -122,12 +123,12 @@ class BlockCache:
         full = sequence.num_computed // self.block_size
         if not self.prefix_reuse or full <= sequence.num_published:
             return
-        chain = self._chain(sequence, full)
+        self._hash(sequence, full)
         for place in range(sequence.num_published, full):
-            block = sequence.blocks[place]
-            if chain[place] not in self.by_hash and block not in self.hash_of:
-                self.by_hash[chain[place]] = block
-                self.hash_of[block] = chain[place]
+            block, digest = sequence.blocks[place], sequence.hashes[place]
+            if digest not in self.by_hash and block not in self.hash_of:
+                self.by_hash[digest] = block
+                self.hash_of[block] = digest
         sequence.num_published = full
 
     def truncate(self, sequence: Sequence, length: int) -> None:
@@ -171,14 +172,13 @@ class BlockCache:
 
     # ---- inside
 
-    def _chain(self, sequence: Sequence, blocks: int) -> list[bytes]:
-        """Hashes of the sequence's first blocks; those computed before are kept with it."""
+    def _hash(self, sequence: Sequence, blocks: int) -> None:
+        """Makes the sequence keep the hashes of its first blocks, if it does not yet."""
         size, hashes = self.block_size, sequence.hashes
         while len(hashes) < blocks:
             at = len(hashes) * size
             parent = hashes[-1] if hashes else root_of(sequence.request.adapter)
             hashes.append(block_hash(parent, sequence.tokens[at : at + size]))
-        return hashes[:blocks]
 
     def _must_copy(self, sequence: Sequence) -> bool:
         """The next position to be written lies in a block that others refer to."""

@@ -120,7 +120,7 @@ class Lifecycle:
 
     def _left(self, member: Sequence) -> int:
         """Tokens of its prompt that must be computed: not those that the cache holds already."""
-        held = 0 if member.blocks else len(self.cache.match(member)) * self.cache.block_size
+        held = 0 if member.slot >= 0 else len(self.cache.match(member)) * self.cache.block_size
         return member.num_uncomputed - held
 
     def apply(self, plan: Plan) -> Copies:

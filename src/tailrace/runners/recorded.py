@@ -108,14 +108,18 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def own_add(x: Any, delta: Any, place: torch.Tensor) -> Call | None:
-    """Our own addition of two tensors that lie alike, the same bits: torch's takes longer to begin than a step's few rows
-    take. None: it is another kind of addition."""
-    alike = isinstance(delta, torch.Tensor) and (delta.shape, delta.dtype) == (x.shape, x.dtype)
-    if not alike or x.dtype not in (torch.float32, torch.bfloat16) or not all(each.is_contiguous() for each in (x, delta, place)):
+    """Our own addition of two tensors that lie alike, the same bits: torch's takes longer to begin than a step's few
+    rows take. None: it is another kind of addition."""
+    if not isinstance(delta, torch.Tensor) or (delta.shape, delta.dtype) != (x.shape, x.dtype):
+        return None
+    kept = (x, delta, place)
+    if x.dtype not in (torch.float32, torch.bfloat16) or not all(each.is_contiguous() for each in kept):
         return None
     width = x.shape[-1] if x.dim() else 1
-    rows = x.numel() // max(1, width)
-    return partial(_cpu.add, x.data_ptr(), delta.data_ptr(), CODES[x.dtype], rows, width, place.data_ptr())
+    sizes = (x.numel() // max(1, width), width)
+    call = partial(_cpu.add, x.data_ptr(), delta.data_ptr(), CODES[x.dtype], *sizes, place.data_ptr())
+    call.kept = kept  # type: ignore[attr-defined]  # what lies at the addresses
+    return call
 
 
 def refill(pairs: Iterable[tuple[torch.Tensor, int]], op: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -168,7 +172,7 @@ class StepRecorder(TorchDispatchMode):
     def _again(self, func: Any, given: tuple[Any, Any], places: dict[int, torch.Tensor]) -> Call:
         """The call that writes to the same places."""
         args, kwargs = given
-        if func is aten.add.Tensor and not kwargs and (own := own_add(*args, places[0])) is not None:
+        if func is aten.add.Tensor and not kwargs and (own := own_add(args[0], args[1], places[0])) is not None:
             return own
         variant = out_variant(func) if len(places) == 1 else None
         if variant is not None:

@@ -4,9 +4,9 @@
 
 The forward pass alone, with the same prompts and number of threads: decode at 1, 8 and 32 streams, and a prompt of 512
 tokens. --llama: a Python that has llama-cpp-python, built for this machine (`CMAKE_ARGS` as its own documentation says;
-the default build is native). Without it tailrace is compared with itself. A figure is the median of the rounds; ratios
-are medians of the rounds' ratios, as each round asks everybody once. --perplexity: of the .md files below a folder,
-in windows of 512 tokens.
+the default build is native; for AMX by clang, as GCC 12 makes its tiles crash). Without it tailrace is compared with
+itself. A figure is the median of the rounds; ratios are medians of the rounds' ratios, as each round asks everybody
+once. --perplexity: of the .md files below a folder, in windows of 512 tokens.
 
 The last rows are shares of limits that the same run measures. One stream is held against the bandwidth of reads, 32
 streams and the prompt against the rate of multiplications (bench/peak_rates.py): of eight bits for weights in blocks,

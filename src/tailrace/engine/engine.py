@@ -93,8 +93,7 @@ class Engine:
         tables, made = BlockTables(scheduler.max_num_seqs, per_slot), None if drafter is None else drafter(sampler)
         self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
-        promised = blocks * runner.block_bytes + getattr(made, "cache_bytes", 0)
-        promised = promised if device is None or device.type == "cpu" else 0
+        promised = promised_bytes(runner, blocks, made, device)
         self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised)
         grammar_step_s = None if grammars is None else grammars.step_s
         appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token, grammar_step_s)
@@ -254,6 +253,13 @@ def state_rings(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, 
         return 0, 0
     rows = 2 + max_drafts  # back by the drafts that were rejected, and by a token that was computed in vain
     return rows, slots * rows * runner.state_bytes
+
+
+def promised_bytes(runner: ModelRunner, blocks: int, drafter: Drafter | None, device: torch.device | None) -> int:
+    """The machine's memory that both caches will take once they are written."""
+    if device is not None and device.type != "cpu":
+        return 0
+    return blocks * runner.block_bytes + getattr(drafter, "cache_bytes", 0)
 
 
 def allocate(runner: ModelRunner, blocks: int, slots: int, rows: int) -> None:

@@ -116,6 +116,8 @@ def test_linear_refuses_weights_packed_for_another_dtype():
     for dtype in (torch.float16, torch.float32):
         with pytest.raises(ValueError, match=r"x .*float"):
             kernels.linear(torch.randn(2, 8).to(dtype), packed)
+    with pytest.raises(ValueError, match=r"x must be \[\.\.\., 8\]"):
+        kernels.linear(torch.tensor(1.0, dtype=BF16), packed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

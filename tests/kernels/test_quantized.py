@@ -254,8 +254,9 @@ def test_bad_input():
     single[5, 2:4] = torch.tensor([0x80, 0x7F])
     with pytest.raises(ValueError, match="not finite"):
         kernels.pack_quantized(single, 1003, K)
-    with pytest.raises(ValueError, match=r"x must be \[\.\.\., 768\]"):
-        kernels.linear(torch.zeros(2, 32), packed)
+    for x in (torch.zeros(2, 32), torch.zeros(())):
+        with pytest.raises(ValueError, match=r"x must be \[\.\.\., 768\]"):
+            kernels.linear(x, packed)
     with pytest.raises(ValueError, match=r"ids must be in \[0, 150\), got 0 … 150"):
         kernels.quantized_rows(packed, torch.tensor([0, 150]), torch.float32)
     with pytest.raises(ValueError, match="dtype must be"):

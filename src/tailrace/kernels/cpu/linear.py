@@ -41,7 +41,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
 def linear(x: torch.Tensor, packed: Packed | Quantized) -> torch.Tensor:
     if isinstance(packed, Quantized):
         return product(x, packed)
-    if x.shape[-1] != packed.k or x.dtype != packed.data.dtype:
+    if x.shape[-1:] != (packed.k,) or x.dtype != packed.data.dtype:
         raise ValueError(f"x must be [..., {packed.k}] of {packed.data.dtype}, got {x.dtype} {tuple(x.shape)}")
     k = packed.k
     if k % 2:

@@ -93,7 +93,7 @@ def check_ids(address: int, count: int, n: int) -> None:
 def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:
     """`kernels.linear` for such weights."""
     bias = packed.bias
-    if x.shape[-1] != packed.k or (bias is not None and bias.dtype != x.dtype):
+    if x.shape[-1:] != (packed.k,) or (bias is not None and bias.dtype != x.dtype):
         raise ValueError(f"x must be [..., {packed.k}] with the bias's dtype, got {x.dtype} {tuple(x.shape)}")
     rows = x.reshape(-1, packed.k)
     if rows.stride(1) != 1:

@@ -290,8 +290,6 @@ TAILRACE_CLONES void multiply(float *x, int from, int to, const float *by) {
 }
 
 // `soften` for all rows, then their weights by `times`, where it is not null, as p, and their sums so far as it says.
-inline void weights(const float *s, int64_t, bf16 *p) { to_pairs(s, p); }
-inline void weights(const float *s, int64_t bytes, float *p) { std::memcpy(p, s, bytes); }
 template <typename T>
 void soften(float *s, T *p, int rows, const Seen &seen, float scale, float *max, float *sum, const float *times,
             float *out, int64_t dim) {
@@ -302,7 +300,8 @@ void soften(float *s, T *p, int rows, const Seen &seen, float scale, float *max,
     for (int r = 0; r < rows; ++r, s += kChunk, p += kChunk, out += dim) {
         const float decay = soften(s, seen.low[r], seen.high[r], scale, max + r, sum + r);
         if (times != nullptr) multiply(s, seen.low[r], seen.high[r], times);
-        weights(s, kChunk * sizeof(float), p);
+        if constexpr (sizeof(T) == 2) to_pairs(s, p);
+        else std::memcpy(p, s, kChunk * sizeof(float));
         if (decay != 1.0f) multiply(out, dim, decay);
     }
 }

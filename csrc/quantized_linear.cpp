@@ -109,8 +109,7 @@ TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activat
 #if TAILRACE_X86
 TAILRACE_AVX512 inline __m512 sixteen_floats(const float *x) { return _mm512_loadu_ps(x); }
 TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));
 }
 
 // The same operations.

@@ -4,6 +4,7 @@
 #include "tiles.h"
 
 #include <cmath>
+#include <initializer_list>
 
 namespace tailrace {
 namespace {
@@ -118,7 +119,7 @@ constexpr bool has_min(Beside kind) {
 constexpr bool is_shifted(Beside kind) { return kind != Beside::single && kind != Beside::single_min; }
 
 // A sum times a scale; `back` is what the shift makes of it, with the other sign.
-template <bool Shifted> TAILRACE_VNNI inline __m512 scaled(__m512i sum, __m512 w, __m512 back) {
+template <bool Shifted> TAILRACE_AVX512 inline __m512 scaled(__m512i sum, __m512 w, __m512 back) {
     return Shifted ? _mm512_fmadd_ps(_mm512_castsi512_ps(sum), w, back) : _mm512_mul_ps(_mm512_cvtepi32_ps(sum), w);
 }
 
@@ -283,22 +284,19 @@ template <bool Nibbles> void product_of(const Product &p, int rows, float *acc) 
 alignas(64) const int32_t kShifts[16] = {kShift, kShift, kShift, kShift, kShift, kShift, kShift, kShift,
                                          kShift, kShift, kShift, kShift, kShift, kShift, kShift, kShift};
 
-// The sums of one tile of rows with 16 outputs, of a block: every other in tile 0 and in tile 1. Beside them
-// 2 and 3 are the rows' 32 inputs, 4 and 5 the codes. The numbers of tiles must be literals.
-template <bool Shifted> TAILRACE_TILES inline void sums_even(const int8_t *q, const uint8_t *codes) {
-    if (Shifted) _tile_loadd(0, kShifts, 0);
-    else _tile_zero(0);
-    _tile_loadd(2, q, kBlock);
-    _tile_loadd(4, codes, 4 * kPack);
-    _tile_dpbssd(0, 2, 4);
-}
-template <bool Shifted> TAILRACE_TILES inline void sums_odd(const int8_t *q, const uint8_t *codes) {
-    if (Shifted) _tile_loadd(1, kShifts, 0);
-    else _tile_zero(1);
-    _tile_loadd(3, q, kBlock);
-    _tile_loadd(5, codes, 4 * kPack);
-    _tile_dpbssd(1, 3, 5);
-}
+// The sums of one tile of rows with 16 outputs, of a block, in one of two tiles by turns. Beside them are the rows' 32
+// inputs and the codes. The numbers of tiles must be literals.
+#define TAILRACE_SUMS(NAME, SUMS, ROWS, CODES)                                                        \
+    template <bool Shifted> TAILRACE_TILES inline void NAME(const int8_t *q, const uint8_t *codes) { \
+        if (Shifted) _tile_loadd(SUMS, kShifts, 0);                                                   \
+        else _tile_zero(SUMS);                                                                        \
+        _tile_loadd(ROWS, q, kBlock);                                                                 \
+        _tile_loadd(CODES, codes, 4 * kPack);                                                         \
+        _tile_dpbssd(SUMS, ROWS, CODES);                                                              \
+    }
+TAILRACE_SUMS(sums_even, 0, 2, 4)
+TAILRACE_SUMS(sums_odd, 1, 3, 5)
+#undef TAILRACE_SUMS
 
 // A block of 16 outputs, j · 16 on; all blocks of 16 outputs come before the next ones.
 struct Item {
@@ -322,9 +320,7 @@ TAILRACE_TILES inline void add_amx(const Product &p, Item item, const int32_t *s
 #pragma GCC unroll 16
     for (int r = 0; r < kTile; ++r) {
         const __m512i sum = _mm512_load_si512(sums + 16 * r);
-        const __m512 part = Shifted ? _mm512_fmadd_ps(_mm512_castsi512_ps(sum), w, back)
-                                    : _mm512_mul_ps(_mm512_cvtepi32_ps(sum), w);
-        all[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(scale[r]), all[r]);
+        all[r] = _mm512_fmadd_ps(scaled<Shifted>(sum, w, back), _mm512_set1_ps(scale[r]), all[r]);
     }
     if constexpr (Min) {
         const __m512 min = _mm512_load_ps(p.w->mins + b * kPack + 16 * j);
@@ -387,8 +383,9 @@ bool has_amx() { return tiles_of_this_machine().int8; }
 
 TAILRACE_TILES void begin_amx() {
     TileConfig config;
-    for (int tile = 0; tile < 6; ++tile) config.rows[tile] = tile < 4 ? kTile : kBlock / 4;
-    for (int tile = 0; tile < 6; ++tile) config.bytes[tile] = tile < 2 || tile > 3 ? 64 : kBlock;
+    for (int tile : {0, 1}) config.rows[tile] = kTile, config.bytes[tile] = 64;
+    for (int tile : {2, 3}) config.rows[tile] = kTile, config.bytes[tile] = kBlock;
+    for (int tile : {4, 5}) config.rows[tile] = kBlock / 4, config.bytes[tile] = 64;
     tiles_read_memory();
     _tile_loadconfig(&config);
 }

@@ -95,9 +95,6 @@ inline float fast_exp2(float x) {
 }
 
 #if TAILRACE_X86
-TAILRACE_BF16 inline __m512 widened(__m256i x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
 // The same for sixteen, and infinite for large x; the last place may differ from the scalar one.
 TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
     const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // NaN is the second operand: it stays
@@ -117,6 +114,10 @@ TAILRACE_BF16 inline __m512 fast_exp2(__m512 x) {
 // Decided once. TAILRACE_BEST(f) is f_avx512 where the CPU has it, else f_plain.
 #if TAILRACE_X86
 #define TAILRACE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+// Sixteen bfloat16 as floats.
+TAILRACE_AVX512 inline __m512 widened(__m256i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
 inline bool avx512_wanted = true;  // false only while tests compare
 inline bool supports_avx512() {
     static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

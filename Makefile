@@ -2,7 +2,9 @@
 #
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
-#   make test | test-long [PART="tests/sampling tests/engine"] | test-clients | test-page | test-peers | test-models | test-vllm | test-vllm-ray | test-llama-cpp | test-sglang | test-ray | test-gpu | test-oldest | lint | docs | bench [BENCH="serve sampler knobs kernels"] [ARGS=…]
+#   make check FILES="src/tailrace/text/utf8.py …"   what a change to these files may break, in seconds
+#   make test | test-long [PART="tests/sampling packages/conform/tests"] | test-clients | test-page | test-peers | test-models | test-vllm | test-vllm-ray | test-llama-cpp | test-gguf | test-sglang | test-ray | test-gpu | test-oldest | lint | docs
+#   make bench [BENCH="serve sampler knobs kernels"] [ARGS=…]   `python -m bench` lists the names
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
 VENV := .venv
@@ -12,7 +14,7 @@ BUILD := $(VENV)/.stamp-package
 CLIENTS := .venv-clients
 OLDEST := .venv-oldest
 DOCS := .venv-docs
-SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.hpp)
+SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
 PORT ?= 8000
 HOST ?= 127.0.0.1
@@ -26,7 +28,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
+.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -48,12 +50,12 @@ $(DEPS): requirements.lock | $(BIN)/pip
 	$(PIP) install --quiet -r requirements.lock
 	@touch $@
 
-$(BUILD): $(DEPS) $(SOURCES) CMakeLists.txt pyproject.toml
+$(BUILD): $(DEPS) $(SOURCES) CMakeLists.txt pyproject.toml packages/conform/pyproject.toml
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "a C++ compiler is needed to build the CPU kernels (g++ or clang++)" >&2; exit 1; }
 	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || \
 	  { echo "Python.h is needed to build the CPU kernels (Debian and Ubuntu: the package python3-dev)" >&2; exit 1; }
-	$(PIP) install --quiet --no-build-isolation --no-deps -e .
+	$(PIP) install --quiet --no-build-isolation --no-deps -e . -e packages/conform
 	@touch $@
 
 serve: install
@@ -62,6 +64,11 @@ serve: install
 chat: install
 	@$(BIN)/tailrace chat $(MODEL_FLAG) $(ARGS)
 
+# ruff, pyright and the nearest tests of a few files (tools/check.py).
+FILES ?= $(shell git diff --name-only --diff-filter=d HEAD)
+check: install
+	@$(BIN)/python tools/check.py $(FILES) $(ARGS)
+
 # docs/testing.md has what is left to test-long, and why. The last line has the time of it all.
 test: install
 	@begun=$$(date +%s); $(BIN)/ruff check && $(BIN)/ruff format --check && $(PYTEST) -m "not long" $(ARGS); \
@@ -69,15 +76,15 @@ test: install
 
 # What make test leaves out, and all examples of hypothesis. PART: the folders, separated by spaces.
 # ARGS=--hypothesis-profile=search: other examples each time.
-PART ?= tests
+PART ?= tests packages/conform/tests
 test-long: install
 	@begun=$$(date +%s); $(PYTEST) -m "long or hypothesis" --hypothesis-profile=long $(PART) $(ARGS); \
 	status=$$?; echo "make test-long took $$(($$(date +%s) - begun)) s"; exit $$status
 
-# This package as a wheel in another environment: its name below build/, its folder.
+# A package as a wheel in another environment: a name below build/, the environment's folder, the package's (tailrace's).
 define install-wheel
 @rm -rf build/$(1)
-$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/$(1) .
+$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/$(1) $(or $(3),.)
 $(2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/$(1)/*.whl
 endef
 
@@ -150,6 +157,19 @@ test-llama-cpp: install $(LLAMA_CPP)/.stamp
 	export TAILRACE_GGUF="$$($(BIN)/python -c "from pathlib import Path; from tailrace.config import ModelConfig; from tailrace.models.default import fetch_default; from tailrace.models.progress import Progress; print(fetch_default(Path(ModelConfig().cache_dir), Progress(False)))")"; \
 	cd tests/llama_cpp_plugin && ../../$(LLAMA_CPP)/bin/python -m pytest -W ignore $(ARGS)
 
+# GGUF files of tiny models as llama.cpp's own converter writes them, against transformers and llama.cpp; writes docs/gguf.md. The converter
+# comes with llama-cpp-python's source. ARGS="'llama llama3' gpt-oss" judges these.
+GGUF_SOURCE := build/llama-cpp-source
+$(GGUF_SOURCE)/.stamp: $(LLAMA_CPP)/.stamp
+	@rm -rf $(GGUF_SOURCE); mkdir -p $(GGUF_SOURCE)
+	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest $(GGUF_SOURCE) llama-cpp-python==0.3.36
+	tar -xzf $(GGUF_SOURCE)/*.tar.gz -C $(GGUF_SOURCE) --strip-components 1
+	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet $$(grep '^transformers==' requirements.lock) sentencepiece protobuf pyyaml
+	@touch $@
+
+test-gguf: install $(GGUF_SOURCE)/.stamp
+	PYTHONPATH=tests $(BIN)/python -m gguf_judge $(GGUF_SOURCE)/vendor/llama.cpp $(LLAMA_CPP)/bin/python $(ARGS)
+
 # tailrace as SGLang's sampling backend, through SGLang's own classes without its kernels (docs/integrations/sglang.md).
 SGLANG := .venv-sglang
 SGLANG_NEEDS := orjson requests gguf openai pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru partial-json-parser \
@@ -191,11 +211,13 @@ test-gpu: install
 	else echo "compute-sanitizer is not on PATH: memcheck and racecheck are left out"; fi
 
 # Wheels for other machines in dist/, of each interpreter in PYTHONS that is there: one for 3.11, and one for 3.12 and all that come after
-# (nanobind needs 3.12's stable ABI). Their manylinux tags are as the compiler and the C library of this machine are.
+# (nanobind needs 3.12's stable ABI). Their manylinux tags are as the compiler and the C library of this machine are. The wheel of
+# packages/conform is pure Python: one for all.
 PYTHONS ?= $(BIN)/python python3.12
 PACKAGE := $(shell find src/tailrace -name '*.py' -o -name '*.pyi' -o -path 'src/tailrace/page/*' -type f)
+CONFORM := packages/conform/pyproject.toml packages/conform/README.md $(shell find packages/conform/src -name '*.py')
 wheel: dist/.stamp
-dist/.stamp: $(PACKAGE) $(SOURCES) CMakeLists.txt pyproject.toml README.md | $(DEPS)
+dist/.stamp: $(PACKAGE) $(CONFORM) $(SOURCES) CMakeLists.txt pyproject.toml README.md | $(DEPS)
 	@rm -rf build/wheel dist; mkdir -p dist
 	@set -e; for python in $(PYTHONS); do \
 	  if ! $$python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null; \
@@ -206,6 +228,7 @@ dist/.stamp: $(PACKAGE) $(SOURCES) CMakeLists.txt pyproject.toml README.md | $(D
 	done
 	@if [ "$$(uname)" = Linux ]; then PATH="$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl; \
 	else cp build/wheel/*.whl dist; fi
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./packages/conform
 	@touch $@
 
 # The oldest versions that pyproject.toml allows, and the tests of what stands on them; the package as a wheel. torch is the one of the lock.
@@ -213,7 +236,7 @@ dist/.stamp: $(PACKAGE) $(SOURCES) CMakeLists.txt pyproject.toml README.md | $(D
 OLDEST_TESTS ?= tests/sampling/test_cases.py tests/sampling/test_sampler.py tests/sampling/test_verify.py tests/sampling/test_on_gpu.py \
   tests/text tests/wire tests/grammar tests/runners tests/drafting tests/engine/test_engine.py tests/parity tests/api tests/e2e tests/cli \
   tests/test_config.py tests/test_extras.py tests/test_library.py
-$(OLDEST)/.stamp: pyproject.toml requirements.lock tests/wanted.py | $(BIN)/pip
+$(OLDEST)/.stamp: pyproject.toml packages/conform/pyproject.toml requirements.lock tests/wanted.py | $(BIN)/pip
 	@set -e; rm -rf $(OLDEST); $(BIN)/python -m venv $(OLDEST); \
 	$(BIN)/python tests/wanted.py oldest > $(OLDEST)/wanted; \
 	$(OLDEST)/bin/python -m pip --disable-pip-version-check install --quiet -r $(OLDEST)/wanted
@@ -222,12 +245,13 @@ $(OLDEST)/.stamp: pyproject.toml requirements.lock tests/wanted.py | $(BIN)/pip
 test-oldest: install $(OLDEST)/.stamp
 	$(BIN)/python -c 'from tailrace.config import ModelConfig; from tailrace.models import resolve; resolve(ModelConfig())'
 	$(call install-wheel,oldest,$(OLDEST))
+	$(call install-wheel,oldest-conform,$(OLDEST),./packages/conform)
 	$(OLDEST)/bin/python -m pytest -m "not long" -o cache_dir=$(OLDEST)/pytest -o filterwarnings=default $(OLDEST_TESTS) $(ARGS)
 
 BENCH ?= serve sampler
 bench: install
 	@mkdir -p bench/results
-	@set -e; for name in $(BENCH); do $(BIN)/tailrace bench $$name --json bench/results/$$name.json $(ARGS); done
+	@set -e; for name in $(BENCH); do $(BIN)/python -m bench.$$name --json bench/results/$$name.json $(ARGS); done
 
 lint: install
 	$(BIN)/ruff check
@@ -243,7 +267,7 @@ docs: $(DOCS)/.stamp
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	@echo "build/site/index.html"
 
-# Renew the versions: everything pyproject.toml asks for, newest, in an environment of its own.
+# Renew the versions: everything the pyproject.toml files ask for, newest, in an environment of its own.
 lock: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \

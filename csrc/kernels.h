@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kv_codes.h"
+#include "quantized/kv_codes.h"
 
 namespace tailrace {
 
@@ -63,7 +63,7 @@ struct Store {
     KvCode code;
     float *scales;
 };
-// Both throw std::invalid_argument where a table or a slot points outside the cache.
+// Both throw FieldError if a table or a slot points outside the cache.
 void store_kv(const Store &call, Type type);
 void attention(const Attention &call, Type type);
 

@@ -4,15 +4,22 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "flat_rows.h"
-#include "draw.h"
-#include "json.h"
+#include <exception>
+#include <initializer_list>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/pool.h"
+#include "base/tiles.h"
 #include "kernels.h"
-#include "noise.h"
-#include "pool.h"
-#include "program.h"
-#include "sample.h"
-#include "tiles.h"
+#include "sample/constants.h"
+#include "sample/draw.h"
+#include "sample/dry.h"
+#include "sample/flat_rows.h"
+#include "sample/noise.h"
+#include "sample/program.h"
+#include "sample/sample.h"
 
 namespace nb = nanobind;
 using namespace tailrace;
@@ -22,11 +29,27 @@ namespace {
 using Address = uintptr_t;
 template <typename T = void> T *at(Address address) { return reinterpret_cast<T *>(address); }
 
+// Let Python get a FieldError as an error of the class `type`, which has the attribute `field`.
+void translate_field_error(const std::exception_ptr &thrown, void *type) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const FieldError &error) {
+        PyObject *kind = static_cast<PyObject *>(type);
+        nb::object made = nb::handle(kind)(error.what());
+        nb::setattr(made, "field", nb::str(error.field));
+        PyErr_SetObject(kind, made.ptr());
+    }
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
     using Free = nb::call_guard<nb::gil_scoped_release>;
     m.doc() = "tailrace's CPU kernels; call them through tailrace.kernels";
+    PyObject *field_error = PyErr_NewExceptionWithDoc(
+        "tailrace._cpu.FieldError", "An argument that a kernel refuses; `field` is its name.", PyExc_ValueError, nullptr);
+    m.attr("FieldError") = nb::borrow(field_error);  // the translator keeps the other reference
+    nb::register_exception_translator(translate_field_error, field_error);
     m.def("set_num_threads", [](int n) { Pool::instance().resize(n); }, Free());
     m.def("num_threads", [] { return Pool::instance().size(); });
     m.def("has_bf16", [] { return has_bf16(); });
@@ -116,6 +139,25 @@ NB_MODULE(_cpu, m) {
                                  at<int32_t>(status)});
     }, Free());
     m.attr("NOTED") = kNoted;
+    nb::dict constants;
+    for (const auto &[name, number] : std::initializer_list<std::pair<const char *, int64_t>>{
+             {"DRAW_STREAM", kDrawStream}, {"ACCEPT_STREAM", kAcceptStream}, {"RESIDUAL_STREAM", kResidualStream},
+             {"XTC_STREAM", kXtcStream}, {"DRAFT_STREAM", kDraftStream}, {"BLOCK_STREAM", kBlockStream},
+             {"GREEDY", kGreedy}, {"PROCESSED", kProcessed}, {"ENTROPY", kEntropy}, {"TAKEN", kTaken},
+             {"UNSUPPORTED", kUnsupported}, {"REPORTED", kReported}, {"STATEFUL", kStateful}, {"COSTLY", kCostly},
+             {"SURVIVORS", kSurvivors}, {"FALLS_BACK", kFallsBack}, {"OK", kOk}, {"EMPTY", kEmpty}, {"NAN", kNan},
+             {"INF", kInf}})
+        constants[name] = number;
+    for (const auto &[name, number] : std::initializer_list<std::pair<const char *, double>>{
+             {"TYPICAL_EPSILON", kTypicalEpsilon}, {"TYPICAL_DELTA", kTypicalDelta}, {"TOLERANCE", kTolerance},
+             {"SIGMA_SLACK", kSigmaSlack}, {"ADAPTIVE_PEAK", kAdaptivePeak}, {"ADAPTIVE_SHARPNESS", kAdaptiveSharpness},
+             {"ADAPTIVE_WIDTH", kAdaptiveWidth}, {"COLD", kColdNoise}})
+        constants[name] = number;
+    m.attr("CONSTANTS") = constants;
+    nb::dict rules;
+    rules["exact"] = static_cast<int32_t>(Rule::exact), rules["rejection"] = static_cast<int32_t>(Rule::rejection);
+    rules["block"] = static_cast<int32_t>(Rule::block), rules["typical"] = static_cast<int32_t>(Rule::typical);
+    m.attr("RULES") = rules;
     m.def("struct_sizes", [] { return std::vector<size_t>{sizeof(Edit), sizeof(Tournament), sizeof(Stage), sizeof(Program), sizeof(StepRows), sizeof(Step)}; });
     nb::list stages;
 #define X(kind, needs) stages.append(nb::make_tuple(#kind, #needs));

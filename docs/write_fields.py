@@ -1,4 +1,5 @@
-"""Writes the tables of docs/sampling.md from the declarations of SamplingParams' fields: `python docs/write_fields.py`.
+"""Writes the tables of docs/sampling.md and docs/api/sampling-fields.md from the declarations of SamplingParams' fields
+and from the tables of other servers' fields: `python docs/write_fields.py`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. tests/test_docs.py checks that they are current.
 """
@@ -13,14 +14,16 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from tailrace.fields import KINDS, Field
+from tailrace.api.aliases import RENAMED
+from tailrace.api.schema.peers import HARMLESS, NOT_OFFERED
 from tailrace.kernels.program import STAGES
-from tailrace.options import Watermark
 from tailrace.params import FIELDS, VOIDS, SamplingParams
-from tailrace.sampling.methods.base import always
+from tailrace.request.fields import KINDS, Field
+from tailrace.request.options import Watermark
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS
+from tailrace.sampling.slot import always
 
-PAGE = Path(__file__).with_name("sampling.md")
+PAGES = [Path(__file__).with_name("sampling.md"), Path(__file__).parent / "api" / "sampling-fields.md"]
 TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 WORDS = {bool: "true, false", str: "text", int: "integer", float: "number"}
 
@@ -53,6 +56,30 @@ def fields() -> Iterator[tuple[str, ...]]:
                 http = {"same": "yes", "": "no", "converted": "own type"}.get(str(field.http), "yes")
                 name = f"`{field.http_name}`" if field.http_name else http
                 yield f"`{field.name}`", meaning(field), values(field), neutral(field), done_by, name
+
+
+def renamed() -> Iterator[tuple[str, ...]]:
+    """Other servers' names of fields."""
+    yield "field", "other names"
+    names: dict[str, list[str]] = {}
+    for alias, name in RENAMED.items():
+        names.setdefault(name, []).append(f"`{alias}`")
+    yield from ((f"`{name}`", ", ".join(aliases)) for name, aliases in names.items())
+
+
+def not_offered() -> Iterator[tuple[str, ...]]:
+    """Other servers' fields that are refused, by the values that are accepted."""
+    yield "accepted values", "fields"
+    names: dict[str, list[str]] = {}
+    for name, values in NOT_OFFERED.items():
+        names.setdefault(", ".join(msgspec.json.encode(value).decode() for value in values), []).append(f"`{name}`")
+    yield from ((f"`{values}`", ", ".join(sorted(fields))) for values, fields in names.items())
+
+
+def harmless() -> Iterator[tuple[str, ...]]:
+    """Other servers' fields that are accepted in silence."""
+    yield ("fields",)
+    yield (", ".join(f"`{name}`" for name in sorted(HARMLESS)),)
 
 
 def fields_of(attribute: str, method: str) -> str:
@@ -110,7 +137,14 @@ def markdown(rows: Iterator[tuple[str, ...]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * (lines[0].count(" | ") + 1), *lines[1:]])
 
 
-TABLES = {"edits": edits, "refinements": refinements, "fields": fields}
+TABLES = {
+    "edits": edits,
+    "refinements": refinements,
+    "fields": fields,
+    "renamed": renamed,
+    "not_offered": not_offered,
+    "harmless": harmless,
+}
 
 
 def written(page: str) -> str:
@@ -119,4 +153,5 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(written(path.read_text()))

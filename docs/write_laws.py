@@ -1,6 +1,6 @@
 """Writes the table of docs/conformance.md from the laws: `python docs/write_laws.py`.
 
-tests/conform/test_docs.py checks that it is current.
+tests/test_docs.py checks that it is current.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tailrace.conform.law import Law
-from tailrace.conform.laws import all_laws
+from tailrace_conform.law import Law
+from tailrace_conform.laws import all_laws
 
 PAGE = Path(__file__).with_name("conformance.md")
 TABLE = re.compile(r"<!-- table: laws -->\n.*?<!-- end -->", re.DOTALL)

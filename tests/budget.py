@@ -8,7 +8,7 @@ A test that is left out counts as skipped.
 from __future__ import annotations
 
 import time
-import zlib
+from hashlib import sha256
 
 import pytest
 
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of one file stay together: they share what it has made."""
     if word := config.getoption("--order"):
-        items.sort(key=lambda item: zlib.crc32(f"{word} {item.path}".encode()))
+        items.sort(key=lambda item: sha256(f"{word} {item.nodeid.partition('::')[0]}".encode()).digest())
 
 
 @pytest.hookimpl(tryfirst=True)  # before anything is set up for it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 from collections.abc import Callable
@@ -19,6 +18,7 @@ if not torch.cuda.is_available():  # before Triton is imported: the GPU's kernel
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tailrace import kernels
+from tailrace.base.memory_trim import freeze_objects
 from tailrace.config import ModelConfig
 from tailrace.models import resolve
 
@@ -34,8 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported and collected stays: the garbage collector need not walk through it again and again."""
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, get_origin
 
-from tailrace.explanation import ExplainOptions
-from tailrace.fields import Field
-from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget, Watermark
+from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS, voids_of
+from tailrace.request.fields import Field
+from tailrace.request.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget, Watermark
 
 EXAMPLES: dict[str, Any] = {
     "dry_sequence_breakers": (2,),

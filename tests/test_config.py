@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tailrace.base.config_sources import list_fields, load_config
 from tailrace.config import SECTIONS, Config, ModelConfig
-from tailrace.config_sources import fields, load
 from tailrace.errors import ConfigError
 
 
@@ -20,34 +20,34 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_defaults():
-    assert load(env={}) == Config()
+    assert load_config(env={}) == Config()
 
 
 def test_each_source_beats_the_one_below(file: Path):
-    assert load(env={}, file=file).server.port == 1
+    assert load_config(env={}, file=file).server.port == 1
     env = {"TAILRACE_SERVER_PORT": "2"}
-    assert load(env=env, file=file).server.port == 2
-    config = load({"server": {"port": 3, "host": None}}, env, file)
+    assert load_config(env=env, file=file).server.port == 2
+    config = load_config({"server": {"port": 3, "host": None}}, env, file)
     assert (config.server.port, config.server.host, config.scheduler.max_num_seqs) == (3, "file", 3)
 
 
 def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TAILRACE_SERVER_PORT", "4321")
-    assert load().server.port == 4321
+    assert load_config().server.port == 4321
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_field_can_be_set_from_the_environment(section: str):
-    for field in fields(section):
-        value = msgspec.to_builtins(getattr(getattr(load(env={}), section), field))
+    for field in list_fields(section):
+        value = msgspec.to_builtins(getattr(getattr(load_config(env={}), section), field))
         text = "something" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        found = getattr(getattr(load(env={f"TAILRACE_{section}_{field}".upper(): text}), section), field)
+        found = getattr(getattr(load_config(env={f"TAILRACE_{section}_{field}".upper(): text}), section), field)
         assert found == (text if value is None else value)
 
 
 def test_words_for_booleans():
-    assert load(env={"TAILRACE_CACHE_PREFIX_REUSE": "false"}).cache.prefix_reuse is False
-    assert load(env={"TAILRACE_CACHE_PREFIX_REUSE": "1"}).cache.prefix_reuse is True
+    assert load_config(env={"TAILRACE_CACHE_PREFIX_REUSE": "false"}).cache.prefix_reuse is False
+    assert load_config(env={"TAILRACE_CACHE_PREFIX_REUSE": "1"}).cache.prefix_reuse is True
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_words_for_booleans():
 )
 def test_errors_name_the_field(flags: dict[str, dict[str, object]], said: str):
     with pytest.raises(ConfigError, match=said):
-        load(flags, env={})
+        load_config(flags, env={})
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_errors_of_a_file(tmp_path: Path, text: str, said: str):
     path = tmp_path / "tailrace.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        load(env={}, file=path)
+        load_config(env={}, file=path)
 
 
 def test_models_have_the_settings_of_all_but_for_their_own(tmp_path: Path):
     path = tmp_path / "tailrace.toml"
     path.write_text('[model]\ndtype = "float32"\n[models.a.model]\nmodel = "x"\n[models.b.cache]\nnum_blocks = 7\n')
     flags = {"scheduler": {"max_num_seqs": 3}, "models": {"a": {"model": {"dtype": "float16"}}, "c": {"model": {}}}}
-    config = load(flags, env={"TAILRACE_CACHE_NUM_BLOCKS": "5"}, file=path)
+    config = load_config(flags, env={"TAILRACE_CACHE_NUM_BLOCKS": "5"}, file=path)
     assert list(config.models) == ["a", "b", "c"]
     assert [(m.model.name, m.model.model, m.model.dtype, m.cache.num_blocks) for m in config.models.values()] == [
         ("a", "x", "float16", 5),
@@ -98,7 +98,7 @@ def test_models_have_the_settings_of_all_but_for_their_own(tmp_path: Path):
     each = config.each()
     assert [one.engine for one in each] == list(config.models.values())
     assert all(not one.models and one.server == config.server for one in each)
-    assert load(env={}).each() == [Config()]
+    assert load_config(env={}).each() == [Config()]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_models_have_the_settings_of_all_but_for_their_own(tmp_path: Path):
 )
 def test_errors_of_models(models: dict, said: str):
     with pytest.raises(ConfigError, match=said):
-        load({"models": models}, env={})
+        load_config({"models": models}, env={})
     with pytest.raises(ConfigError, match="has its name already"):
-        load({"models": {"a": {}}, "model": {"name": "b"}}, env={})
+        load_config({"models": {"a": {}}, "model": {"name": "b"}}, env={})
 
 
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
@@ -130,14 +130,14 @@ def test_a_model_that_nobody_would_get_is_an_error(tmp_path: Path, source: str):
     flags = {"model": {"model": "z"}} if source == "flag" else {}
     env = {"TAILRACE_MODEL_MODEL": "z"} if source == "environment" else {}
     with pytest.raises(ConfigError, match=r"model\.model 'z' \(--model\) has no name.*\(a, b; .*--model NAME=z"):
-        load(flags, env=env, file=path)
+        load_config(flags, env=env, file=path)
     path.write_text(path.read_text() + "[models.c.cache]\nnum_blocks = 7\n")  # which has none of its own
-    assert [m.model.model for m in load(flags, env=env, file=path).models.values()] == ["x", "y", "z"]
+    assert [m.model.model for m in load_config(flags, env=env, file=path).models.values()] == ["x", "y", "z"]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(ConfigError, match="nothing"):
-        load(env={}, file=tmp_path / "nothing.toml")
+        load_config(env={}, file=tmp_path / "nothing.toml")
 
 
 def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch):

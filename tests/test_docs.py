@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from peers import tool_docs
+from tailrace_conform.laws import all_laws
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("packages/*/*.md"), *(ROOT / "docs").rglob("*.md")])
 # Records of their time: what they name may be gone.
 HISTORY = re.compile(r"docs/decisions/0|CHANGELOG")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SPAN = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|h|md|svg|toml|yml)")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
-CODE = ("src", "csrc", "tests", "bench")
+CODE = ("src", "csrc", "packages", "tests", "bench", "tools")
 LINE = 120  # columns of prose
 
 
@@ -175,9 +178,10 @@ def test_the_picture_of_the_path_is_current():
 
 def test_the_tables_of_fields_are_current():
     script = runpy.run_path(str(ROOT / "docs/write_fields.py"))
-    page = script["PAGE"].read_text()
-    assert page.count("<!-- table: ") == len(script["TABLES"])
-    assert page == script["written"](page), "run python docs/write_fields.py"
+    pages = [path.read_text() for path in script["PAGES"]]
+    assert sum(page.count("<!-- table: ") for page in pages) == len(script["TABLES"])
+    assert pages == [script["written"](page) for page in pages], "run python docs/write_fields.py"
+    page = pages[0]
     changed = page.replace("| `top_p` | Keep", "| `top_p` | Throw away")
     assert script["written"](changed) == page != changed
 
@@ -190,28 +194,38 @@ def test_the_table_of_thinking_formats_is_current():
     assert script["written"](changed) == page != changed
 
 
-def tree() -> dict[str, set[str]]:
-    """docs/design.md's tree: folder of src/tailrace ("": itself) → the names that stand in it."""
-    block = (ROOT / "docs/design.md").read_text().split("src/tailrace/\n", 1)[1].split("\ncsrc/", 1)[0]
-    found: dict[str, set[str]] = {"": set()}
-    folder = ""
-    for line in block.split("\n"):
-        if heading := re.match(r"  (\w+)/", line):
-            folder = heading[1]
-            found[folder] = set()
-        found[folder] |= set(re.findall(r"\b\w+\.py\b", line))
-    return found
+def test_the_table_of_tool_formats_is_current():
+    page = tool_docs.PAGE.read_text()
+    assert page == tool_docs.with_formats(page), "run python tests/peers/tool_calls.py --write"
+    changed = page.replace("| Hunyuan 3 |", "| Hunyuan 5 |")
+    assert tool_docs.with_formats(changed) == page != changed
 
 
-def test_the_tree_is_the_source():
-    """Every file of a room is in the tree; what is in the tree is in the room, or in a folder of it."""
-    package, shown = ROOT / "src/tailrace", tree()
-    rooms = ["", *(path.name for path in package.iterdir() if (path / "__init__.py").exists())]
-    for room in rooms:
-        files = {path.name for path in (package / room).glob("*.py")} - {"__init__.py", "__main__.py"}
-        below = {path.name for path in (package / room).rglob("*.py")}
-        wanted = set() if room == "cli" else files  # a subcommand per file
-        assert wanted <= shown[room] <= below, f"{room}: {(wanted - shown[room]) | (shown[room] - below)}"
+def test_the_table_of_fields_together_is_current():
+    script = runpy.run_path(str(ROOT / "docs/write_combinations.py"))
+    page = script["PAGE"].read_text()
+    assert page == script["written"](page), "run python docs/write_combinations.py"
+    changed = page.replace("| `stop_token_ids` | ends", "| `stop_token_ids` | cuts")
+    assert script["written"](changed) == page != changed
+
+
+def test_the_tree_is_current():
+    script = runpy.run_path(str(ROOT / "docs/write_tree.py"))
+    page = script["PAGE"].read_text()
+    assert page == script["written"](), "run python docs/write_tree.py"
+    assert not re.findall(r"^- .*: $", page, re.MULTILINE), "a file without a sentence"
+
+
+def test_the_table_of_laws_is_current():
+    script = runpy.run_path(str(ROOT / "docs/write_laws.py"))
+    page = script["PAGE"].read_text()
+    assert page == script["written"](page), "run python docs/write_laws.py"
+    changed = page.replace("| `stops.cut` |", "| `stops.cutt` |")
+    assert script["written"](changed) == page != changed
+
+
+def test_the_readme_counts_the_laws():
+    assert f"by {len(all_laws())} laws" in (ROOT / "README.md").read_text()
 
 
 def test_every_page_has_its_place_in_the_site():
@@ -219,6 +233,20 @@ def test_every_page_has_its_place_in_the_site():
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert listed - pages == {"index.md", "contributing.md", "changelog.md"}  # made by docs/site_hooks.py
     assert {page for page in pages - listed if not page.startswith("decisions/0")} == set()
+
+
+def test_each_type_on_the_path_is_defined_in_its_file():
+    rows = re.findall(r"^\| \d+ \| `(\w+)` \| `([\w/.]+)` \|", (ROOT / "docs/path.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 10
+    for name, file in rows:
+        assert re.search(rf"^class {name}\b", (ROOT / "src/tailrace" / file).read_text(), re.MULTILINE), (name, file)
+
+
+def test_every_decision_has_its_place_in_the_index():
+    """Once, under the topic that a reader looks for."""
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"^- \[\d+\]\((\d.*\.md)\)", (folder / "index.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in folder.glob("0*.md"))
 
 
 def test_the_readme_is_short_and_its_figures_are_the_benchmarks():

@@ -19,8 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tailrace.extras import EXTRAS
-from wanted import wanted
+from tailrace.base.extras import DISTRIBUTIONS, EXTRAS, install_hint
+from wanted import PACKAGES, wanted
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tailrace"
@@ -161,13 +161,15 @@ def test_the_core_is_as_large_as_it_is_said_to_be(bare):
 
 
 def test_every_other_module_names_its_extra(bare):
-    # imported by an engine, or by pytest, which is there already
-    of_an_engine = [name for name in bare if re.match(r"tailrace\.(integrations\.|conform\.pytest_plugin)", name)]
-    others = {name: how for name, how in bare.items() if how != "imported" and name not in of_an_engine}
+    # what an engine imports has the engine
+    others = {
+        name: how for name, how in bare.items() if how != "imported" and not name.startswith("tailrace.integrations.")
+    }
     assert "tailrace.api.app" in others
+    hints = tuple(install_hint(extra) for extra in EXTRAS)
     for name, how in others.items():
         assert how.startswith("MissingExtraError"), (name, how)
-        assert "pip install 'tailrace[" in how, (name, how)
+        assert how.endswith(hints), (name, how)
 
 
 @pytest.mark.few(2)
@@ -181,7 +183,7 @@ def test_a_command_that_lacks_its_extra_says_so_in_a_line(command, extra):
     done = subprocess.run([sys.executable, "-c", code], input=allowed, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("tailrace: ")
-    assert f"pip install 'tailrace[{extra}]'" in done.stderr
+    assert install_hint(extra) in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -200,9 +202,17 @@ def brought(extra: str) -> set[str]:
     return found
 
 
+@cache
+def own_packages() -> dict[str, str]:
+    """Map each module of packages/ to its distribution: an editable installation does not show which modules it has."""
+    names = {file.parent: tomllib.loads(file.read_text())["project"]["name"] for file in PACKAGES}
+    return {path.parent.name: name for folder, name in names.items() for path in folder.glob("src/*/__init__.py")}
+
+
 def owners(module: str) -> set[str]:
     """The distributions that a module may come from."""
-    return {canonicalize_name(name) for name in installed().get(module.partition(".")[0], ())}
+    top = module.partition(".")[0]
+    return {canonicalize_name(name) for name in (*installed().get(top, ()), own_packages().get(top, "")) if name}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -229,7 +239,7 @@ def third_party_imports(source: str) -> list[tuple[str, str | None]]:
             return
         if isinstance(node, ast.With):
             for item in node.items:
-                if isinstance(call := item.context_expr, ast.Call) and ast.unparse(call.func) == "needs":
+                if isinstance(call := item.context_expr, ast.Call) and ast.unparse(call.func) == "require_extra":
                     extra = ast.literal_eval(call.args[0])
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -254,8 +264,8 @@ def gate(path: Path) -> str | None:
 def test_every_import_of_others_is_guarded_by_the_extra_that_brings_it():
     seen = 0
     for path in sorted(SOURCE.rglob("*.py")):
-        if path.is_relative_to(SOURCE / "integrations") or path == SOURCE / "conform" / "pytest_plugin.py":
-            continue  # each is imported by the engine, or by pytest, that it imports
+        if path.is_relative_to(SOURCE / "integrations"):
+            continue  # the engine that a file imports has imported the file
         for module, extra in third_party_imports(path.read_text()):
             extra = extra or gate(path)
             assert extra is not None, f"{path}: import {module} stands outside of `with needs(…)`"
@@ -264,10 +274,22 @@ def test_every_import_of_others_is_guarded_by_the_extra_that_brings_it():
     assert seen > 50
 
 
+def test_a_distribution_of_its_own_is_installed_from_its_folder():
+    """pip would look for the name in an index, and no index has it."""
+    assert install_hint("serve").startswith("pip install '.[serve]' in the source folder")
+    assert own_packages() == {"tailrace_conform": "tailrace-conform"}
+    for extra, (folder, wheel) in DISTRIBUTIONS.items():
+        assert install_hint(extra).startswith(f"pip install {folder} in the source folder")
+        [module] = EXTRAS[extra]
+        assert (ROOT / folder / "src" / module / "__init__.py").is_file()
+        assert wheel == f"{module}-….whl"
+    assert not brought("all") & {"tailrace-conform"}
+
+
 def test_an_import_without_a_guard_would_be_seen():
     bare = "def f():\n    import zmq.asyncio\n    from tailrace import api\n    import torch, json"
     assert third_party_imports(bare) == [("zmq.asyncio", None)]
-    assert third_party_imports('with needs("grammar"):\n    from zmq import Context') == [("zmq", "grammar")]
+    assert third_party_imports('with require_extra("grammar"):\n    from zmq import Context') == [("zmq", "grammar")]
     assert not owners("zmq") & brought("grammar")
 
 
@@ -278,10 +300,42 @@ def test_doctor_works_where_only_the_core_is():
     done = subprocess.run([sys.executable, "-c", code], input=allowed, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr
-    assert found["missing"] == ["extra serve: pip install 'tailrace[serve]'"]
+    assert found["missing"] == [f"extra serve: {install_hint('serve')}"]
     assert found["kernels"]["argmax"] == {"reference": "yes", "cpu": "yes", "gpu": "extra missing"}
 
 
 def test_gates_are_where_the_table_says():
     for room, extra in GATES.items():
-        assert f'needs("{extra}")' in (SOURCE / room / "__init__.py").read_text()
+        assert f'require_extra("{extra}")' in (SOURCE / room / "__init__.py").read_text()
+
+
+ROOT = Path(__file__).resolve().parents[1]
+FROM_AN_INDEX = re.compile(
+    r"(?:pip3? install|uvx|pipx run) (-\S+ )*[\"']?tailrace(?:-conform)?(?![\w-])|(?<!Sample)\btailrace\["
+)
+
+
+def names_of_an_index(text: str) -> list[str]:
+    """What the text would have pip look for in an index."""
+    return [found[0] for found in FROM_AN_INDEX.finditer(" ".join(text.split()))]
+
+
+def test_nothing_says_that_an_index_has_the_package():
+    """It has none of the name today; decision records say what was said then."""
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("packages/*/*.md"),
+        *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"),
+    ]
+    sources = [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py"), ROOT / "Dockerfile"]
+    assert {path.name: found for path in (*pages, *sources) if (found := names_of_an_index(path.read_text()))} == {}
+    for said in (
+        "pip install tailrace",
+        "pip install --no-deps\ntailrace",
+        "tailrace[text]",
+        "uvx tailrace-conform",
+        "pip install tailrace-conform",
+    ):
+        assert names_of_an_index(said)  # the planted fault
+    assert not names_of_an_index("pip install '.[serve]' or 'dist/tailrace-….whl[serve]'")
+    assert not names_of_an_index("pip install ./packages/conform or tailrace_conform-….whl")

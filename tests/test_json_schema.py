@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.json_schema import free_counts, pointed, subschemas
+from tailrace.base.json_schema import free_counts, iter_subschemas, resolve_pointer
 
 FREE = {"type": "object", "minProperties": 3}
 
@@ -51,5 +51,5 @@ def test_where_names_are_known_or_nothing_binds_none_is_found(schema):
 
 def test_circles_end():
     schema = {"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"items": {"$ref": "#/a"}, "not": {"$ref": "elsewhere"}}}
-    assert {"#", "#/a", "#/b"} <= {place for place, _ in subschemas(schema)}
-    assert pointed(schema, "#/b/items/$ref/0") is None
+    assert {"#", "#/a", "#/b"} <= {place for place, _ in iter_subschemas(schema)}
+    assert resolve_pointer(schema, "#/b/items/$ref/0") is None

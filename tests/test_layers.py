@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,54 +16,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, BENCH = ROOT / "src" / "tailrace", ROOT / "bench"
+SOURCE, BENCH, TOOLS = ROOT / "src" / "tailrace", ROOT / "bench", ROOT / "tools"
+CONFORM = ROOT / "packages" / "conform" / "src" / "tailrace_conform"
 
-LEAVES = {
-    "errors",
-    "extras",
-    "fields",
-    "field_checks",
-    "explanation",
-    "sentences",
-    "figures",
-    "sampler_fields",
-    "engine_fields",
-    "options",
-    "params",
-    "config",
-    "config_sources",
-    "logprobs",
-    "logs",
-    "json_schema",
-    "memory_trim",
-    "_cpu",
-    "__version__",
-}
+LEAVES = {"errors", "config", "params", "base", "request", "explain", "_cpu", "__version__"}
 # room -> rooms it may know, besides LEAVES
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "extras": set(),
-    "fields": set(),
-    "field_checks": set(),
+    **{leaf: set[str]() for leaf in LEAVES},
+    "options": set(),  # aliases for one release
     "explanation": set(),
-    "sentences": set(),
-    "figures": set(),
-    "sampler_fields": set(),
-    "engine_fields": set(),
-    "options": set(),
-    "params": set(),
-    "config": set(),
-    "config_sources": set(),
-    "logprobs": set(),
-    "logs": set(),
-    "json_schema": set(),
-    "memory_trim": set(),
     "kernels": set(),
     "sampling": {"kernels", "wire.messages"},
-    "runners": {"kernels"},
+    "runners": {"kernels", "models.tensors", "models.context"},  # headers of files; a rule about settings
     "drafting": {"kernels", "sampling", "runners"},
     "grammar": set(),
-    "models": {"wire.messages"},
+    "models": {"wire.messages", "text.templates.environment"},  # of text only what compiles a chat template
     # of text only what works on the bytes of tokens (banned strings are found where tokens are drawn), and what finds
     # thoughts, which have a budget
     "engine": {
@@ -93,7 +61,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": {"kernels", "sampling", "text"},
     # the whole server, as `tailrace serve` has it, and the names of the cache's blocks, by which prompts find a replica
     "integrations.ray": {"text", "wire", "api", "models", "cli.local", "engine.block_hash"},
-    "conform": set(),  # judges servers from outside, whatever they run
     "cli": {
         "kernels",
         "sampling",
@@ -105,14 +72,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "wire",
         "text",
         "api",
-        "conform",
     },
 }
 LIGHT = (
     "errors",
     "params",
     "config",
-    "config_sources",
+    "base.config_sources",
     "wire.messages",
     "wire.async_client",
     "wire.sync_client",
@@ -151,6 +117,11 @@ def sources() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+def all_sources() -> list[Path]:
+    """The files of both distributions."""
+    return [*sources(), *sorted(CONFORM.rglob("*.py"))]
+
+
 def room_of(path: Path) -> str:
     """A folder of a room may be a room of its own."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -180,6 +151,43 @@ def test_a_trespass_would_be_seen():
     assert room_of(SOURCE / "integrations" / "ray" / "ingress.py") == "integrations.ray"
 
 
+# ---- the judge of servers knows its servers from outside
+
+
+def foreign(path: Path) -> set[str]:
+    """The top-level packages that a file of tailrace_conform may not import, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    of_pytest = {"pytest"} if path.name == "pytest_plugin.py" else set()
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {CONFORM.name, "httpx"} - of_pytest
+
+
+def test_conform_imports_httpx_and_nothing_of_tailrace():
+    files = sorted(CONFORM.rglob("*.py"))
+    assert len(files) > 100
+    assert not {str(path.relative_to(CONFORM)): names for path in files if (names := foreign(path))}
+    wanted = tomllib.loads((CONFORM.parents[1] / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [line.partition(">")[0] for line in wanted] == ["httpx"]
+
+
+def test_the_tests_of_conform_import_nothing_of_tailrace():
+    """They would run beside a checkout of the folder alone."""
+    found = {path.name: foreign(path) for path in (CONFORM.parents[1] / "tests").rglob("*.py")}
+    assert not [name for name, names in found.items() if "tailrace" in names]
+
+
+def test_a_foreign_import_of_conform_would_be_seen(tmp_path: Path):
+    file = tmp_path / "law.py"
+    file.write_text(
+        "import json, httpx, pytest\ndef f():\n    from tailrace.errors import ConfigError\n    import torch.nn\n"
+    )
+    assert foreign(file) == {"tailrace", "torch", "pytest"}
+
+
 # ---- no circles between files
 
 
@@ -193,29 +201,23 @@ def modules(root: Path, package: str) -> dict[str, Path]:
 
 
 def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
-    """Module → the modules among `known` that it imports when it is loaded, or for its types. A package's __init__ is
-    imported by `from package import name`, unless the name is a module. What is imported inside functions is left
-    out."""
+    """Return module → the modules among `known` that it imports at any depth: when it is loaded, for its types, inside
+    functions, and by `import_module("…")`. `from package import name` imports the package's __init__, unless the name
+    is a module."""
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         found[name] = set()
-        for node in at_module_level(parsed(path)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
                     found[name].add(inner if inner in known else node.module)
             elif isinstance(node, ast.Import):
                 found[name].update(alias.name for alias in node.names)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                found[name].update(a.value for a in node.args if isinstance(a, ast.Constant))
         found[name] = {target for target in found[name] if target in known and target != name}
     return found
-
-
-def at_module_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those inside functions."""
-    for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield node
-            yield from at_module_level(node)
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -239,15 +241,15 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("folder", "package"), [("src/tailrace", "tailrace"), ("bench", "bench")])
-def test_files_import_in_no_circle(folder: str, package: str):
-    known = modules(SOURCE.parents[1] / folder, package)
+@pytest.mark.parametrize("folder", [SOURCE, CONFORM, BENCH, TOOLS], ids=lambda folder: folder.name)
+def test_files_import_in_no_circle(folder: Path):
+    known = modules(folder, folder.name)
     found = circles(arrows(known))
     assert not [sorted(circle) for circle in found]
 
 
 def test_a_circle_would_be_seen(tmp_path: Path):
-    """Of two files and of three, also where an import is for types alone."""
+    """A circle of two files, and of three. An import counts for types alone, inside a function, and by its name."""
     for name, text in {
         "a": "from p.b import x",
         "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p import c",
@@ -256,10 +258,45 @@ def test_a_circle_would_be_seen(tmp_path: Path):
         "e": "from p.d import y",
         "f": "def late():\n    from p import g",
         "g": "import p.f",
+        "h": "import importlib\ndef late():\n    importlib.import_module('p.i')",
+        "i": "import p.h",
     }.items():
         (tmp_path / f"{name}.py").write_text(text)
     found = circles(arrows(modules(tmp_path, "p")))
-    assert sorted(map(sorted, found)) == [["p.a", "p.b", "p.c"], ["p.d", "p.e"]]
+    assert sorted(map(sorted, found)) == [["p.a", "p.b", "p.c"], ["p.d", "p.e"], ["p.f", "p.g"], ["p.h", "p.i"]]
+
+
+def strangers(area: str, known: dict[str, Path]) -> dict[str, set[str]]:
+    """Return module of the area → the modules of other areas that it imports. lib/ belongs to all areas."""
+    inside = (f"bench.{area}", "bench.lib")
+    graph = {name: targets for name, targets in arrows(known).items() if name.startswith(f"bench.{area}")}
+    found = {name: {t for t in targets if not t.startswith(inside) and t != "bench"} for name, targets in graph.items()}
+    return {name: targets for name, targets in found.items() if targets}
+
+
+def test_areas_of_benchmarks_import_lib_and_themselves():
+    known = modules(BENCH, "bench")
+    areas = [path.parent.name for path in BENCH.glob("*/__init__.py")]
+    assert len(areas) > 5
+    assert not [strangers(area, known) for area in areas if strangers(area, known)]
+
+
+def test_benchmarks_import_modules_by_their_full_names(tmp_path: Path):
+    """`python -m bench.knobs` works without the area; an import by that name would hide its module from these tests."""
+    known = modules(BENCH, "bench")
+    assert not [f"{path.name}: {name}" for path in known.values() for name in bench_imports(path) - known.keys()]
+    (tmp_path / "short.py").write_text("from bench.knobs import throughput\nfrom bench import knobs, AREAS")
+    assert bench_imports(tmp_path / "short.py") - known.keys() == {"bench.knobs"}
+
+
+def bench_imports(path: Path) -> set[str]:
+    """Return the modules of bench that a file imports, or from which it imports."""
+    found: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bench":
+            modules = {f"bench.{alias.name}" for alias in node.names if alias.name.islower()}
+            found |= modules if node.module == "bench" else {str(node.module)}
+    return found
 
 
 # ---- one meaning per class name
@@ -267,10 +304,10 @@ def test_a_circle_would_be_seen(tmp_path: Path):
 
 def test_each_class_name_is_defined_once():
     found: dict[str, list[str]] = {}
-    for path in sources():
+    for path in all_sources():
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(SOURCE)))
+                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
     twice = {name: files for name, files in found.items() if len(files) > 1}
     assert not twice
 
@@ -282,10 +319,18 @@ def test_only_sockets_imports_zmq():
 
 def test_files_are_short_or_say_why():
     """At most 300 lines; a longer file says in its docstring "(More than 300 lines: why.)", and has at most 460."""
-    long = {path: n for path in sources() if (n := path.read_text().count("\n")) > 300}
+    files = [*all_sources(), *BENCH.rglob("*.py"), *TOOLS.rglob("*.py")]
+    long = {path: n for path in files if (n := path.read_text().count("\n")) > 300}
     silent = [path for path in long if "(More than 300 lines: " not in (ast.get_docstring(parsed(path)) or "")]
-    assert not [str(path.relative_to(SOURCE)) for path in silent]
-    assert not {str(path.relative_to(SOURCE)): n for path, n in long.items() if n > 460}
+    assert not [str(path.relative_to(ROOT)) for path in silent]
+    assert not {str(path.relative_to(ROOT)): n for path, n in long.items() if n > 460}
+
+
+def test_files_of_the_kernels_are_short():
+    """At most 300 lines, without exception."""
+    files = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".h")]
+    assert len(files) > 50
+    assert [path.name for path in files if path.read_text().count("\n") > 300] == []
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -320,7 +365,7 @@ def too_long(path: Path, tree: ast.AST) -> list[str]:
 def test_functions_are_short_or_say_why():
     """At most 40 lines and six parameters; others say in their docstring "(More than 40 lines: why.)" or "(More than
     six parameters: why.)"."""
-    files = [*sources(), *sorted(BENCH.rglob("*.py"))]
+    files = [*all_sources(), *sorted(BENCH.rglob("*.py")), *sorted(TOOLS.rglob("*.py"))]
     assert len(files) > 250
     assert not [line for path in files for line in too_long(path.relative_to(ROOT), parsed(path))]
 

@@ -15,32 +15,26 @@ import torch
 
 from field_examples import company, example
 from tailrace.errors import ParameterError
-from tailrace.fields import COUNT, KINDS, OFF, Field, Range, declared_fields
-from tailrace.params import FIELDS, NEUTRAL, VOIDS, SamplingParams, switches, voids_of
+from tailrace.kernels.program import STAGES
+from tailrace.params import FIELDS, NEUTRAL, VOIDS, SamplingParams, list_switches, voids_of
+from tailrace.request.fields import COUNT, KINDS, OFF, Field, Range, declared_fields
+from tailrace.request.method_order import EDIT_ORDER, REFINEMENT_ORDER, STEPS
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.methods.base import LogitsEdit, Refinement
-from tailrace.sampling.pipeline import (
-    EDIT_ORDER,
-    EDITS,
-    REFINEMENT_ORDER,
-    REFINEMENTS,
-    beyond_kernels,
-    check_state,
-    load,
-    stages_of,
-)
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS, beyond_kernels, check_state, load_methods, stages_of
+from tailrace.sampling.slot import LogitsEdit, Refinement
 
 
 def test_declarations_name_what_there_is():
     for field in FIELDS.values():
         assert field.kind in KINDS
         assert field.off in ("", *OFF)
+        assert field.excludes in ("", "some", "most")
         assert set(field.needs) <= FIELDS.keys()
         assert set(voids_of(field)) <= VOIDS.keys() <= FIELDS.keys()
         assert field.doc[0].isupper() or not field.doc[0].isalpha()
         assert not field.doc.endswith(".")
     for name in (*EDITS, *REFINEMENTS):
-        assert switches(name), f"nothing switches {name} on"
+        assert list_switches(name), f"nothing switches {name} on"
 
 
 def test_a_default_is_neutral_and_an_example_is_not():
@@ -82,6 +76,26 @@ def test_what_something_else_makes_void_is_refused_beside_it(name):
             SamplingParams(**beside[by] | {name: example(FIELDS[name])})
 
 
+def test_all_that_is_void_is_named_with_what_is_off():
+    whole = {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "p_less": False}
+    with pytest.raises(ParameterError) as error:
+        SamplingParams(mirostat=2, **whole)
+    assert (error.value.param, str(error.value)) == (
+        "top_k",
+        "top_k, top_p and min_p: each has no effect with mirostat, which replaces it; leave them out (or 0, 1 and 0)",
+    )
+    with pytest.raises(ParameterError, match=r"top_k has no effect with mirostat, .*; leave it out \(or 0\)$"):
+        SamplingParams(mirostat=2, top_k=40)
+    assert SamplingParams(mirostat=2, top_k=0, top_p=1.0, min_p=0.0).mirostat == 2
+
+
+@pytest.mark.parametrize("name", ["epsilon_cutoff", "eta_cutoff"])
+def test_a_cutoff_in_other_units_is_explained(name):
+    """text-generation-webui's panel has 3 where the probability is 0.0003."""
+    with pytest.raises(ParameterError, match=r"in \[0, 1\), got 3: a probability, not .* units of 0.0001$"):
+        SamplingParams(**{name: 3})
+
+
 def test_values_become_of_the_declared_type():
     params = SamplingParams(top_k=np.int64(4), stop=["a"], logit_bias={np.int64(3): np.float32(1.0)}, p_less=np.True_)
     assert (params.top_k, params.stop, params.logit_bias, params.p_less) == (4, ("a",), {3: 1.0}, True)
@@ -118,13 +132,12 @@ def test_a_field_without_a_declaration_or_with_a_default_outside_its_range_is_an
 
 
 def test_a_method_that_is_not_in_the_order_or_that_no_field_names_does_not_load():
-    names = set(REFINEMENT_ORDER)
     with pytest.raises(ImportError, match=r"different methods: \['top_p'\]"):
-        load(Refinement, tuple(name for name in REFINEMENT_ORDER if name != "top_p"), names)
+        load_methods(Refinement, [entry for entry in REFINEMENT_ORDER if entry.name != "top_p"], set(REFINEMENTS))
     with pytest.raises(ImportError, match=r"different methods: \['dry'\]"):
-        load(LogitsEdit, EDIT_ORDER, set(EDIT_ORDER) - {"dry"})
+        load_methods(LogitsEdit, EDIT_ORDER, set(EDITS) - {"dry"})
     with pytest.raises(ImportError, match=r"dry\.py must have a METHOD that is a Refinement"):
-        load(Refinement, ("dry",), {"dry"})
+        load_methods(Refinement, [STEPS["dry"]], {"dry"})
 
 
 def test_a_method_that_learns_must_be_declared_so():
@@ -142,20 +155,28 @@ def test_a_method_that_learns_must_be_declared_so():
         (
             "p.STAGES['more'] = p.StageInfo('depth')",
             "cpu.program",
-            "number 20 is missing in csrc/program.h and ('more', 'depth') in kernels/program.py",
+            f"number {len(STAGES)} is missing in csrc/sample/program.h and ('more', 'depth') in kernels/program.py",
         ),
         (
             "p.STAGES['eta'] = p.StageInfo('mass')",
             "cpu.program",
-            "number 9 is ('eta', 'moments') in csrc/program.h and ('eta', 'mass') in kernels/program.py",
+            "number 9 is ('eta', 'moments') in csrc/sample/program.h and ('eta', 'mass') in kernels/program.py",
         ),
         ("p.STAGES['top_h'] = p.StageInfo('depth')", "gpu.refine", "differ about these stages: top_h"),
+        ("c.XTC_STREAM = 4", "cpu.program", "XTC_STREAM is 3 in csrc/ and 4 in kernels/"),
+        ("c.TYPICAL_DELTA = 0.31", "cpu.program", "TYPICAL_DELTA is 0.3 in csrc/ and 0.31 in kernels/"),
+        ("c.ANOTHER = 1", "cpu.program", "ANOTHER is missing in csrc/ and 1 in kernels/"),
+        ("del c.COSTLY", "cpu.program", "COSTLY is 128 in csrc/ and missing in kernels/"),
+        ("r.PLACES['block'] = 3", "cpu.program", "'block': 3, 'typical': 3} in kernels/rows.py"),
     ],
 )
-def test_stages_that_differ_between_python_and_the_kernels_do_not_load(change, module, message):
+def test_numbers_that_differ_between_python_and_the_kernels_do_not_load(change, module, message):
     code = f"""
 import importlib, sys
+import tailrace.kernels.constants as c
+import tailrace.kernels.needs
 import tailrace.kernels.program as p
+import tailrace.kernels.rows as r
 {change}
 name = "tailrace.kernels.{module}"
 sys.modules.pop(name, None)
@@ -184,3 +205,23 @@ def test_a_method_without_a_kernel_falls_back(monkeypatch):
     assert [stage.kind for stage in stages_of(params)] == ["min_p"]
     assert not beyond_kernels(SamplingParams(min_p=0.1))
     assert drawn() == before
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.needs])
+def test_an_error_about_a_field_mentions_the_fields_that_it_needs(name):
+    field = FIELDS[name]
+    with pytest.raises(ParameterError, match="has no effect without") as caught:
+        SamplingParams(**{name: example(field)})
+    assert (caught.value.param, caught.value.mentions) == (name, field.needs)
+    renamed = caught.value.rename_fields(dict.fromkeys(field.needs, "another"))
+    assert str(renamed) == f"{name} has no effect without another"
+
+
+def test_only_the_field_and_mentioned_fields_are_renamed():
+    text = "stop[0] must be shorter than max_tokens (4), got 'n and min_tokens'"
+    error = ParameterError(text, "stop[0]", mentions=["max_tokens"])
+    names = {"max_tokens": "num_predict", "stop": "stop_sequence", "n": "n_cmpl", "min_tokens": "min_new_tokens"}
+    renamed = error.rename_fields(names)
+    assert str(renamed) == "stop_sequence[0] must be shorter than num_predict (4), got 'n and min_tokens'"
+    assert (renamed.param, renamed.mentions) == ("stop_sequence[0]", ("num_predict",))
+    assert ParameterError(text).rename_fields(names).args == (text,)

@@ -1,5 +1,5 @@
-"""What `make wheel` makes, installed where nothing else is: the core samples, the rest names its extra, and with
-`serve` it serves."""
+"""The wheels of `make wheel`, installed where nothing else is: the core samples, the rest names its extra, and with
+`serve` it serves. The judge of servers brings httpx alone."""
 
 from __future__ import annotations
 
@@ -47,11 +47,17 @@ def run(*words: str | Path, **more) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheels() -> list[Path]:
-    """Those in dist/, built anew where the sources are newer."""
-    made = run("make", "-C", ROOT, "wheel")
-    assert made.returncode == 0, made.stdout + made.stderr
+def made() -> list[Path]:
+    """Every wheel in dist/, built again if the sources are newer."""
+    done = run("make", "-C", ROOT, "wheel")
+    assert done.returncode == 0, done.stdout + done.stderr
     return sorted((ROOT / "dist").glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheels(made: list[Path]) -> list[Path]:
+    """The wheels of tailrace, one per kind of interpreter."""
+    return [wheel for wheel in made if wheel.name.startswith("tailrace-")]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +109,25 @@ def test_without_its_extra_a_command_says_so(empty: Path):
     assert run(empty / "tailrace", "--version").returncode == 0
     done = run(empty / "tailrace", "serve")
     assert done.returncode == 2
-    assert "pip install 'tailrace[serve]'" in done.stderr
+    assert "'tailrace-….whl[serve]' with its wheel" in done.stderr
+
+
+def test_the_judge_of_servers_brings_httpx_alone(made: list[Path], tmp_path: Path):
+    [wheel] = [wheel for wheel in made if wheel.name.startswith("tailrace_conform-")]
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert {"tailrace_conform/cli.py", "tailrace_conform/laws/stops/cut.py", "tailrace_conform/py.typed"} <= set(names)
+    assert not [name for name in names if not name.startswith("tailrace_conform")], "something else is in it"
+    venv.create(tmp_path, with_pip=True)
+    python = tmp_path / "bin" / "python"
+    done = run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "requirements.lock", wheel)
+    assert done.returncode == 0, done.stderr
+    listed = {one["name"] for one in json.loads(run(python, "-m", "pip", "list", "--format=json").stdout)}
+    assert {"tailrace-conform", "httpx"} <= listed
+    assert not listed & {"tailrace", "torch", "numpy", "msgspec"}
+    assert "stops.cut" in run(tmp_path / "bin" / "tailrace-conform", "--list").stdout
+    assert run(tmp_path / "bin" / "tailrace-conform", "http://127.0.0.1:9/v1").returncode == 2
 
 
 @pytest.mark.model

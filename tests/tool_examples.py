@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tailrace.text.tool_parsers import TOOL_FORMATS
+from tailrace.text.tool_parsers.addressed import Addressed, Headed
+from tailrace.text.tool_parsers.horizon import Horizon
 from tailrace.text.tool_parsers.sections import Sectioned
+from tailrace.text.tool_parsers.tag_tree import TagTree
 from tailrace.text.tool_parsers.tagged import InChannels, Tagged
-from tailrace.text.tool_parsers.trees import Gemma, TagTree
+from tailrace.text.tool_parsers.trees import Gemma
 from tailrace.text.tool_parsers.wrapped import JsonCalls, Mistral
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -26,8 +29,8 @@ def of_shape(*shapes: type) -> tuple[str, ...]:
     return tuple(name for name, one in TOOL_FORMATS.items() if isinstance(one.shape, shapes))
 
 
-STREAMED = of_shape(JsonCalls, Mistral, Sectioned)  # arguments are JSON and go out as they come
-BARE = of_shape(Tagged, InChannels, Gemma, TagTree)  # texts stand there without JSON's quotes
+STREAMED = of_shape(JsonCalls, Mistral, Sectioned, Headed)  # arguments are JSON and go out as they come
+BARE = of_shape(Tagged, InChannels, Addressed, Horizon, Gemma, TagTree)  # texts stand there without JSON's quotes
 TAGGED = tuple(name for name in of_shape(Tagged) if TOOL_FORMATS[name].shape.types is None)  # untyped  # pyright: ignore
 TREES = of_shape(Gemma, TagTree)  # nested values are no JSON
 ALONE = tuple(name for name, one in TOOL_FORMATS.items() if one.bare)
@@ -78,11 +81,11 @@ def tagged(begin: str, end: str, field: str, opening: str, closing: str) -> Writ
     return write
 
 
-def tagged_apart(begin: str, end: str, field: str) -> Writer:
+def tagged_apart(begin: str, end: str, field: str, between: str = "\n") -> Writer:
     """Each call between markers of its own."""
 
     def write(_rng: random.Random | None, calls: Calls, said: Say) -> str:
-        return "\n".join(
+        return between.join(
             begin.format(name) + "".join(field.format(key, said(name, key, v)) for key, v in arguments.items()) + end
             for name, arguments in calls
         )
@@ -90,17 +93,17 @@ def tagged_apart(begin: str, end: str, field: str) -> Writer:
     return write
 
 
-def dsml(block: str) -> Writer:
+def dsml(block: str, word: str = "｜DSML｜") -> Writer:
     def field(key: str, value: Any) -> str:
         kind = "true" if isinstance(value, str) else "false"
-        return f'<｜DSML｜parameter name="{key}" string="{kind}">{plain("", key, value)}</｜DSML｜parameter>\n'
+        return f'<{word}parameter name="{key}" string="{kind}">{plain("", key, value)}</{word}parameter>\n'
 
     def write(_rng: random.Random | None, calls: Calls, _: Say) -> str:
         each = "\n".join(
-            f'<｜DSML｜invoke name="{name}">\n{"".join(field(*one) for one in arguments.items())}</｜DSML｜invoke>'
+            f'<{word}invoke name="{name}">\n{"".join(field(*one) for one in arguments.items())}</{word}invoke>'
             for name, arguments in calls
         )
-        return f"<｜DSML｜{block}>\n{each}\n</｜DSML｜{block}>"
+        return f"<{word}{block}>\n{each}\n</{word}{block}>"
 
     return write
 
@@ -163,6 +166,51 @@ def python_call(rng: random.Random | None, name: str, arguments: dict[str, Any])
 
 def python_list(opening: str = "", closing: str = "") -> Writer:
     return lambda rng, calls, _: f"{opening}[{', '.join(python_call(rng, *call) for call in calls)}]{closing}"
+
+
+def muse(_rng: random.Random | None, calls: Calls, said: Say) -> str:
+    def message(name: str, arguments: dict[str, Any]) -> str:
+        body = tagged(
+            '<atem:invoke name="{}">\n',
+            "</atem:invoke>",
+            '<atem:parameter name="{}">{}</atem:parameter>\n',
+            "<atem:function_calls>",
+            "</atem:function_calls>",
+        )(None, [(name, arguments)], said)
+        return f" to={name}<|message|>{body}"
+
+    return "<|eom|><|start|>assistant".join(message(*call) for call in calls)
+
+
+def inkling(rng: random.Random | None, calls: Calls, _: Say) -> str:
+    each = (f"<|content_invoke_tool_json|>{in_object(rng, *call, key='args')}<|end_message|>" for call in calls)
+    return "<|message_model|>".join(each)
+
+
+PLAMO = {
+    name: f"<|plamo:{name}:plamo|>"
+    for side in ("begin", "end")
+    for name in (f"{side}_tool_requests", f"{side}_tool_request", f"{side}_tool_name", f"{side}_tool_arguments")
+}
+
+
+def plamo(rng: random.Random | None, calls: Calls, _: Say) -> str:
+    each = "".join(
+        f"{PLAMO['begin_tool_request']}{PLAMO['begin_tool_name']}{name}{PLAMO['end_tool_name']}"
+        f"{PLAMO['begin_tool_arguments']}<|plamo:constrain|>json<|plamo:msg|>{json_text(rng, arguments)}"
+        f"{PLAMO['end_tool_arguments']}{PLAMO['end_tool_request']}"
+        for name, arguments in calls
+    )
+    return f"{PLAMO['begin_tool_requests']}{each}{PLAMO['end_tool_requests']}"
+
+
+def solar(rng: random.Random | None, calls: Calls, _: Say) -> str:
+    each = "".join(
+        f"<|tool_call:begin|>a1b2c3d4e{i}<|tool_call:name|>{name}"
+        f"<|tool_call:args|>{json_text(rng, args)}<|tool_call:end|>"
+        for i, (name, args) in enumerate(calls)
+    )
+    return f"<|tool_calls|>{each}<|calls|>"
 
 
 DS = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -228,6 +276,52 @@ WRITERS: dict[str, Writer] = {
     ),
     "llama3_json": lambda rng, calls, _: "; ".join(in_object(rng, *call, key="parameters") for call in calls),
     "xlam": listed(""),
+    "hy_v3": tagged(
+        "<tool_call>{}<tool_sep>\n",
+        "</tool_call>",
+        "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+        "<tool_calls>",
+        "</tool_calls>",
+    ),
+    "hy_v4": lambda _rng, calls, said: (
+        "<tool_calls>"
+        + "".join(
+            f"<tool_call>{name}"
+            + "".join(f"<arg_key>{k}</arg_key><arg_value>{said(name, k, v)}</arg_value>" for k, v in arguments.items())
+            + "</tool_call>"
+            for name, arguments in calls
+        )
+        + "</tool_calls>"
+    ),
+    "dots": tagged(
+        '<invoke name="{}">\n',
+        "</invoke>",
+        '<parameter name="{}">{}</parameter>\n',
+        "<dots_function_call>",
+        "</dots_function_call>",
+    ),
+    "minicpm5": tagged_apart('<function name="{}">', "</function>", '<param name="{}">{}</param>', ""),
+    "mimo": tagged_apart("<tool_call>\n<function={}>\n", "</function>\n</tool_call>", PARAMETER),
+    "iquest_q1": tagged_apart(
+        "<iquest_tool_call>{}", "</iquest_tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>"
+    ),
+    "k2_horizon": tagged(
+        "<ifm|tool_call>{}\n",
+        "</ifm|tool_call>",
+        "<ifm|arg_key>{}</ifm|arg_key>\n<ifm|arg_value>{}</ifm|arg_value>\n",
+        "<ifm|tool_calls>",
+        "</ifm|tool_calls>",
+    ),
+    "muse": muse,
+    "inkling": inkling,
+    "gigachat35": dsml("tool_calls", "｜GCML｜"),
+    "gigachat3": lambda rng, calls, _: "; ".join(in_object(rng, *call) for call in calls).join(
+        ["<|function_call|>", ""]
+    ),
+    "deepseek_v41": dsml("calls", "｜DSML｜ "),
+    "plamo3": plamo,
+    "solar_open": solar,
+    "granite_20b": apart("<function_call>", "", line=" "),
     "pythonic": python_list(),
 }
 # what of the markers is one token in such a model's vocabulary, where it is not each of them
@@ -245,6 +339,14 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "llama3_json": ("<|python_tag|>",),
     "pythonic": (),
     "xlam": (),
+    "deepseek_v41": ("｜DSML｜",),
+    "gigachat35": ("｜GCML｜",),
+    "plamo3": ("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>"),
+    "muse": ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+    "mimo": ("<tool_call>", "</tool_call>"),
+    "minicpm5": (),
+    "gigachat3": ("<|function_call|>", "<|role_sep|>", "<|message_sep|>"),
+    "granite_20b": (),
 }
 
 ALWAYS = ("minimax_m3",)  # whose marker is never written as text: it could not be told from the tag behind it
@@ -263,13 +365,13 @@ def written(name: str, calls: Calls) -> str:
 def ends_of(name: str) -> tuple[str, ...]:
     """What ends a text in a call."""
     match TOOL_FORMATS[name].shape:
-        case Tagged() as shape:
+        case (Tagged() as shape) | Addressed(calls=shape) | Horizon(plain=shape) | InChannels(calls=shape):
             again = ("\n" + shape.closing, "\n" + shape.call.partition("NAME")[0])  # the end, or another call
-            return ("\n" * shape.own_line + shape.close, '"', *(again if shape.several else ()))
-        case InChannels(calls=shape):
-            return (shape.close, '"', shape.closing)
+            close, line = "\n" * shape.own_line + shape.close, "\n" * bool(shape.line)
+            last = (close + line + (shape.end or shape.closing), close + line + shape.parameter.partition("KEY")[0])
+            return (close, *last, '"', *(again if shape.several else ()))
         case Gemma() as shape:
-            return (shape.quote,)
+            return (shape.quote, shape.quote + "}", shape.quote + ",")
         case TagTree() as shape:
             return (shape.mark + "</",)
         case JsonCalls(listed=True):

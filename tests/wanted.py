@@ -1,4 +1,4 @@
-"""What an environment needs, read from pyproject.toml, for the Makefile: one requirement a line.
+"""What an environment needs, read from the repository's pyproject.toml files, for the Makefile: one requirement a line.
 
 newest: the core, all extras and the dev group as they stand (make lock). oldest: of the core and all extras the oldest
 versions that are allowed, with requirements.lock's torch and test tools (make test-oldest).
@@ -12,15 +12,18 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(ROOT.glob("packages/*/pyproject.toml"))
 TOOLS = ("hypothesis", "jsonschema", "openai", "packaging", "pytest", "pytest-asyncio", "scipy", "torch")  # as locked
 
 
 def wanted(which: str) -> list[str]:
     """The requirements; ValueError for another word than newest and oldest."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    project = settings["project"]
-    asked = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
-    asked = [line for line in asked if not line.startswith(project["name"])]  # an extra that includes others
+    projects = [settings["project"], *(tomllib.loads(file.read_text())["project"] for file in PACKAGES)]
+    asked = [line for project in projects for line in project["dependencies"]]
+    asked += [line for lines in settings["project"]["optional-dependencies"].values() for line in lines]
+    own = {project["name"] for project in projects}  # an extra includes another one, or a package of this repository
+    asked = [line for line in dict.fromkeys(asked) if re.split(r"[^\w-]", line)[0] not in own]
     if which == "newest":
         return [*asked, *settings["dependency-groups"]["dev"]]
     if which == "oldest":

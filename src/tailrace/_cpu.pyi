@@ -1,6 +1,15 @@
 """The C++ kernels: addresses and sizes in; called through tailrace.kernels, which checks them."""
 
+from typing import Any
+
 NOTED: int
+CONSTANTS: dict[str, Any]
+RULES: dict[str, int]
+
+class FieldError(ValueError):
+    """An argument that a kernel refuses. field: its name."""
+
+    field: str
 
 def set_num_threads(threads: int) -> None: ...
 def num_threads() -> int: ...
@@ -58,7 +67,7 @@ STAGES: tuple[tuple[str, str], ...]
 def struct_sizes() -> list[int]: ...
 
 class Survivors:
-    """The ids that survived, of each token of a step; csrc/sample.h."""
+    """The ids that survived, for each token of a step; csrc/sample/survivors.h."""
 
     def __init__(self, tokens: int) -> None: ...
     def read(self, bits: int, words: int) -> None: ...
@@ -68,7 +77,7 @@ class Survivors:
     def address(self) -> int: ...
 
 class Said:
-    """The tokens of a sequence in their order; csrc/program.h."""
+    """The tokens of a sequence in their order; csrc/sample/counts.h."""
 
     def __init__(self, other: Said = ...) -> None: ...
     def add(self, id: int) -> None: ...
@@ -77,7 +86,7 @@ class Said:
     def address(self) -> int: ...
 
 class Counts:
-    """Distinct token ids with how often they count; csrc/program.h."""
+    """Distinct token ids and how often each counts; csrc/sample/counts.h."""
 
     def __init__(self, other: Counts = ...) -> None: ...
     def add(self, id: int, repeated: int, counted: int) -> None: ...

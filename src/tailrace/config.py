@@ -1,7 +1,6 @@
 """The operator's settings: frozen sections, one per room. Each room gets its own section only.
 
-config_sources.py reads them once, at the edge. Nothing else reads a flag, the environment or a file of settings.
-(More than 300 lines: forty of them are the names that one setting may have.)
+base/config_sources.py reads them once, at the edge. Nothing else reads a flag, the environment or a file of settings.
 """
 
 from __future__ import annotations
@@ -207,6 +206,7 @@ class ServerConfig(Section, frozen=True):
     or keep all of it ("keep").
     reasoning_parser, tool_parser: how the model marks its reasoning and its tool calls (text/reasoning.py,
     text/tool_parsers); auto reads its vocabulary and chat template; none leaves everything in the content.
+    unseen_tools: the chat template does not write the tools of a request: answer with a warning, or refuse it.
     """
 
     host: str = "127.0.0.1"
@@ -238,117 +238,11 @@ class ServerConfig(Section, frozen=True):
     stream_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     stream_buffer_kib: Positive = 1024
     slow_readers: Literal["cut", "keep"] = "cut"
+    unseen_tools: Literal["warn", "refuse"] = "warn"
     log_requests: bool = True
     page: bool = True
-    reasoning_parser: Literal[
-        "auto",
-        "none",
-        "identity",
-        "harmony",
-        "hunyuan_a13b",
-        "granite_3_3",
-        "think",
-        "deepseek_r1",
-        "minimax_m2_append_think",
-        "hy_v3",
-        "mistral",
-        "seed",
-        "minimax_m3",
-        "gemma4",
-        "apertus",
-        "kimi_k3",
-        "cohere",
-        "solar_open",
-        "kimi",
-        "granite",
-        "apriel",
-        "apertus2509",
-        "cohere_command3",
-        "cohere_command4",
-        "deepseek_v3",
-        "deepseek_v4",
-        "ernie45",
-        "glm45",
-        "glm47",
-        "gpt-oss",
-        "holo2",
-        "hunyuan",
-        "kimi_k2",
-        "mimo",
-        "minimax-append-think",
-        "minimax-m3",
-        "minimax_m2",
-        "nemotron_v3",
-        "olmo3",
-        "openai_gptoss",
-        "poolside_v1",
-        "qwen3",
-        "qwen3-thinking",
-        "seed_oss",
-        "solar_open2",
-        "step3",
-        "step3p5",
-    ] = "auto"
-    tool_parser: Literal[
-        "auto",
-        "none",
-        "apertus",
-        "apertus2509",
-        "cohere_command3",
-        "cohere_command4",
-        "command",
-        "deepseek_v3",
-        "deepseek_v31",
-        "deepseek_v32",
-        "deepseek_v4",
-        "deepseekv3",
-        "deepseekv31",
-        "deepseekv32",
-        "deepseekv4",
-        "functiongemma",
-        "gemma4",
-        "glm",
-        "glm4",
-        "glm45",
-        "glm47",
-        "gpt-oss",
-        "granite",
-        "granite4",
-        "harmony",
-        "hermes",
-        "hunyuan_a13b",
-        "internlm",
-        "interns1",
-        "jamba",
-        "kimi_k2",
-        "kimi_k3",
-        "lfm2",
-        "llama3",
-        "llama3_json",
-        "llama4_json",
-        "llama4_pythonic",
-        "longcat",
-        "minimax-m2",
-        "minimax-m3",
-        "minimax_m2",
-        "minimax_m3",
-        "mistral",
-        "nanbeige",
-        "nemotron",
-        "olmo3",
-        "openai",
-        "phi4_mini_json",
-        "pythonic",
-        "qwen",
-        "qwen25",
-        "qwen3_coder",
-        "qwen3_json",
-        "qwen3_xml",
-        "seed_oss",
-        "step3",
-        "step3p5",
-        "xlam",
-    ] = "auto"
+    reasoning_parser: str = "auto"
+    tool_parser: str = "auto"
 
 
 class Config(Section, frozen=True):

@@ -27,6 +27,10 @@ of a single request into its `Failed` message.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from typing import Self
+
 MAX_CHARS = 2000  # of a message: it may quote what a client sent, which may be megabytes
 MAX_PARAM_CHARS = 200
 
@@ -39,24 +43,48 @@ class TailraceError(Exception):
     type = "server_error"
 
     def __str__(self) -> str:
-        return bounded(super().__str__(), MAX_CHARS)
+        return shorten_text(super().__str__(), MAX_CHARS)
 
 
-def bounded(text: str, limit: int) -> str:
-    """The text; of one that is longer, its beginning and its end, which say what of and why."""
+def shorten_text(text: str, limit: int) -> str:
+    """Return the text, its middle cut out if it is longer than `limit`. Its beginning and end name the field and the
+    reason."""
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[1 - limit // 2 :]}"
 
 
 class RequestError(TailraceError):
-    """The request can't be served as it was asked."""
+    """The request can't be served as it was asked.
+
+    Args:
+        param: the field at fault.
+        mentions: other fields that the message names.
+    """
 
     status = 400
     code = "invalid_request"
     type = "invalid_request_error"
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, mentions: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.param = None if param is None else bounded(param, MAX_PARAM_CHARS)
+        self.param = None if param is None else shorten_text(param, MAX_PARAM_CHARS)
+        self.mentions = tuple(mentions)
+
+    @property
+    def field(self) -> str:
+        """The name in `param`, without what stands inside the field; "" for none."""
+        return re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
+
+    def rename_fields(self, names: Mapping[str, str]) -> Self:
+        """Return the error with other names for its field and for those that it mentions. names: field → other name."""
+        named = [field for field in dict.fromkeys((self.field, *self.mentions)) if field in names]
+        if not named:
+            return self
+        text = re.sub(rf"\b({'|'.join(map(re.escape, named))})\b", lambda found: names[found[1]], str(self))
+        mentions = [names.get(field, field) for field in self.mentions]
+        for name in {name for name in mentions if mentions.count(name) > 1}:  # several fields have one name there
+            text = re.sub(rf"\b{re.escape(name)}( or {re.escape(name)}\b)+", name, text)
+        param = None if self.param is None else names.get(self.field, self.field) + self.param[len(self.field) :]
+        return type(self)(text, param, mentions)
 
 
 class ParameterError(RequestError, ValueError):
@@ -65,8 +93,8 @@ class ParameterError(RequestError, ValueError):
     code = "invalid_value"
 
 
-def within(outer: str, error: RequestError) -> ParameterError:
-    """The error of a field that stands inside the field `outer`: it names both."""
+def nest_error(outer: str, error: RequestError) -> ParameterError:
+    """Return the error of a field that stands inside the field `outer`: it names both."""
     text, inner = str(error), error.param
     if inner is None:
         return ParameterError(f"{outer}: {text}", outer)
@@ -82,8 +110,8 @@ class NothingLeftError(RequestError):
 class GrammarError(RequestError):
     """The request's grammar can't be followed any further."""
 
-    def __init__(self, message: str, param: str = "grammar") -> None:
-        super().__init__(message, param)
+    def __init__(self, message: str, param: str | None = "grammar", mentions: Sequence[str] = ()) -> None:
+        super().__init__(message, param, mentions)
 
 
 class DeadEndError(GrammarError):
@@ -144,7 +172,7 @@ class ModelLoadError(ConfigError):
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """What an extra of the package brings (extras.py) is not installed. The message says how to install it."""
+    """What an extra of the package brings (base/extras.py) is not installed. The message says how to install it."""
 
 
 class EngineError(TailraceError):

@@ -1,29 +1,29 @@
-"""What one request asks: a frozen record, its checks across fields, and tables made from the declarations.
+"""The parameters of one request: a frozen record, its checks across fields, and tables made from the declarations.
 
-The fields are declared in sampler_fields.py (what the sampler acts on) and engine_fields.py (the others).
-Knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words, sequence breakers) are
-turned into ids at the edge that has the tokenizer; stop strings and banned strings stay strings, because they are
+The fields are declared in request/sampler_fields.py (those that the sampler acts on) and request/engine_fields.py (the
+others). This module knows nothing of tensors, tokenizers or HTTP. Strings that must become token ids (bad words,
+sequence breakers) are converted where the tokenizer is. Stop strings and banned strings stay strings, because they are
 matched on text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from tailrace.engine_fields import EngineFields
 from tailrace.errors import ParameterError
-from tailrace.fields import Field, declared_fields
+from tailrace.request.engine_fields import EngineFields
+from tailrace.request.fields import Field, declared_fields, format_exact_number
 
 
 class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling parameters of one request. Every field has a neutral value, its default, at which its method is not run.
 
-    What each field does, its range, its neutral value and what it needs is declared beside it; docs/sampling.md has the
-    table. Formulas, sources and edge cases are in sampling/methods, one file each.
+    Each field's declaration states its meaning, its range, its neutral value and the fields that it needs;
+    docs/sampling.md has the table. Formulas, sources and edge cases are in sampling/methods, one file each.
 
     Raises:
         ParameterError: (a ValueError) naming the field, its range and the value given.
@@ -34,7 +34,7 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
         for value, default, field in zip(read_all(self), DEFAULTS, DECLARED, strict=True):
             if value is default or (type(value) is type(default) and value == default):
                 continue
-            made = field.checked(value)
+            made = field.check_value(value)
             if made is not value:
                 msgspec.structs.force_setattr(self, field.name, made)
             given.append((field, made))
@@ -42,10 +42,12 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
             self._check_together(given)
 
     def _check_together(self, given: list[tuple[Field, Any]]) -> None:
-        """given: the fields that are not at their default."""
+        """Raise ParameterError for fields that exclude each other. given: the fields that are not at their default."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                "min_tokens",
+                mentions=["max_tokens"],
             )
         if self.logprob_token_ids and self.logprobs:
             raise ParameterError(
@@ -55,13 +57,15 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
             )
         for field, value in given:
             if field.needs and value != field.default and all(self.neutral(name) for name in field.needs):
-                raise ParameterError(f"{field.name} has no effect without {' or '.join(field.needs)}", field.name)
-        for field, value in given:
-            if not field.neutral(value):
-                for name in voids_of(field):
-                    voided, words = VOIDS[name]
-                    if voided(self):
-                        raise ParameterError(f"{field.name} has no effect with {words}", field.name)
+                text = f"{field.name} has no effect without {' or '.join(field.needs)}"
+                raise ParameterError(text, field.name, mentions=field.needs)
+        for name, (voids, words) in VOIDS.items():
+            if voids(getattr(self, name)):
+                check_void(
+                    [field for field, value in given if name in voids_of(field) and not field.neutral(value)],
+                    name,
+                    words,
+                )
         if self.bans:
             self._check_bans()
 
@@ -69,19 +73,22 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
         banned = "banned_strings" if self.banned_strings else "banned_regex"
         if not all(self.neutral(name) for name in STATEFUL):
             raise ParameterError(
-                f"{banned} can't be had with {' or '.join(STATEFUL)}, whose state can't be taken back", banned
+                f"{banned} can't be had with {' or '.join(STATEFUL)}, whose state can't be taken back",
+                banned,
+                mentions=STATEFUL,
             )
         if self.forced_token_ids or self.thinking:
-            other = "forced_token_ids" if self.forced_token_ids else "a thinking budget"
-            raise ParameterError(f"{banned} can't be had with {other}: forced tokens leave no choice", banned)
+            other = "forced_token_ids" if self.forced_token_ids else "thinking_token_budget"
+            text = f"{banned} can't be had with {other}: forced tokens leave no choice"
+            raise ParameterError(text, banned, mentions=[other])
 
     def neutral(self, name: str) -> bool:
-        """The field is at (or below) the value at which it does nothing."""
+        """Return whether the field has a value at which it does nothing."""
         return FIELDS[name].neutral(getattr(self, name))
 
     @property
     def bans(self) -> bool:
-        """There is text that may not appear."""
+        """True if some text may not appear."""
         return bool(self.banned_strings or self.banned_regex)
 
     @property
@@ -90,10 +97,11 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
         return tuple(name for name in EXCLUDING if getattr(self, name) != NEUTRAL[name])
 
     def scored_places(self, num_prompt: int) -> Sequence[int]:
-        """Which places of a prompt of so many tokens have logprobs to report, ascending. The first has none.
+        """Return the places of a prompt of this length whose logprobs are reported, ascending. The first place never
+        is.
 
         Raises:
-            ParameterError: they are asked for beyond it.
+            ParameterError: the request names places beyond the prompt.
         """
         first, rows = self.prompt_logprob_start + 1, self.prompt_logprob_token_ids
         if first + len(rows) > max(num_prompt, first) or (first > 1 and first >= num_prompt):
@@ -114,40 +122,40 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def scores_prompt(self) -> bool:
-        """Logprobs of the prompt are asked for."""
+        """True if logprobs of the prompt are requested."""
         return self.prompt_logprobs is not None or bool(self.prompt_logprob_token_ids)
 
     @property
     def guided(self) -> bool:
-        """A second prompt takes part."""
+        """True if a second prompt guides the output."""
         return self.guidance_scale != 1.0
 
     @property
     def alternatives(self) -> int | None:
-        """Tokens that are listed with each drawn one; None: no logprobs are asked for."""
+        """The number of tokens listed with each drawn one; None: no logprobs are requested."""
         return len(self.logprob_token_ids) or self.logprobs
 
     @property
     def greedy(self) -> bool:
-        """True where the largest logit is taken and no noise is drawn."""
+        """True if the largest logit is taken and no noise is drawn."""
         return self.temperature == 0.0
 
     def hidden(self, special: frozenset[int]) -> frozenset[int]:
-        """Those of a vocabulary's special ids that leave no text."""
+        """Return the special ids of a vocabulary that leave no text."""
         if not self.skip_special_tokens:
             return frozenset()
         return special.difference(self.shown_token_ids) if self.shown_token_ids else special
 
     @property
     def penalised(self) -> bool:
-        """True where repetition, presence or frequency penalty changes logits."""
+        """True if repetition, presence or frequency penalty changes logits."""
         return self.penalty_last_n != 0 and not (
             self.repetition_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
         )
 
     def check_vocab(self, vocab_size: int) -> None:
-        """Raise ParameterError if any token id lies outside 0 … vocab_size − 1, or logprobs asks for more than there
-        are."""
+        """Raise ParameterError if any token id lies outside 0 … vocab_size − 1, or if more logprobs are requested than
+        there are tokens."""
         for name in HOLDING_IDS:
             value, field = getattr(self, name), FIELDS[name]
             if value is field.default or field.token_ids is None:
@@ -162,9 +170,59 @@ class SamplingParams(EngineFields, frozen=True, kw_only=True, omit_defaults=True
 
 
 def voids_of(field: Field) -> tuple[str, ...]:
-    """What takes away the effect of a field: keys of VOIDS."""
+    """Return the causes that take away the effect of a field, as keys of VOIDS."""
     replaced = field.kind == "truncation" and field.refinement != "mirostat"
     return ("mirostat", *field.voided_by) if replaced else field.voided_by
+
+
+def check_void(fields: Sequence[Field], by: str, words: str) -> None:
+    """Raise ParameterError if `fields` is not empty: another field takes away their effect.
+
+    by: that other field. words: its name in the message, and the reason.
+    """
+    if not fields:
+        return
+    names = join_words(field.name for field in fields)
+    neutral = join_words(format_exact_number(field.default) if field.range else "false" for field in fields)
+    several = len(fields) > 1
+    void = f"{names}: each has no effect with {words}" if several else f"{names} has no effect with {words}"
+    first, *others = [field.name for field in fields]
+    raise ParameterError(f"{void}; leave {'them' if several else 'it'} out (or {neutral})", first, [*others, by])
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Return words as one list in a sentence."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def find_idle(given: Collection[str], effective: Mapping[str, Any]) -> set[str]:
+    """Return the fields of a method that is off: all fields that they need are neutral, and were turned off on purpose.
+
+    A field of the request counts only if the request also gives one of the fields that it needs. So a switch at its
+    neutral value silences its method's other fields, and a field without any switch is an error. A field that asks for
+    a report is never idle.
+
+    Args:
+        given: names of the request's own fields. effective: these and the fields from elsewhere, with their values.
+
+    Example:
+        >>> find_idle({"dry_multiplier", "dry_base"}, {"dry_multiplier": 0.0, "dry_base": 2.0})
+        {'dry_base'}
+    """
+    return {
+        name
+        for name in effective
+        if (field := FIELDS[name]).needs
+        and field.kind != "report"
+        and all(FIELDS[switch].neutral(effective.get(switch, NEUTRAL[switch])) for switch in field.needs)
+        and (name not in given or any(switch in given for switch in field.needs))
+    }
+
+
+def find_void(effective: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
+    """Return the fields among `effective` whose effect a field of `given` takes away."""
+    return {name for name in effective if any(by in given and VOIDS[by][0](given[by]) for by in voids_of(FIELDS[name]))}
 
 
 def check_range(name: str, value: float | int | None, label: str | None = None) -> None:
@@ -180,11 +238,11 @@ def check_entries(name: str, size: int, of: str | None = None) -> None:
     FIELDS[name].check_entries(size, of)
 
 
-# what takes away the effect of other fields → whether it is asked for, and how the message goes on
-VOIDS: dict[str, tuple[Callable[[SamplingParams], bool], str]] = {
-    "temperature": (lambda params: params.greedy, "temperature 0"),
-    "mirostat": (lambda params: params.mirostat > 0, "mirostat, which replaces it"),
-    "p_less": (lambda params: params.p_less, "p_less, which keeps fewer: give one of them"),
+# a field that takes away the effect of others → whether it does at a value, and how the message goes on
+VOIDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: value == 0.0, "temperature 0"),
+    "mirostat": (lambda value: value > 0, "mirostat, which replaces it"),
+    "p_less": (bool, "p_less, which keeps fewer"),
 }
 FIELDS: dict[str, Field] = declared_fields(SamplingParams)
 DECLARED: list[Field] = list(FIELDS.values())
@@ -195,11 +253,10 @@ read_all: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*FIELDS)
 EXCLUDING = tuple(sorted((name for name, field in FIELDS.items() if field.excludes), key="allowed_token_ids".__ne__))
 STATEFUL = tuple(name for name, field in FIELDS.items() if field.stateful)
 HOLDING_IDS = tuple(name for name, field in FIELDS.items() if field.token_ids is not None)
-REPLACED_BY_MIROSTAT = tuple(name for name, field in FIELDS.items() if "mirostat" in voids_of(field))
 
 
-def switches(edit_or_refinement: str) -> tuple[str, ...]:
-    """The fields that switch a method on, by the name that sampling/pipeline.py has."""
+def list_switches(edit_or_refinement: str) -> tuple[str, ...]:
+    """Return the fields that switch a method on, by the name that method_order.py has."""
     return tuple(
         name
         for name, field in FIELDS.items()

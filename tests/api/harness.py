@@ -135,7 +135,7 @@ class LocalClient(AsyncClient):
     async def _run(self) -> None:
         while True:
             if not self.hold:
-                self._streams.deliver(self.engine.step().get(b"", []))
+                self._streams.deliver_messages(self.engine.step().get(b"", []))
                 self._streams.stats = self.engine.stats()
             for _ in range(50 if self.patient else 0):
                 await asyncio.sleep(0)
@@ -191,7 +191,7 @@ class Front:
 
     def metric(self, line: str) -> float:
         """The value behind a name (with its labels) in the exposition; 0 if it is not there."""
-        for text in self.app.state.front.metrics.expose().decode().splitlines():
+        for text in self.app.state.front.metrics.render_metrics().decode().splitlines():
             if text.startswith(line + " "):
                 return float(text.rsplit(" ", 1)[1])
         return 0.0

@@ -18,13 +18,13 @@ from api.harness import make_tokenizer
 
 MAIN = """
 import sys, msgspec
-from tailrace.api.serve import serve
+from tailrace.api.serve import serve_models
 from tailrace.api.workers import ServedModel
-from tailrace.config_sources import load
+from tailrace.base.config_sources import load_config
 from tailrace.text.tokenizer import Tokenizer
-config = load(msgspec.json.decode(sys.argv[1]), env={})
+config = load_config(msgspec.json.decode(sys.argv[1]), env={})
 models = [ServedModel(one.engine, sys.argv[2]) for one in config.each()]
-sys.exit(serve(config.server, models, [Tokenizer.load(sys.argv[2]) for _ in models], bool(config.models)))
+sys.exit(serve_models(config.server, models, [Tokenizer.load(sys.argv[2]) for _ in models], bool(config.models)))
 """
 ENDLESS = {"prompt": [97], "allowed_token_ids": [97], "stream": True, "temperature": 0}  # 4095 tokens, 20 s
 

@@ -32,7 +32,7 @@ async def asked(front: Front, kind: str = "chat", **fields: Any) -> tuple[Sampli
     def refuse(message: Submit) -> None:
         seen.append(message)
         failed = Failed(message.id, message.epoch, 0, "invalid_value", "grammar: too large", "grammar")
-        front.client.streams.deliver([failed])
+        front.client.streams.deliver_messages([failed])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(front.client.engine, "submit", refuse)

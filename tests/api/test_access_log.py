@@ -25,9 +25,9 @@ from e2e.test_speculation import TEXT, GuessingClient
 from tailrace.api import access_log
 from tailrace.api.app import create_app
 from tailrace.api.tracing import Tracing
+from tailrace.base.logs import start_logging
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError
-from tailrace.logs import start_logging
 from tailrace.text.output import TextStream
 from tailrace.wire.messages import Submit
 
@@ -329,7 +329,7 @@ def test_a_storm_of_disconnects_leaves_one_line_each(tokenizer, free_port, lines
 def test_json_lines_of_a_process():
     program = """
 import logging, warnings
-from tailrace.logs import start_logging
+from tailrace.base.logs import start_logging
 start_logging("info", "json")
 log = logging.getLogger("tailrace.some")
 log.info("two\\nlines of %s", "text", extra={"request_id": "r"})
@@ -349,7 +349,9 @@ warnings.warn("old")
 
 
 def test_text_is_as_it_was_and_other_formats_are_refused():
-    program = 'import logging; from tailrace.logs import start_logging; start_logging("{}", "text"); logging.info("x")'
+    program = (
+        'import logging; from tailrace.base.logs import start_logging; start_logging("{}", "text"); logging.info("x")'
+    )
     assert alone(program.format("info")).stderr == "INFO root: x\n"
     assert alone(program.format("warning")).stderr == ""
     with pytest.raises(ConfigError, match="text, json"):

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.harness import CONTEXT, NAME, LocalClient, endless, front_of, saying
+from tailrace.api.app import ROUTES
 from tailrace.api.supervise import Supervisor
 from tailrace.config import ServerConfig
 from tailrace.errors import EngineDeadError, ModelLoadError, NotReadyError
@@ -19,6 +20,23 @@ async def test_models(front):
     [card] = (await front.http.get("/v1/models")).json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == (NAME, "model", CONTEXT)
     assert (await front.http.get(f"/v1/models/{NAME}")).json() == card
+
+
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, *_ in ROUTES])
+async def test_a_slash_at_the_end_changes_nothing(front, method, path):
+    path = path.replace("{id:path}", "scripted")
+    answers = [await front.http.request(method, path + end, json={}) for end in ("", "/", "//")]
+    assert len({answer.status_code for answer in answers}) == 1, [answer.text for answer in answers]
+    assert answers[0].status_code != 404 or "scripted" in path
+
+
+async def test_a_request_with_a_slash_at_the_end_is_served(front):
+    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 9}
+    assert (await front.http.post("/v1/chat/completions/", json=body)).json()["choices"][0]["message"]["content"]
+    assert (await front.http.post("/v1/messages/", json=body)).json()["content"]
+    assert (await front.http.get("/v1/models/")).json() == (await front.http.get("/v1/models")).json()
+    assert (await front.http.get("/v1/models/scripted/")).json()["id"] == "scripted"
+    assert (await front.http.post("/v1/messages/", json={})).json()["type"] == "error"
 
 
 async def test_health_while_starting_ready_and_draining(tokenizer):

@@ -6,14 +6,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from api.harness import EOS, MARK, START, VOCAB, LocalClient, events, front_of
+from field_examples import company, example
 from tailrace.api.beam_search import BeamSearch
 from tailrace.config import ServerConfig
+from tailrace.params import FIELDS
 
 COMPLETE = "/v1/completions"
 
@@ -70,7 +74,7 @@ def test_the_beams_are_those_of_transformers(early, penalty, width):
                 ]
                 tops = [row.topk(min(search.candidates, 23)) for row in rows]
                 search.step([list(zip(t.indices.tolist(), t.values.tolist(), strict=True)) for t in tops])
-        ours = [list(beam.tokens) for beam in search.best(width)]
+        ours = [list(beam.tokens) for beam in search.select_best(width)]
         said = [row[len(prompt) :].tolist() for row in expected]
         theirs = [row[: row.index(2) + 1] if 2 in row else row[:10] for row in said]  # what follows EOS is padding
         assert ours == theirs
@@ -261,7 +265,7 @@ async def test_thoughts_and_calls_of_beams_come_as_of_any_chat(tokenizer, stream
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"report_entropy": True}, "report_entropy"),
         ({"use_beam_search": False, "best_of": 2}, "best_of"),
-        ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
+        ({"length_penalty": 2.0, "use_beam_search": None}, "length_penalty"),
         ({"use_beam_search": None, "early_stopping": True}, "early_stopping"),
     ],
 )
@@ -312,7 +316,7 @@ def test_finished_beams_and_those_cut_compete():
     search = BeamSearch(2, 9, frozenset([EOS]))
     search.step([[(EOS, -1.0), (7, -0.2), (8, -3.0)]])
     search.cut()
-    assert [(beam.tokens, beam.reason) for beam in search.best(2)] == [((7,), "abort"), ((EOS,), "stop")]
+    assert [(beam.tokens, beam.reason) for beam in search.select_best(2)] == [((7,), "abort"), ((EOS,), "stop")]
     assert search.done
 
 
@@ -323,3 +327,96 @@ async def test_beams_refuse_what_they_would_ignore(front, field):
     value = {"stop_regex": "a", "repetition_detection": {"max_pattern_size": 1, "min_count": 2}}.get(field, True)
     answer = await front.complete(use_beam_search=True, best_of=2, max_tokens=3, **{field: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def over_http(name: str) -> str:
+    return FIELDS[name].http_name or name
+
+
+# what the values are over HTTP where they are of another type there
+SENT = {
+    "bad_words": ["no"],
+    "dry_sequence_breakers": ["a"],
+    "explain": True,
+    "logprobs": 0,
+    "negative_prompt": "no",
+    "sequence_bias": [["a", 1.0]],
+    "grammar": None,  # refused later, by the field that it came in: test_what_a_chats_beam_search_does_not_take
+    "logit_bias": {"97": 5.0},
+    "stop_outside": None,  # of chats, and nothing without a stop string
+    "thinking": None,  # of chats
+}
+TAKEN = {"n": 2, "max_tokens": 3, "logit_bias": {"97": 5.0}, "allowed_token_ids": [97, 98]}
+TAKEN |= {"skip_special_tokens": False, "normalize_logits": True}
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.http])
+async def test_every_field_works_with_beams_or_is_refused(front, name):
+    """ "Works": the field is in TAKEN, whose effects other tests show. A neutral value is always accepted."""
+    value = SENT.get(name, msgspec.to_builtins(example(FIELDS[name])))
+    if value is None:
+        return
+    fields = {of: SENT.get(of, msgspec.to_builtins(v)) for of, v in company(name).items()} | {name: value}
+    plain: dict[str, Any] = {"prompt": "abcdef", "use_beam_search": True, "max_tokens": 2, "temperature": None}
+    answer = await front.complete(**plain | fields)
+    if name in TAKEN:
+        assert answer.status_code == 200, answer.text
+    else:
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] in {over_http(of) for of in fields}
+        assert "can't be had with use_beam_search" in error["message"]
+    if FIELDS[name].http != "converted" or name == "guidance_scale":
+        neutral = msgspec.to_builtins(FIELDS[name].default)
+        answer = await front.complete(**plain | {name: neutral})
+        assert answer.status_code == 200, answer.text
+
+
+def test_what_beams_take_is_what_is_declared():
+    declared = {name for name, field in FIELDS.items() if field.beams}
+    assert declared == TAKEN.keys() | {"stop_outside", "grammar"}  # a grammar is refused later, by its own name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"top_k": -1, "top_p": 1.0, "min_p": 0},
+        {"seed": -1},
+        {"dry_multiplier": 0, "dry_base": 2.0, "dry_sequence_breakers": ["a"]},
+        {"repetition_penalty": 1.0, "penalty_last_n": 64},
+        {"guidance_scale": 1, "negative_prompt": "no"},
+        {"cfg_scale": 1, "negative_prompt": "no"},
+        {"echo": False, "logprobs": None, "return_sampling_params": False, "stop": [], "logit_bias": {}},
+    ],
+)
+async def test_beams_accept_neutral_values(front, fields):
+    plain = await front.complete(use_beam_search=True, n=2, max_tokens=3)
+    answer = await front.complete(use_beam_search=True, n=2, max_tokens=3, **fields)
+    assert answer.status_code == 200, answer.text
+    assert [c["text"] for c in answer.json()["choices"]] == [c["text"] for c in plain.json()["choices"]]
+
+
+async def test_the_models_defaults_do_not_disturb_beams(tokenizer):
+    async with front_of(LocalClient(letters), tokenizer) as front:
+        plain = await front.complete(use_beam_search=True, n=2, max_tokens=3)
+        front.service.defaults = {"mirostat": 2, "temperature": 0.6, "xtc_probability": 0.5}
+        answer = await front.complete(use_beam_search=True, n=2, max_tokens=3)
+        assert [c["text"] for c in answer.json()["choices"]] == [c["text"] for c in plain.json()["choices"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "least"),
+    [({"n": 65, "best_of": 70}, "n", 1), ({"n": 65, "best_of": 64}, "n", 1), ({"n": 64, "best_of": 65}, "best_of", 64)],
+)
+async def test_the_range_of_beams_is_one(front, fields, field, least):
+    error = (await front.complete(use_beam_search=True, **fields)).json()["error"]
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field} must be an integer in [{least}, 64] with use_beam_search")
+
+
+@pytest.mark.parametrize("fields", [{"length_penalty": 2.0}, {"early_stopping": True}])
+async def test_a_search_that_is_turned_off_silences_its_fields(front, fields):
+    """As a switch of any method does; without use_beam_search they are a mistake."""
+    assert (await front.complete(use_beam_search=False, max_tokens=2, **fields)).status_code == 200
+    assert (await front.complete(max_tokens=2, **fields)).status_code == 400

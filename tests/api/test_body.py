@@ -19,7 +19,9 @@ def lenient(monkeypatch) -> list[bytes]:
     """The bodies that took the second, slower way."""
     taken: list[bytes] = []
     slower = BodyReader._decode_lenient
-    monkeypatch.setattr(BodyReader, "_decode_lenient", lambda self, raw: (taken.append(raw), slower(self, raw))[1])
+    monkeypatch.setattr(
+        BodyReader, "_decode_lenient", lambda self, raw, used: (taken.append(raw), slower(self, raw, used))[1]
+    )
     return taken
 
 

@@ -21,6 +21,7 @@ from tailrace.grammar.check import UnsupportedError
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
+from tailrace.text.utf8 import without_halves
 from tool_examples import BARE, TAGGED, TREES, WRITERS, ends_of, json_text
 
 Schemas = dict[str, dict[str, Any]]
@@ -280,6 +281,15 @@ def read_both(
     return [(name, json.loads(arguments)) for name, arguments in calls], said
 
 
+def without_halves_in(value: Any) -> Any:
+    """A value whose texts and names hold no half of a surrogate pair."""
+    if isinstance(value, dict):
+        return {without_halves_in(key): without_halves_in(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_halves_in(one) for one in value]
+    return without_halves(value) if isinstance(value, str) else value
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("form", "how"), WALKED)
 def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, how):
@@ -294,6 +304,8 @@ def test_all_that_a_random_grammar_lets_through_is_read_as_calls_that_fit(form, 
             text = vocabulary(form, how).walk(source, seed, ends(form))
         except (ParameterError, UnsupportedError):
             continue  # it says so
+        if form == "hy_v3" and "</arg_value></tool_call>" in text:
+            continue  # a quoted text with the end of a call in it; decision 0043 names this cost
         calls, said = read_both(rng, form, text, asked)
         assert len(calls) == 1 or (many and calls), text
         assert not said.strip(), text
@@ -391,4 +403,5 @@ def test_random_calls_are_read_back_to_themselves(form):
             continue
         text = WRITERS[form](rng, calls, partial(said, rng, schemas))
         found, besides = read_both(rng, form, text, asked)
-        assert (found, besides.strip()) == (calls, ""), text
+        # half of a surrogate pair leaves as U+FFFD: strict readers refuse it
+        assert (found, besides.strip()) == ([(name, without_halves_in(values)) for name, values in calls], ""), text

@@ -102,6 +102,61 @@ async def test_thoughts_have_a_budget(tokenizer):
     assert choice["message"]["content"].startswith("<think></think>")
 
 
+@pytest.mark.parametrize(
+    "fields", [{"thinking": {"type": "enabled", "budget_tokens": 3}}, {"reasoning": {"max_tokens": 3}}], ids=str
+)
+async def test_the_budget_has_the_names_of_others(tokenizer, fields):
+    text = b"<think>abcdefgh</think>So."
+    assert (await said(tokenizer, text, **fields)) == (await said(tokenizer, text, thinking_token_budget=3))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"effort": "none"}},
+        {"think": False},
+        {"enable_reasoning": False},
+        {"thinking_budget": 0},
+        {"max_reasoning_tokens": 0},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"thinking_mode": "disabled"}},
+        {"chat_template_kwargs": {"reasoning_effort": "none"}},
+    ],
+    ids=str,
+)
+async def test_thinking_that_the_template_cannot_turn_off_is_closed_at_once(tokenizer, fields):
+    text = b"<think>abcdefgh</think>So."
+    assert (await said(tokenizer, text, **fields)) == (await said(tokenizer, text, thinking_token_budget=0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"thinking": {"type": "disabled"}}, "thinking.type"),
+        ({"reasoning_effort": "none"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 3}}, "thinking.budget_tokens"),
+        ({"reasoning": {"max_tokens": 3}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": 3}, "thinking_token_budget"),
+    ],
+    ids=str,
+)
+async def test_thoughts_that_must_be_closed_exclude_beams_and_bans(tokenizer, fields, name):
+    client = LocalClient(saying(b"<think>ab</think>So."))
+    async with front_of(client, tokenizer, THINKS) as front:
+        client.engine.token_bytes = TokenBytes.of(tokenizer, VOCAB)
+        answer = await front.chat(**fields, use_beam_search=True, n=2, temperature=0)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+        assert answer.json()["error"]["message"].startswith(f"{name} can't be had with use_beam_search")
+        for bans in ({"banned_strings": ["x"]}, {"banned_regex": ["x+"]}):
+            answer = await front.chat(**fields, **bans)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(bans)))
+            assert f"can't be had with {name}: " in answer.json()["error"]["message"]
+
+
 async def test_a_budget_needs_to_know_how_the_model_thinks(tokenizer):
     async with front_of(LocalClient(saying(b"Hi")), tokenizer) as front:
         answer = await front.chat(thinking_token_budget=5)
@@ -137,7 +192,7 @@ async def test_loops_end_with_a_reason_of_their_own(tokenizer, known):
 
 async def test_loops_are_checked(front):
     for wrong in (
-        {"max_pattern_size": 0, "min_count": 2},
+        {"max_pattern_size": -1, "min_count": 2},
         {"max_pattern_size": 4},
         {"max_pattern_size": 4, "min_count": 1},
         3,

@@ -13,8 +13,8 @@ from api.harness import CONTEXT, VOCAB, Front, LocalClient, events, front_of, sa
 from tailrace.api import sampling
 from tailrace.api.replay import ExplainedOutput
 from tailrace.config import ServerConfig
+from tailrace.explain.sentences import Sentences
 from tailrace.params import SamplingParams
-from tailrace.sentences import Sentences
 from tailrace.wire.messages import Submit
 
 HI = [{"role": "user", "content": "hi"}]

@@ -18,8 +18,9 @@ from api.harness import LocalClient, byte_names, events, front_of, saying
 from api.submitted import asked, refusal
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
-from tailrace.grammar.llguidance_sources import lark
-from tailrace.options import Grammar
+from tailrace.grammar.check import UnsupportedError
+from tailrace.grammar.llguidance_sources import rewrite_lark
+from tailrace.request.options import Grammar
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
@@ -89,7 +90,7 @@ class Vocabulary:
 
     def accepts(self, grammar: str, text: str) -> bool:
         """The whole text, in the tokenizer's own token_bytes."""
-        matcher = llguidance.LLMatcher(self.ll, lark(grammar))
+        matcher = llguidance.LLMatcher(self.ll, rewrite_lark(grammar))
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         taken = matcher.try_consume_tokens(ids)
         assert not matcher.is_error(), matcher.get_error()
@@ -98,7 +99,7 @@ class Vocabulary:
     def walk(self, grammar: str, seed: int, ends: tuple[str, ...] = ()) -> str:
         """A text of the grammar, drawn token by token from its masks; the longer, the more it hurries to an end. ends:
         what it also tries to say."""
-        matcher, rng, ids = llguidance.LLMatcher(self.ll, lark(grammar)), random.Random(seed), list[int]()
+        matcher, rng, ids = llguidance.LLMatcher(self.ll, rewrite_lark(grammar)), random.Random(seed), list[int]()
         while len(ids) < 4000:
             mask = matcher.compute_logit_bias()
             assert not matcher.is_error(), matcher.get_error()
@@ -113,7 +114,9 @@ class Vocabulary:
                 step = rng.choices(allowed, [hurry if chr(i) in '"}])/' or i > EOS else 1 for i in allowed])[:1]
             if step == [EOS]:
                 return self.text(ids)
-            assert matcher.consume_tokens(step)
+            if not matcher.consume_tokens(step) and "too many expressions" in matcher.get_error():
+                raise UnsupportedError("a limit of the library (docs/tools.md)")
+            assert not matcher.is_error(), matcher.get_error()
             ids += step
         raise AssertionError("no end")
 
@@ -279,8 +282,8 @@ def test_white_space_is_bounded(whitespace):
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"properties": {}, "anyOf": [{"required": ["a"]}]},
-        {"properties": {"a<b": {"type": "string"}}},
+        {"properties": {}, "anyOf": [{"minProperties": 1}]},
+        {"properties": {"a< b": {"type": "string"}}},
         {"$ref": "#/$defs/x"},
     ],
 )
@@ -301,7 +304,20 @@ def test_what_a_format_cannot_say_is_refused(form, parameters):
         ({"type": "string", "pattern": "^a\\wc", "maxLength": 4}, ["abc", "abcd"], ["aéc", "abcde"]),
         ({"type": ["string", "null"], "enum": ["a", None]}, ["a", "null"], ["b"]),
         ({"anyOf": [{"type": "string", "const": "k"}, {"type": "null"}]}, ["k", "null"], ["l"]),
-        ({"type": "string"}, ["", "a\nb", "<parameter=x>", "</param"], ["</parameter>", "</tool_call>"]),
+        (
+            {"type": "string"},
+            [
+                "",
+                "a\nb",
+                "<parameter=x>",
+                "</param",
+                "</parameter>",
+                "</parameter>\n<b>",
+                "</function>",
+                "</tool_call>",
+            ],
+            ["</parameter>\n</function>", "</parameter><parameter=x>", "</parameter>\n</tool_call>\n", "<parameter=a>"],
+        ),
         ({"type": "string", "format": "int32"}, ["x"], []),
         ({"type": "integer"}, ["12"], ["x"]),
         ({"type": "string", "not": {"const": "x"}}, [], None),
@@ -380,8 +396,7 @@ async def test_a_choice_is_a_grammar(front, kind, choice, accepted, refused):
     params, error = await asked(front, kind, tools=tools, tool_choice=choice)
     assert params.grammar is not None
     assert params.grammar.kind == "lark"
-    forces = "auto" not in json.dumps(choice)
-    assert error["param"] == ("tool_choice" if forces else "tools")
+    assert error["param"] == "tools"
     words = vocabulary("hermes", "text")
     for text in accepted:
         assert words.accepts(params.grammar.source, text), text

@@ -157,7 +157,7 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch, leaps):
     class Sleepers(workers.Workers):
         spawned = 0
 
-        def _spawn(self) -> subprocess.Popen[bytes]:
+        def _spawn_worker(self) -> subprocess.Popen[bytes]:
             self.spawned += 1
             return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
 
@@ -203,7 +203,7 @@ def test_counts_are_added_up():
     models[1].finished.labels("length").inc()
     for i, model in enumerate(models):
         model.queue_time.observe(0.002 + i)
-    text = fronts[0].expose([front.own() for front in fronts]).decode()
+    text = fronts[0].render_metrics([front.own() for front in fronts]).decode()
     for line in (
         'tailrace_request_finished_total{finish_reason="stop"} 7.0',
         'tailrace_request_finished_total{finish_reason="length"} 1.0',

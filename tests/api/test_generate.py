@@ -158,7 +158,8 @@ async def test_cut_before_the_prompt_was_read(front, stream, cause):
 
 async def test_what_has_been_sent_is_not_written_again(front, monkeypatch):
     written = []
-    monkeypatch.setattr(endpoint, "likeliest", lambda entry, top: written.append(top) or [(1, entry.logprob)] * top)
+    fake = lambda entry, top: written.append(top) or [(1, entry.logprob)] * top  # noqa: E731
+    monkeypatch.setattr(endpoint, "iter_top_tokens", fake)
     front.client.patient = True
     asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "stream": True}
     *chunks, _ = events((await generate(front, {"max_new_tokens": 30}, text=PROMPT, **asked)).text)
@@ -242,6 +243,7 @@ def test_each_field_of_completions_is_a_sampling_parameter_or_not():
         *("model", "prompt", "stream", "request_id", "priority", "deadline_s", "return_sampling_mask"),  # at the top
         *("logprobs", "prompt_logprobs", "prompt_logprob_start"),  # at the top, by other names
         *("stream_options", "echo", "best_of", "explain", "return_token_ids", "return_sampling_params"),
+        "return_tokens_as_token_ids",
         *("prompt_logprob_token_ids", "logprob_token_ids", "report_entropy", "negative_prompt"),
         *("use_beam_search", "length_penalty", "early_stopping"),
     }

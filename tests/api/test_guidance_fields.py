@@ -8,7 +8,7 @@ import pytest
 
 from api.harness import CONTEXT, EOS, START, LocalClient, front_of, saying
 from api.submitted import asked, refusal
-from tailrace.options import Speculation
+from tailrace.request.options import Speculation
 
 CHATS = ("chat", "responses")
 
@@ -80,7 +80,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guidance_scale": 2, "cfg_scale": 3}, "cfg_scale", "guidance_scale"),
     ({"cfg_scale": -1}, "cfg_scale", "cfg_scale must be a number in [0, 100]"),
     ({"negative_prompt": "x"}, "negative_prompt", "no effect without guidance_scale"),
-    ({"guidance_scale": 1, "negative_prompt": "x"}, "negative_prompt", "no effect without guidance_scale"),
     ({"guidance_scale": 2, "negative_prompt": []}, "negative_prompt", "at least one"),
     ({"guidance_scale": 2, "negative_prompt": 5}, "negative_prompt", "got `int`"),
     ({"speculation": {"max_drafts": 33}}, "speculation", "[0, 32]"),
@@ -111,3 +110,19 @@ async def test_a_completions_prompt_must_say_something_and_a_chats_be_a_conversa
 @pytest.mark.parametrize("fields", [{"guidance_scale": 2}, {"cfg_scale": 2}, {"speculation": {"max_drafts": 2}}])
 async def test_not_with_a_beam_search(front, fields):
     assert (await refusal(front, "text", use_beam_search=True, **fields))["param"] == next(iter(fields))
+
+
+OFF = [
+    {"guidance_scale": 1.0, "negative_prompt": "x"},
+    {"cfg_scale": 1, "negative_prompt": "x"},
+    {"guidance_scale": 1.0, "negative_prompt": ""},
+    {"negative_prompt": ""},
+]
+
+
+@pytest.mark.parametrize("kind", ["chat", "text", "responses"])
+@pytest.mark.parametrize("fields", OFF)
+async def test_a_negative_prompt_beside_guidance_that_is_off_asks_for_nothing(front, kind, fields):
+    """User interfaces send their whole panel."""
+    params, _ = await asked(front, kind, **fields)
+    assert (params.guidance_scale, params.negative_prompt) == (1.0, ())

@@ -28,9 +28,9 @@ def account(n: int = 1) -> OpenStream:
 
 def take(interval: Interval, account: OpenStream) -> list[int]:
     """How many tokens of each event are given, if any are."""
-    if not account.events or not interval.due(account):
+    if not account.events or not interval.is_due(account):
         return []
-    interval.given(account)
+    interval.record_delivery(account)
     return [len(event.token_ids) if isinstance(event, Tokens) else 0 for event in account.take()]
 
 

@@ -105,3 +105,49 @@ async def test_forced_tokens_are_said_with_their_true_logprobs(front):
     p = torch.log_softmax(varied([]).double(), 0)
     assert choice["logprobs"]["token_logprobs"] == pytest.approx([float(p[98]), float(p[50]), float(p[99])], abs=1e-4)
     assert math.isfinite(choice["logprobs"]["token_logprobs"][1])
+
+
+SEEDED = {
+    "chat": (CHAT, USER | {"max_tokens": 40}),
+    "completion": (COMPLETE, {"prompt": "x=", "max_tokens": 40}),
+    "response": ("/v1/responses", {"input": "hi", "max_output_tokens": 40}),
+    "message": ("/v1/messages", USER | {"max_tokens": 40}),
+    "native": ("/generate", {"text": "x="}),
+}
+
+
+def said(answer: dict) -> str:
+    """The text of an answer of any endpoint."""
+    if "choices" in answer:
+        choice = answer["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+    if "output" in answer:
+        return answer["output"][0]["content"][0]["text"]
+    return answer["text"] if "text" in answer else answer["content"][0]["text"]
+
+
+@pytest.mark.parametrize("endpoint", SEEDED)
+async def test_seed_minus_one_is_no_seed_and_other_negative_seeds_are(front, endpoint):
+    """ "Regenerate" in a user interface sends −1 again and again."""
+    path, body = SEEDED[endpoint]
+
+    async def answer(seed: int) -> str:
+        more = {"seed": seed}
+        if endpoint == "native":
+            more = {"sampling_params": {"max_new_tokens": 40, "sampling_seed": seed}}
+        told = await front.http.post(path, json=body | more)
+        assert told.status_code == 200, told.text
+        return said(told.json())
+
+    assert len({await answer(-1) for _ in range(3)}) == 3
+    assert await answer(-2) == await answer(-2)
+    assert await answer(7) == await answer(7)
+
+
+async def test_seed_minus_one_is_told_as_no_seed(front):
+    fields = {"prompt": "x=", "max_tokens": 1, "return_sampling_params": True}
+    seeds = [
+        (await front.http.post(COMPLETE, json=fields | {"seed": seed})).json()["sampling_params"].get("seed")
+        for seed in (-1, -2)
+    ]
+    assert seeds == [None, -2]

@@ -7,11 +7,12 @@ import math
 
 import msgspec
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.harness import EOS, VOCAB, LocalClient, events, front_of, saying
-from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, finite
+from tailrace.api.logprobs import FLOOR, CompletionLogprobsWriter, Labels, chat_logprobs, clamp_logprob
 from tailrace.api.schema.chat import ChatLogprobs, TokenLogprob
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
@@ -51,8 +52,8 @@ def test_written_json_is_what_the_schema_says(tokenizer):
 
 
 def test_minus_infinity_has_a_floor():
-    assert finite(-math.inf) == FLOOR
-    assert finite(-3.5) == -3.5
+    assert clamp_logprob(-math.inf) == FLOOR
+    assert clamp_logprob(-3.5) == -3.5
 
 
 def test_chat_has_the_true_bytes_of_each_token(tokenizer):
@@ -190,3 +191,49 @@ async def test_what_logprobs_spell_is_the_text_that_was_delivered(tokenizer, sto
     for token, offset, end in zip(tokens, offsets, [*offsets, len(text)][1:], strict=True):
         if not token.startswith("bytes:"):
             assert text[offset:end] == token or (token in ("<|im_end|>", "S") and offset == len(text))
+
+
+async def test_a_token_that_is_named_twice_is_listed_once(tokenizer):
+    async with front_of(LocalClient(saying(b"ab")), tokenizer) as front:
+        named = {"logprob_token_ids": [97, 98, 97, 98], "max_tokens": 1}
+        chat = (await front.chat(logprobs=True, **named)).json()["choices"][0]["logprobs"]["content"][0]
+        assert [entry["token"] for entry in chat["top_logprobs"]] == ["a", "b"]
+
+
+async def test_tokens_are_named_by_their_ids_where_a_request_asks(tokenizer):
+    """As in vLLM: the names alone change, and bytes stay the true ones."""
+
+    def script(ids: list[int]) -> torch.Tensor:
+        logits = torch.zeros(VOCAB)
+        logits[98 if ids[-1] == 97 else 97] = 50.0
+        return logits
+
+    async with front_of(LocalClient(script), tokenizer) as front:
+        fields = {"max_tokens": 2, "return_tokens_as_token_ids": True}
+        plain, named = [
+            (await front.chat(logprobs=True, top_logprobs=1, **fields | {"return_tokens_as_token_ids": on})).json()
+            for on in (False, True)
+        ]
+        entries = named["choices"][0]["logprobs"]["content"]
+        assert [entry["token"] for entry in entries] == ["token_id:97", "token_id:98"]
+        assert [entry["top_logprobs"][0]["token"] for entry in entries] == ["token_id:97", "token_id:98"]
+        for entry, before in zip(entries, plain["choices"][0]["logprobs"]["content"], strict=True):
+            assert (entry["bytes"], entry["logprob"]) == (before["bytes"], before["logprob"])
+        assert named["choices"][0]["message"] == plain["choices"][0]["message"]
+        text = (await front.complete(logprobs=1, echo=True, **fields)).json()["choices"][0]
+        assert text["text"] == "x=ab"
+        assert text["logprobs"]["tokens"] == [f"token_id:{id}" for id in b"x=ab"]
+        assert text["logprobs"]["text_offset"] == [0, 1, 2, 3]
+        assert list(text["logprobs"]["top_logprobs"][2]) == ["token_id:97"]
+        body = {"input": "hi", "include": ["message.output_text.logprobs"], "max_output_tokens": 2}
+        answer = (await front.http.post("/v1/responses", json=body | {"return_tokens_as_token_ids": True})).json()
+        listed = answer["output"][0]["content"][0]["logprobs"]
+        assert [entry["token"] for entry in listed] == ["token_id:97", "token_id:98"]
+        assert (await front.chat(**fields)).status_code == 200
+
+
+async def test_half_a_character_is_named_by_its_id_too(tokenizer):
+    """Where the text has other bytes of a token than its own, or no whole character."""
+    async with front_of(LocalClient(saying("é".encode())), tokenizer) as front:
+        answer = (await front.complete(logprobs=0, max_tokens=2, return_tokens_as_token_ids=True)).json()
+        assert answer["choices"][0]["logprobs"]["tokens"] == ["token_id:195", "token_id:169"]

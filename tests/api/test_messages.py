@@ -78,7 +78,7 @@ def alike(message: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_whole_message(front):
     answer = (await post(front, metadata={"user_id": "u"}, service_tier="auto")).json()
-    assert answer["content"] == [{"type": "text", "text": "Hello", "citations": None}]
+    assert answer["content"] == [{"type": "text", "text": "Hello"}]  # the AI SDK refuses null citations
     assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "scripted")
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
     assert answer["usage"]["output_tokens"] == 6
@@ -251,10 +251,11 @@ async def test_the_prompt_is_that_of_the_chat_which_says_the_same(telling, asked
 async def test_thinking_and_effort_are_arguments_of_the_template(telling, monkeypatch):
     """The effort under the name that the template reads, as in chats."""
     front, seen = telling
-    monkeypatch.setattr(front.service.tokenizer, "template_reads", lambda name: name == "thinking_effort")
+    monkeypatch.setattr(front.service.tokenizer, "template_reads", lambda name: name in ("thinking_effort", "thinking"))
     for thinking, effort, options in (
-        ({"type": "disabled"}, None, {"enable_thinking": False, "thinking": False}),
-        ({"type": "adaptive"}, "low", {"enable_thinking": True, "thinking": True, "thinking_effort": "low"}),
+        ({"type": "disabled"}, None, {"enable_thinking": None, "thinking": False}),
+        ({"type": "enabled"}, None, {"thinking": True}),  # without a budget, as Claude Code sends it
+        ({"type": "adaptive"}, "low", {"thinking": True, "thinking_effort": "low"}),
     ):
         asked = {"messages": HI, "thinking": thinking, "output_config": {"effort": effort}}
         assert (await front.http.post(COUNT, json=asked)).status_code == 200
@@ -265,7 +266,7 @@ async def test_thinking_and_effort_are_arguments_of_the_template(telling, monkey
     assert seen[-1][1]["enable_thinking"] is True
     own = {"messages": HI, "output_config": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "odd"}}
     await front.http.post(COUNT, json=own)
-    assert (seen[-1][1]["reasoning_effort"], seen[-1][1].get("thinking_effort")) == ("odd", None)
+    assert (seen[-1][1]["reasoning_effort"], seen[-1][1].get("thinking_effort")) == ("odd", "odd")
 
 
 async def test_stop_sequences(front):
@@ -315,11 +316,19 @@ async def test_a_call_that_is_cut(tokenizer):
         assert "INVALID_JSON" in answer["content"][0]["input"]
 
 
-BROKEN = ['{"a":True}', "null", "[1]", "3", '"x"', r'{"a":"\ud800"}', '{"a":NaN}', '{"a":1e999}', '{"a":' * 20]
+REPAIRED = {'{"a":True}': {"a": True}, "null": {}, '{"a":NaN}': {"a": None}}
+NO_ARGUMENTS = ("[1]", "3", '"x"')  # the call is content
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("arguments", ["{}", '{"a":1,"b":[null,"é"]}', '{"a":18446744073709551617}', *BROKEN])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("{}", r'{"a":"\ud800"}', '{"a":1,"b":[null,"é"]}', '{"a":18446744073709551617}', '{"a":1e999}', '{"a":' * 20),
+        *REPAIRED,
+        *NO_ARGUMENTS,
+    ],
+)
 async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, arguments):
     """Each completed block's deltas are a JSON object, which is the whole answer's, broken or cut anywhere."""
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
@@ -336,7 +345,10 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
             assert all(isinstance(input, dict) for input in inputs)
             if limit <= first + len(arguments) // 2 and inputs and arguments != "{}":
                 assert list(inputs[0]) == ["INVALID_JSON"]
-        assert ("INVALID_JSON" in inputs[0]) == (arguments in BROKEN)
+        assert bool(inputs) == (arguments not in NO_ARGUMENTS)
+        assert any("INVALID_JSON" in one for one in inputs) == (arguments == '{"a":1e999}')
+        if arguments in REPAIRED:
+            assert inputs == [REPAIRED[arguments]]
 
 
 @pytest.mark.few(20)
@@ -397,7 +409,11 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "must"}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"think": False}, "think"),
+        ({"thinking_budget": 3}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 10}}, "thinking.budget_tokens"),  # the model does not think
         ({"thinking": {"type": "adaptive", "budget_tokens": 10}}, "thinking.budget_tokens"),
@@ -491,3 +507,19 @@ async def test_silence_is_filled_with_pings(tokenizer):
         events = events_of((await post(front, max_tokens=2, stream=True)).text)
         assert {"type": "ping"} in events
         assert events[-1]["type"] == "message_stop"
+
+
+@pytest.mark.parametrize("given", ['{"a": ', "", None, [], {"a": 1}])
+async def test_a_cut_call_in_the_history_is_taken(given, tokenizer):
+    history = [
+        *HI,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": given}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "3"}]},
+        {"role": "developer", "content": "Be brief."},
+    ]
+    async with front_of(LocalClient(saying(b"ok")), tokenizer) as front:
+        body = {"messages": history, "max_tokens": 2, "tools": [TOOL]}
+        answer = await front.http.post("/v1/messages", json=body)
+        assert answer.status_code == 200, answer.text
+        refused = await front.http.post("/v1/messages", json=body | {"parallel_tool_calls": False})
+        assert (refused.status_code, refused.json()["error"]["message"].split(":")[0]) == (400, "parallel_tool_calls")

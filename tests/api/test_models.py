@@ -25,9 +25,9 @@ from api.harness import EOS, TEMPLATE, LocalClient, byte_names, endless, events,
 from api.processes import ENDLESS, Process, gone
 from tailrace.api.app import app_of
 from tailrace.api.front_end import FrontEnd
+from tailrace.base.logs import FORMAT_VARIABLE, MODEL_VARIABLE
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelLoadError
-from tailrace.logs import FORMAT_VARIABLE, MODEL_VARIABLE
 from tailrace.text.tokenizer import Tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -156,6 +156,22 @@ async def test_sampling_defaults_are_the_models_own(pair):
         body = {"prompt": "x=", "model": model, "return_sampling_params": True}
         answer = (await pair.http.post("/v1/completions", json=body)).json()
         assert answer["sampling_params"].get("temperature", 1.0) == temperature
+
+
+@pytest.mark.parametrize("default", [3, 10**6])
+async def test_length_of_an_answer_is_the_models_own_unless_the_request_names_one(pair, default):
+    """A default that the context has no room for ends with the context; a request's own limit is refused there."""
+    pair.front.services["a"].defaults = {"max_tokens": default}
+    said = SAID["a"][:default]
+    reason = "length" if default == 3 else "stop"
+    chat = (await pair.ask("a", "/v1/chat/completions", **CHAT)).json()["choices"][0]
+    text = (await pair.ask("a")).json()["choices"][0]
+    assert (
+        (chat["message"]["content"], chat["finish_reason"]) == (text["text"], text["finish_reason"]) == (said, reason)
+    )
+    named = (await pair.ask("a", max_tokens=5)).json()["choices"][0]
+    assert named["text"] == SAID["a"][:5]
+    assert (await pair.ask("a", max_tokens=10**6)).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -357,7 +373,7 @@ def test_whole_servers(launch, folders, front_ends):
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_an_engines_lines_name_its_model(form):
-    code = "import logging; from tailrace.logs import start_inherited_logging as s; s(); logging.getLogger('x').error('100% of it')"  # noqa: E501, one text
+    code = "import logging; from tailrace.base.logs import start_inherited_logging as s; s(); logging.getLogger('x').error('100% of it')"  # noqa: E501, one text
     env = {**os.environ, FORMAT_VARIABLE: form, MODEL_VARIABLE: "a%s"}
     line = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stderr
     if form == "text":

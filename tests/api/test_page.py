@@ -19,6 +19,7 @@ from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.config import ServerConfig
 from tailrace.params import FIELDS, SamplingParams
+from tailrace.sampling.pipeline import EDITS, REFINEMENTS
 
 FILES = {
     "index.html": "<!doctype html>",
@@ -230,6 +231,14 @@ async def test_every_field_of_the_declarations_is_there(front):
             assert (endpoint in field["forms"]) == (field["name"] in kind.__struct_fields__)
 
 
+async def test_the_methods_order_and_titles_are_there(front):
+    shown = (await front.http.get("/page/fields.json")).json()
+    assert shown["refinements"] == list(REFINEMENTS)
+    assert shown["titles"].keys() <= {"grammar", "draft", *EDITS, *REFINEMENTS}
+    assert shown["titles"]["top_n_sigma"] == "Top-nσ"
+    assert "temperature" not in shown["titles"]  # the name is title enough
+
+
 EXAMPLES = {"switch": True, "text": "x", "texts": ["x"], "ids": [65], "map": {"x": 1.0}}
 
 
@@ -275,7 +284,7 @@ opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 import tailrace.api.app, tailrace.api.page_fields as fields
 from tailrace.api.routes import page
-assert fields.shown_fields.cache_info().currsize == page.read.cache_info().currsize == 0
+assert fields.shown_fields.cache_info().currsize == page.load_asset.cache_info().currsize == 0
 assert not [name for name in opened if name.startswith(str(page.FOLDER) + "/")]
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

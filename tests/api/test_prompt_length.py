@@ -79,3 +79,57 @@ async def test_words_are_bounded_in_all(front, fields):
     answer = await front.complete("a=", **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields)))
     assert "characters in all" in answer.json()["error"]["message"]
+
+
+HI = [{"role": "user", "content": "hi"}]
+KINDS = {
+    "/v1/completions": ({"prompt": "x=" * 4}, "max_tokens", "prompt"),
+    "/v1/chat/completions": ({"messages": HI}, "max_completion_tokens", "messages"),
+    "/v1/responses": ({"input": "hi"}, "max_output_tokens", "input"),
+    "/v1/messages": ({"messages": HI}, "max_tokens", "messages"),
+}
+# the name → whether the answer counts, too
+CUT_AT = {"truncation_length": True, "max_context_length": True, "num_ctx": False, "n_ctx": False}
+
+
+@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("name", CUT_AT)
+async def test_a_length_at_which_a_peer_cuts_the_prompt_is_refused_where_it_would(front, path, name):
+    """Prompts that fit are served; a prompt that other servers would cut is never answered whole without a word."""
+    body, limit, field = KINDS[path]
+    counts = CUT_AT[name] and path != "/v1/messages"  # whose max_tokens may be more than the context has room for
+    body = body | {limit: 3}
+    first = await front.http.post(path, json=body | {name: CONTEXT})
+    assert first.status_code == 200, first.text
+    usage = first.json()["usage"]
+    size = usage.get("prompt_tokens", usage.get("input_tokens"))
+    least = size + 3 if counts else size
+    for value in (least, 0, -1, None):
+        answer = await front.http.post(path, json=body | {name: value})
+        assert answer.status_code == 200, (value, answer.text)
+    answer = await front.http.post(path, json=body | {name: least - 1})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    words = f"{name}: the prompt has {size} tokens" + (f" and {limit} is 3" if counts else "")
+    assert error["message"] == (
+        f"{words}, more than {least - 1}, and no prompt is cut here; shorten {field}, or leave {name} out (or 0)"
+    )
+    if path != "/v1/messages":  # whose errors have no place for it
+        assert error["param"] == name
+
+
+async def test_a_length_at_which_a_peer_cuts_the_prompt_counts_no_answer_without_a_limit(front):
+    assert (await front.complete("x=x=", truncation_length=4)).status_code == 200
+    assert (await front.complete("x=x=", truncation_length=3)).status_code == 400
+    answer = await front.http.post("/generate", json={"text": "x=x=", "sampling_params": {"truncation_length": 4}})
+    assert answer.status_code == 200, answer.text
+    answer = await front.http.post("/generate", json={"text": "x=x=", "sampling_params": {"max_context_length": 3}})
+    assert "max_context_length: the prompt has 4 tokens, more than 3" in answer.json()["error"]["message"]
+
+
+async def test_two_names_of_such_a_length_agree(front):
+    answer = await front.complete("x=", truncation_length=100, max_context_length=200)
+    assert "are two names of one field" in answer.json()["error"]["message"]
+    for wrong in ("8", 1.5, True, []):
+        answer = await front.complete("x=", truncation_length=wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncation_length")

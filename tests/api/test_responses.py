@@ -9,7 +9,7 @@ import pytest
 
 from api.harness import LocalClient, endless, front_of, saying
 from tailrace.api.response_store import ResponseStore
-from tailrace.api.schema.responses import ResponseObject, TextOptions
+from tailrace.api.schema.responses import OutputItem, ResponseObject, TextOptions
 from tailrace.config import ServerConfig
 from tailrace.errors import RequestNotFoundError
 from tailrace.text.tokenizer import Tokenizer
@@ -535,3 +535,45 @@ async def test_only_the_instructions_end_with_their_turn(front):
     messages = [*items, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "and?"}]
     counted = (await front.http.post("/tokenize", json={"messages": messages})).json()["count"]
     assert second["usage"]["input_tokens"] == counted
+
+
+async def test_a_reference_stands_for_a_stored_item(tokenizer, monkeypatch):
+    """The AI SDK's OpenAI provider sends what it was answered as references from its second step on."""
+    config = ServerConfig(reasoning_parser="think", tool_parser="hermes")
+    async with front_of(LocalClient(saying(f"<think>hm</think>So {CALL}".encode())), tokenizer, config) as front:
+        first = (await post(front, tools=TOOL)).json()
+        result = {"type": "function_call_output", "call_id": first["output"][2]["call_id"], "output": "1"}
+        asked = [{"role": "user", "content": "hi"}]
+        turns = []
+        render = front.service.tokenizer.render_chat
+        noted = lambda messages, **options: turns.append(messages) or render(messages, **options)  # noqa: E731
+        monkeypatch.setattr(front.service.tokenizer, "render_chat", noted)
+        listed = (await front.http.get(f"{PATH}/{first['id']}/input_items")).json()["data"]
+        references = [{"type": "item_reference", "id": item["id"]} for item in (*listed, *first["output"])]
+        bare = [{"id": item["id"]} for item in (*listed, *first["output"])]
+        for items in ([*asked, *first["output"]], references, bare, [*asked, *references[1:]]):
+            answer = await post(front, input=[*items, result], tools=TOOL)
+            assert answer.status_code == 200, answer.text
+            counted = await front.http.post(f"{PATH}/input_tokens", json={"input": [*items, result]})
+            assert counted.status_code == 200
+        assert all(turn == turns[0] for turn in turns)
+
+
+async def test_a_reference_to_what_is_not_stored_names_its_place(front):
+    first = (await post(front, store=False)).json()
+    for id in (first["output"][0]["id"], "rs_1", "msg_" + "0" * 32 + "_0", "", "x" * 1000):
+        answer = await post(front, input=[{"role": "user", "content": "hi"}, {"type": "item_reference", "id": id}])
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (404 if id else 400, "input[1].id"), answer.text
+    assert (await post(front, input=[{"type": "item_reference"}])).json()["error"]["param"] == "input[0].id"
+
+
+def test_items_go_with_their_response():
+    store, made = ResponseStore(max_responses=1), response("resp_a")
+    made.output = [OutputItem("msg_a", "message", content=[])]
+    store.put(made, [])
+    store.put(made, [])
+    assert json.loads(store.get_item("msg_a"))["type"] == "message"
+    store.put(response("resp_b"), [])
+    assert store.get_item("msg_a") is None
+    assert not store._of_item

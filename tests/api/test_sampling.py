@@ -7,12 +7,12 @@ import pytest
 
 from field_examples import example
 from tailrace.api.presets import PRESETS
-from tailrace.api.sampling import output_limit, sampling_params
+from tailrace.api.sampling import change_params, output_limit, sampling_params
 from tailrace.api.schema.common import PLAIN, GenerateRequest, over_http
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.structured import FIELDS as GRAMMARS
 from tailrace.errors import ContextLengthError, ParameterError
-from tailrace.explanation import ExplainOptions
+from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS, SamplingParams
 
 # field of another type over HTTP → what is sent, and what arrives
@@ -54,9 +54,11 @@ def test_every_field_of_the_schema_is_in_this_test():
         "stream_options",
         "priority",
         "deadline_s",
+        *("truncation_length", "num_ctx"),  # test_prompt_length.py
         "stream_interval",
         "stream_interval_ms",
         "return_token_ids",
+        "return_tokens_as_token_ids",  # test_logprobs.py
         "request_id",
         "prompt",
         "echo",
@@ -139,3 +141,65 @@ def test_a_bias_of_text_goes_to_all_its_spellings(tokenizer):
 def test_the_default_breakers_come_with_dry_alone(tokenizer):
     assert params(tokenizer).dry_sequence_breakers == ()
     assert set(params(tokenizer, dry_multiplier=0.8).dry_sequence_breakers) == {10, 58, 34, 42}
+
+
+COMPANIONS = [name for name, field in FIELDS.items() if field.needs and field.kind != "report" and name in ARRIVES]
+
+
+def off(name: str) -> dict:
+    """The switches of a field's method, each at a value that turns it off."""
+    return {switch: msgspec.to_builtins(FIELDS[switch].default) for switch in FIELDS[name].needs}
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_other_fields_of_a_method_that_is_turned_off_have_no_effect(tokenizer, name):
+    """User interfaces send their whole panel. Without any switch such a field is a mistake."""
+    companion = {name: ARRIVES[name][0]}
+    for switch, value in off(name).items():
+        assert params(tokenizer, **companion, **{switch: value}) == params(tokenizer)
+    assert params(tokenizer, **companion, **off(name)) == params(tokenizer)
+    with pytest.raises(ParameterError, match=f"{name} has no effect without"):
+        params(tokenizer, **companion)
+    with pytest.raises(ParameterError, match=f"{name} has no effect without"):
+        params(tokenizer, **companion, **dict.fromkeys(FIELDS[name].needs))
+
+
+@pytest.mark.parametrize("name", [name for name in COMPANIONS if FIELDS[name].range is not None])
+def test_a_field_of_a_method_that_is_off_may_have_any_number(tokenizer, name):
+    """Some panels write 0 into every field of a method that is off."""
+    for value in (0, FIELDS[name].range.high + 1):
+        assert params(tokenizer, **off(name), **{name: value}) == params(tokenizer)
+
+
+def test_off_is_every_value_at_which_the_method_is_not_run(tokenizer):
+    assert (
+        params(tokenizer, adaptive_target=-0.5, adaptive_decay=0.5).adaptive_decay == FIELDS["adaptive_decay"].default
+    )
+
+
+def test_one_of_several_switches_is_enough(tokenizer):
+    got = params(tokenizer, repetition_penalty=1.0, presence_penalty=0.5, penalty_last_n=64)
+    assert got.penalty_last_n == 64
+    request = msgspec.convert({"prompt": "x", "repetition_penalty": 1.0, "penalty_last_n": 64}, CompletionRequest)
+    got = sampling_params(request, tokenizer, {"presence_penalty": 1.5}, max_tokens=9, logprobs=None)
+    assert got.penalty_last_n == 64  # the model's own default is a penalty that looks there
+
+
+def test_defaults_of_a_method_that_the_request_turns_off_go_with_it(tokenizer):
+    defaults = {"xtc_probability": 0.5, "xtc_threshold": 0.2, "temperature": 0.6}
+    for fields in ({"xtc_probability": 0}, {"temperature": 0}):
+        request = msgspec.convert({"prompt": "x"} | fields, CompletionRequest)
+        got = sampling_params(request, tokenizer, defaults, max_tokens=9, logprobs=None)
+        assert (got.xtc_probability, got.xtc_threshold) == (0.0, FIELDS["xtc_threshold"].default)
+    assert params(tokenizer, preset="creative", temperature=0).xtc_probability == 0.0
+
+
+def test_reports_are_never_silenced(tokenizer):
+    with pytest.raises(ParameterError, match="return_sampling_mask has no effect without"):
+        params(tokenizer, top_p=1.0, return_sampling_mask=True)
+
+
+def test_what_if_a_method_were_off(tokenizer):
+    before = params(tokenizer, repetition_penalty=1.2, penalty_last_n=64)
+    what_if = msgspec.convert({"repetition_penalty": 1.0}, GenerateRequest)
+    assert change_params(before, what_if, ["repetition_penalty"], tokenizer) == params(tokenizer)

@@ -106,7 +106,7 @@ async def test_more_than_the_server_tells_is_null(tokenizer):
         ({"temperature": 1.0}, "return_sampling_mask"),
         ({"temperature": 0, "top_p": 1.0}, "return_sampling_mask"),
         ({"top_k": 5, "return_sampling_mask": "yes"}, "return_sampling_mask"),
-        ({"top_k": 5, "use_beam_search": True, "n": 2}, "return_sampling_mask"),
+        ({"use_beam_search": True, "n": 2}, "return_sampling_mask"),
     ],
 )
 async def test_what_cannot_be_had_is_refused(front, fields, param):

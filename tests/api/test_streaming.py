@@ -11,7 +11,7 @@ import pytest
 
 from api.harness import LocalClient, events, front_of, saying
 from tailrace.api import streaming
-from tailrace.api.streaming import COMMENT, EventStream, frame
+from tailrace.api.streaming import COMMENT, EventStream, frame_chunk
 from tailrace.errors import EngineError
 
 
@@ -20,7 +20,7 @@ class Chunk(msgspec.Struct):
 
 
 def test_a_frame_holds_no_raw_line_break():
-    assert frame(Chunk("a\n\nb\r\u2028")) == 'data: {"text":"a\\n\\nb\\r\u2028"}\n\n'.encode()
+    assert frame_chunk(Chunk("a\n\nb\r\u2028")) == 'data: {"text":"a\\n\\nb\\r\u2028"}\n\n'.encode()
 
 
 class Wire:

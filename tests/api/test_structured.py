@@ -10,12 +10,13 @@ import pytest
 
 from api.harness import TEMPLATE, LocalClient, front_of, make_tokenizer, saying
 from api.submitted import asked, post, refusal
-from tailrace.api.channels import Freedom, channels_of, reasoning_before
-from tailrace.api.openapi import document
+from tailrace.api.channels import channels_of, reasoning_before
+from tailrace.api.openapi import build_document
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.structured import EBNF, FIELDS, LARK, PARTS
 from tailrace.config import ServerConfig
-from tailrace.options import MAX_GRAMMAR, Grammar, MarkedSpan
+from tailrace.request.options import MAX_GRAMMAR, Grammar, MarkedSpan
+from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}, "required": ["b"]}
@@ -29,6 +30,12 @@ LARKED = 'start: "a" | "b"'
 SAID: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}}, "json_object", ""),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", TEXT),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", TEXT),
+    (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}},
+        "json_schema",
+        TEXT,
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, "json_schema", TEXT),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}},
@@ -136,6 +143,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": "json_object"}, "response_format", "expected `object | null`"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     (
+        {"response_format": {"type": "json_schema", "schema": {"type": "null"}, "json_schema": {"schema": SCHEMA}}},
+        "response_format.schema",
+        "are two schemas",
+    ),
+    ({"response_format": {"type": "json_schema", "schema": 5}}, "response_format.schema", "expected `object"),
+    (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
         "response_format.json_schema.schema",
         "missing",
@@ -228,7 +241,7 @@ def thinking(folder, mark: bool) -> Tokenizer:
         ("<think>\n\n</think>\n\n", {}, (None, False)),  # how templates say that there is to be none
         ("", {"enable_thinking": False}, (None, False)),
         ("", {"enable_thinking": True}, (MarkedSpan("<think>", "</think>"), True)),
-        ("", {"thinking": False}, (MarkedSpan("<think>", "</think>"), True)),  # the template has no such switch
+        ("", {"thinking": False}, (None, False)),  # another name of the template's switch
     ],
 )
 async def test_a_grammar_begins_after_the_thinking(tmp_path, tail, kwargs, wanted):
@@ -236,25 +249,26 @@ async def test_a_grammar_begins_after_the_thinking(tmp_path, tail, kwargs, wante
     async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(reasoning_parser="think")) as front:
         params, _ = await asked(front, guided_regex="a", chat_template_kwargs=kwargs | {"tail": tail})
         assert params.grammar is not None
-        opening = tokenizer.backend.token_to_id("<think>")
-        assert (params.grammar.after, params.grammar.opening_token_id) == (wanted[0], opening if wanted[1] else None)
+        openings = ((tokenizer.backend.token_to_id("<think>"),),) if wanted[1] else ()
+        assert (params.grammar.after, params.grammar.opening_token_ids) == (wanted[0], openings)
         assert (await asked(front, "text", guided_regex="a"))[0].grammar == Grammar(kind="regex", source="a")
 
 
-async def test_where_no_token_opens_the_thinking_it_is_free_only_if_the_prompt_did(tmp_path):
-    tokenizer = thinking(tmp_path, mark=False)
-    async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(reasoning_parser="think")) as front:
-        ask = ChatRequest(messages=[])
-        for end, wanted in (
-            (b"assistant\n", Freedom()),
-            (b"<think>", Freedom(MarkedSpan("<think>", "</think>", True))),
-        ):
-            channels = channels_of(front.service, ask, list(end))
-            assert reasoning_before(front.service, ask, channels, of_calls=False) == wanted
+@pytest.mark.parametrize("name", ["think", "granite"])
+async def test_the_opening_marker_may_be_several_tokens_and_have_several_spellings(tmp_path, name):
+    tokenizer, form = thinking(tmp_path, mark=False), REASONING_FORMATS[name]
+    async with front_of(LocalClient(saying(b"x")), tokenizer, ServerConfig(reasoning_parser=name)) as front:
+        for end, opened in ((b"assistant\n", False), (form.opening.encode(), True)):
+            channels = channels_of(front.service, ChatRequest(messages=[]), list(end))
+            fields = reasoning_before(front.service, ChatRequest(messages=[]), channels, of_calls=False)
+            assert fields["after"] == MarkedSpan(form.opening, form.closing, opened)
+            assert fields["other_closings"] == form.closings[1:]
+            spelt = tuple(tuple(opening.encode()) for opening in form.openings)
+            assert fields.get("opening_token_ids", ()) == (() if opened else spelt)
 
 
 def test_the_document_shows_the_fields():
-    schemas = json.loads(document())["components"]["schemas"]
+    schemas = json.loads(build_document())["components"]["schemas"]
     for name in ("ChatRequest", "CompletionRequest"):
         assert {*FIELDS, "structured_outputs", "guidance_scale", "negative_prompt", "speculation"} <= set(
             schemas[name]["properties"]

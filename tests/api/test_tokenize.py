@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 
-from api.harness import START, VOCAB, LocalClient, front_of, saying
+from api.harness import START, VOCAB, LocalClient, endless, front_of, make_tokenizer, saying
 from tailrace.config import ServerConfig
 
 
@@ -38,11 +39,6 @@ async def test_messages_are_what_a_chat_would_begin_with(front):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
-        (
-            "/tokenize",
-            {"messages": [{"role": "user", "content": "b"}], "add_special_tokens": True},
-            "add_special_tokens",
-        ),
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/detokenize", {"tokens": [VOCAB]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
@@ -67,3 +63,31 @@ async def test_a_body_that_is_too_large_to_be_spelt_is_refused(tokenizer):
         ):
             answer = await front.http.post("/tokenize", json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.fixture
+async def beginning(tmp_path):
+    """A tokenizer that puts <|im_start|> before every text."""
+    tokenizer = make_tokenizer(tmp_path)
+    special = [("<|im_start|>", START)]
+    processor = tokenizers.processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=special)
+    tokenizer.backend.post_processor = processor
+    async with front_of(LocalClient(endless), tokenizer) as made:
+        yield made
+
+
+async def test_special_tokens_are_added_as_asked(beginning):
+    """To a completion's prompt by default; to a chat's, whose template writes its own, only if asked."""
+    for given, wanted in ((None, 1), (True, 1), (False, 0)):
+        fields = {} if given is None else {"add_special_tokens": given}
+        answer = (await beginning.complete("x=", max_tokens=1, return_token_ids=True, **fields)).json()
+        ids = answer["choices"][0]["prompt_token_ids"]
+        assert ids == [START] * wanted + [*b"x="]
+        assert (await post(beginning, "/tokenize", prompt="x=", **fields)).json()["tokens"] == ids
+    plain = (await beginning.chat(max_tokens=1, return_token_ids=True)).json()["prompt_token_ids"]
+    for given, wanted in ((None, 0), (True, 1), (False, 0)):
+        fields = {} if given is None else {"add_special_tokens": given}
+        ids = (await beginning.chat(max_tokens=1, return_token_ids=True, **fields)).json()["prompt_token_ids"]
+        assert ids == [START] * wanted + plain
+        messages = [{"role": "user", "content": "hi"}]
+        assert (await post(beginning, "/tokenize", messages=messages, **fields)).json()["tokens"] == ids

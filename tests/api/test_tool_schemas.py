@@ -18,7 +18,7 @@ from api.test_forced_tools import MARKS, script_of, tool, vocabulary
 from tailrace.api.sampling import MAX_COPIES
 from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
-from tailrace.options import MAX_GRAMMAR
+from tailrace.request.options import MAX_GRAMMAR
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.functions import functions_of
@@ -395,3 +395,63 @@ def test_nullable_is_a_type():
     ):
         assert vocabulary(form, "text").accepts(forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked)), text)
         assert json.loads(written_calls(form, text, asked)[0][0][1]) == {"a": None}
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog", "hound"] = "dog"
+    name: str
+
+
+Pet = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+
+
+class Pets(pydantic.BaseModel):
+    one: Pet
+    maybe: Pet | None = None
+    many: list[Pet]
+
+
+class Only(pydantic.RootModel[Pet]):
+    pass
+
+
+class Again(pydantic.RootModel[Only]):
+    pass
+
+
+@pytest.mark.few(9)
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("kind", [Pets, Only, Again])
+def test_a_discriminated_union_can_be_forced(form: str, kind: type[pydantic.BaseModel]):
+    schema = kind.model_json_schema()
+    asked = [tool("f", schema)]
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked))
+    kinds = set()
+    for seed in range(4):
+        [(_, arguments), *_], _ = written_calls(form, vocabulary(form, "text").walk(source, seed), asked)
+        kind.model_validate_json(arguments)
+        jsonschema.validate(json.loads(arguments), schema)
+        kinds |= {name for name in ("cat", "dog", "hound") if f'"{name}"' in arguments}
+    assert kinds
+
+
+@pytest.mark.parametrize("form", AROUND)
+def test_the_branches_of_a_functions_arguments_are_not_mixed(form: str):
+    asked = [tool("f", Only.model_json_schema())]
+    source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=asked))
+    head, field, tail = AROUND[form]
+    for fields, fits in (
+        ({"kind": "cat", "lives": "9"}, True),
+        ({"kind": "hound", "name": "rex"}, True),
+        ({"kind": "cat", "name": "rex"}, False),
+        ({"kind": "dog", "lives": "9"}, False),
+        ({"kind": "cat"}, False),
+        ({"name": "rex"}, False),
+    ):
+        text = head + "".join(field.format(*one) for one in fields.items()) + tail
+        assert vocabulary(form, "text").accepts(source, text) == fits, fields

@@ -134,7 +134,7 @@ def test_packages_that_are_missing_are_said_once(monkeypatch, caplog):
     assert start_tracing({"OTEL_TRACES_EXPORTER": "otlp"}) is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "tailrace[otel]" in record.getMessage()
+    assert "'.[otel]'" in record.getMessage()
 
 
 def test_an_impossible_configuration_is_said(monkeypatch, caplog):

@@ -15,7 +15,7 @@ from api.harness import EOS, VOCAB, LocalClient, events, front_of
 from api.test_forced_tools import tool
 from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 from tailrace.text.tool_parsers import TOOL_FORMATS as FORMS
 from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar
@@ -54,7 +54,7 @@ async def front(tokenizer, grammars):
     async with front_of(LocalClient(babble), tokenizer, ServerConfig(tool_parser="hermes")) as front:
         engine = front.client.engine
         engine.grammars = engine.lifecycle._grammars = engine.compilations._grammars = grammars
-        engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:2], grammars)
+        engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:1], grammars)
         engine.steps.outputs._grammar_step_s = grammars.step_s
         yield front
 
@@ -148,7 +148,7 @@ async def test_a_forced_call_is_made(front, choice, reason):
                 ],
                 "tool_choice": "required",
             },
-            "tool_choice",
+            "tools",
         ),
     ],
 )
@@ -188,8 +188,16 @@ async def test_formats_that_cannot_be_enforced_are_refused_in_forced_calls(front
         tools=[tool("f", {"properties": {"a": {"type": "string", "format": name}}})], tool_choice="required"
     )
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "tool_choice")
+    assert (answer.status_code, error["param"]) == (400, "tools")
     assert name in error["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_reference_to_nothing_in_a_forced_tool_is_named_tools(front, choice):
+    answer = await front.chat(tools=[tool("f", {"properties": {"a": {"$ref": "#/$defs/b"}}})], tool_choice=choice)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tools")
+    assert "#/$defs/b" in error["message"]
 
 
 @pytest.mark.parametrize("forced", [[5], [ord("a"), 5], [EOS], [ord("a"), EOS], [*b"abc", ord("d")]])

@@ -191,7 +191,7 @@ def logits(runner: ModelRunner, texts: list[list[int]], passes: int = 3) -> list
             first, end = (len(ids) * each // passes, len(ids) * (each + 1) // passes)
             flat.add(ids[first:end], end)
         flat.wanted = list(range(len(flat.token_ids)))
-        rows = runner.forward(flat.batch(tables, BLOCK)).float().cpu()
+        rows = runner.forward(flat.make_batch(tables, BLOCK)).float().cpu()
         for i in range(len(texts)):
             parts[i].append(rows[flat.query_start[i] : flat.query_start[i + 1]].clone())
     return [torch.cat(part) for part in parts]

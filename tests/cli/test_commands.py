@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from scripted_server.honest import HonestServer
 from tailrace import __version__
 from tailrace.cli import main
+from tailrace.cli.local import PreparedModel
+from tailrace.cli.serve import read_defaults
+from tailrace.config import Config
 
 
 def tailrace(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,7 +38,7 @@ def test_version(capsys):
         (["serve", "--model", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["serve", "--port", "many"], "port"),
         (["generate", "--temperature", "-1", "x"], "temperature"),
-        (["bench", "nothing"], "nothing"),
+        (["bench", "sampler"], "invalid choice: 'bench'"),
         (["dance"], "dance"),
     ],
 )
@@ -41,6 +47,33 @@ def test_bad_words_are_answered_in_a_line_without_a_traceback(words, says):
     assert done.returncode in (1, 2)
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_torch_a_command_says_what_it_needs():
+    without = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from tailrace.cli import main; "
+    command = [sys.executable, "-c", without + "sys.exit(main(['serve']))"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tailrace: serve needs torch and numpy; ")
+    assert done.stderr.count("\n") == 1
+
+
+async def test_conform_is_the_command_of_tailrace_conform():
+    async with HonestServer("any-model") as server:
+        one, other = [
+            await asyncio.to_thread(tailrace, "conform", server.url, "--only", only)
+            for only in ("streams.done-last", "errors.unknown-model")
+        ]
+    assert one.returncode == 0, one.stderr
+    assert "1 holds" in one.stdout
+    assert other.returncode == 1, other.stderr
+    assert "errors.unknown-model: silently ignored" in other.stdout
+
+
+def test_conform_says_misuse_in_a_line():
+    done = tailrace("conform", "http://x/v1", "--concurrency", "0")
+    assert done.returncode == 2
+    assert done.stderr == "tailrace: concurrency must be at least 1, got 0\n"
 
 
 @pytest.mark.model
@@ -69,3 +102,13 @@ def test_chat(model_folder):
     talk = tailrace("chat", *flags_of(model_folder), stdin="What is the capital of France?\n/quit\n")
     assert talk.returncode == 0, talk.stderr
     assert "Paris" in talk.stdout
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_the_log_says_which_sampling_defaults_are_the_models(tmp_path: Path, caplog, used: bool):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "pad_token_id": 0}')
+    model = PreparedModel(Config(), tmp_path, "tiny", cast(Any, None))
+    with caplog.at_level("INFO"):
+        assert read_defaults(model, used) == ({"temperature": 0.6, "top_k": 20} if used else {})
+    said = "tiny: a request that leaves these fields out gets the model's own defaults: temperature 0.6, top_k 20"
+    assert caplog.messages == [said] * used

@@ -18,9 +18,9 @@ from tailrace.cli import explain as command
 from tailrace.cli import main
 from tailrace.cli.explain_html import page
 from tailrace.cli.explain_table import ladder, printable, table
-from tailrace.explanation import ExplainOptions
+from tailrace.explain.record import ExplainOptions
+from tailrace.explain.sentences import sentences_of
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
-from tailrace.sentences import sentences_of
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -12,7 +12,7 @@ from field_examples import company
 from tailrace.cli.flags import add_sampling_flags, read_sampling
 from tailrace.errors import ParameterError
 from tailrace.params import FIELDS, SamplingParams
-from tailrace.sampler_fields import DRY_BREAKERS
+from tailrace.request.sampler_fields import DRY_BREAKERS
 
 NONE = {"processors", "watermark", "grammar", "thinking", "speculation", "repetition_detection", "stop_outside"}
 OTHERWISE = {
@@ -74,3 +74,8 @@ def test_the_help_says_what_a_field_is_and_its_range():
     text = " ".join(parser().format_help().split())
     assert "Keep p ≥ top_a · p_max²; [0, 1]" in text
     assert "(repeatable)" in text
+
+
+def test_seed_minus_one_is_no_seed():
+    assert read("--seed=-1").seed is None
+    assert read("--seed=-2").seed == -2

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tailrace.base.config_sources import load_config
 from tailrace.cli import local, memory_fit
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import prepare
 from tailrace.config import SECTIONS, CacheConfig, Config, EngineConfig, ModelConfig, SpeculationConfig
-from tailrace.config_sources import load
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.footprint import block_bytes, weights_bytes
-from tailrace.models.tensors import SIZES, NewTensor, write
+from tailrace.models.tensors import SIZES, NewTensor, write_tensors
 
 GIB = 1 << 30
 
@@ -103,7 +103,7 @@ def test_what_can_not_be_meant(argv, said):
 
 def test_a_command_that_runs_one_says_so():
     with pytest.raises(ConfigError, match="name others: a, b"):
-        prepare(load({"models": {"a": {}, "b": {}}}, env={}))
+        prepare(load_config({"models": {"a": {}, "b": {}}}, env={}))
 
 
 def test_a_command_that_runs_one_loads_no_adapter(tmp_path, monkeypatch, caplog):
@@ -129,7 +129,7 @@ def write_zeros(file: Path, **tensors: tuple[str, list[int]]) -> None:
         NewTensor(name, dtype, tuple(shape), partial(lambda size: [bytes(size)], math.prod(shape) * SIZES[dtype]))
         for name, (dtype, shape) in tensors.items()
     ]
-    write(file, zeros, lambda count: None)
+    write_tensors(file, zeros, lambda count: None)
 
 
 def model_folder(path: Path, *, tied: bool = False) -> Path:
@@ -188,7 +188,7 @@ def test_a_real_folders_are_those_of_the_loaded_model(tmp_path):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tailrace.runners.transformers import TransformersRunner
+    from tailrace.runners.load_transformers import load_transformers
 
     config = LlamaConfig(
         vocab_size=97,
@@ -202,7 +202,7 @@ def test_a_real_folders_are_those_of_the_loaded_model(tmp_path):
     )
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    runner = TransformersRunner.load(ModelConfig(dtype="bfloat16", device="cpu", threads=1), tmp_path, block_size=16)
+    runner = load_transformers(ModelConfig(dtype="bfloat16", device="cpu", threads=1), tmp_path, block_size=16)
     assert block_bytes(tmp_path, 16, 2) == runner.block_bytes
     assert weights_bytes(tmp_path, 2, packed=True) == 2 * sum(p.numel() for p in model.parameters())
 

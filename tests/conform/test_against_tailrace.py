@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conform.judging import judge_url, said
-from tailrace.conform.laws import all_laws
+from judging import judge_url, said
+from tailrace_conform.laws import all_laws
 
 pytestmark = [pytest.mark.model, pytest.mark.long]  # test_scripted_tailrace has all laws with a small budget
 

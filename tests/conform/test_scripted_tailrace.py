@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from api.harness import EOS, VOCAB, LocalClient, byte_names, make_tokenizer, served
-from conform.judging import judge_url, said
+from judging import judge_url, said
 from tailrace.api.app import create_app
 from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.engine.token_bytes import TokenBytes

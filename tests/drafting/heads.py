@@ -159,7 +159,7 @@ def check_histories(make: Callable[[], Drafter], max_drafts: int, seed: int, ste
     for slot in list(running):
         drafter.remove(slot)
     pages = drafter.context.pages
-    assert sorted(pages.pool.free) == list(range(pages.pool.num_blocks))
+    assert sorted(pages.free) == list(range(pages.num_blocks))
     return compared
 
 

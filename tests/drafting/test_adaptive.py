@@ -310,7 +310,7 @@ def test_step_times_between_and_beyond_what_was_measured():
         times.add(1, 0.010, plain=True)
         times.add(5, 0.020, plain=False)
         times.add(3, 0.015, plain=False)
-    assert times.estimates(1, 6) == pytest.approx([0.010, 0.0125, 0.015, 0.0175, 0.020, 0.0225, 0.025])
+    assert times.estimate_steps(1, 6) == pytest.approx([0.010, 0.0125, 0.015, 0.0175, 0.020, 0.0225, 0.025])
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -319,7 +319,7 @@ def test_step_times_never_fall(steps):
     times = StepTime()
     for tokens, seconds, plain in steps:
         assert times.add(tokens, seconds, plain) > 0.0
-    curve = times.estimates(1, 400)
+    curve = times.estimate_steps(1, 400)
     assert all(b >= a * (1 - 1e-9) for a, b in pairwise(curve))
     assert curve[0] > 0.0
 
@@ -331,14 +331,14 @@ def test_what_slows_every_step_moves_sizes_that_do_not_come_any_more():
         times.add(5, 0.020, plain=False)
     for _ in range(60):
         times.add(5, 0.040, plain=False)
-    assert 0.016 < times.estimates(1, 0)[0] < 0.021
+    assert 0.016 < times.estimate_steps(1, 0)[0] < 0.021
 
 
 def test_one_slow_step_is_not_believed():
     times = StepTime()
     for n in range(10):
         times.add(1, 1.0 if n == 4 else 0.010, plain=True)
-    assert times.estimates(1, 0)[0] == pytest.approx(0.010, rel=0.1)
+    assert times.estimate_steps(1, 0)[0] == pytest.approx(0.010, rel=0.1)
 
 
 def test_what_guessing_costs_is_told_apart():

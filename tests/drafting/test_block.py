@@ -169,7 +169,7 @@ def test_where_the_last_position_was_not_seen_nothing_is_drafted(made):
     drafter.remove(0)
     drafter.remove(8)
     assert len(drafted(drafter, (0, tokens, 3))[0]) == 0
-    assert drafter.context.pages.pool.num_free == 24
+    assert len(drafter.context.pages.free) == 24
 
 
 def test_a_block_has_an_end_and_a_shorter_wish_changes_no_draft(made):
@@ -198,7 +198,7 @@ def test_groups_change_nothing(made, monkeypatch):
     monkeypatch.setattr(block, "ROWS", 3)
     apart = drafted(drafter, *asks)
     assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
-    assert list(block.grouped([0, 2, 3], [2, 9, 1, 5])) == [[0, 2], [3]]
+    assert list(block.group_by_rows([0, 2, 3], [2, 9, 1, 5])) == [[0, 2], [3]]
 
 
 def test_it_is_a_drafter_that_wants_the_right_layers(made):

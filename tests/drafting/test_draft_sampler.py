@@ -16,12 +16,11 @@ from kernels.backends import DEVICES, QUIET
 from tailrace import kernels
 from tailrace.drafting import draft_sampler
 from tailrace.drafting.base import Draft, DraftRequest
-from tailrace.drafting.draft_sampler import DRAFT_STREAM, DraftSampler, draw, fitted, proposal
+from tailrace.drafting.draft_sampler import DraftSampler, compute_proposal, draw_by_inversion, fit_vocabulary
+from tailrace.kernels.constants import ACCEPT_STREAM, DRAFT_STREAM, DRAW_STREAM, RESIDUAL_STREAM, XTC_STREAM
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.methods.xtc import XTC_STREAM
-from tailrace.sampling.reference import DRAW_STREAM, distribution
-from tailrace.sampling.verify import ACCEPT_STREAM, RESIDUAL_STREAM
+from tailrace.sampling.reference import compute_distribution
 
 ALPHA = 1e-6
 V = 40
@@ -124,12 +123,16 @@ def test_slots_are_as_they_were_after_a_failure():
         {"logit_bias": {4: 9.0, 5: -9.0}},
         {"repetition_penalty": 2.0, "presence_penalty": 1.0},
         {"allowed_token_ids": [2, 8, 30]},
+        {"typical_p": 0.6},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"mirostat": 2, "mirostat_tau": 2.0},
+        {"adaptive_target": 0.3},
     ],
 )
 def test_a_proposal_is_the_targets_distribution_where_the_logits_are_the_same(fields):
     slot = sampler_for(fields).slots[0]
     for row in rows_of(20)[:, 0]:
-        q, candidates = proposal(row, slot), distribution(row, slot)
+        q, candidates = compute_proposal(row, slot, 5), compute_distribution(row, slot, 5)
         expected = torch.zeros(V, dtype=torch.float64)
         expected[candidates.ids] = candidates.probabilities()
         torch.testing.assert_close(q.double(), expected, atol=1e-7, rtol=1e-6)
@@ -141,15 +144,15 @@ def test_a_proposal_is_the_targets_distribution_where_the_logits_are_the_same(fi
 def test_a_proposal_over_a_large_vocabulary_sums_to_one(vocab):
     row = torch.randn(vocab, generator=torch.Generator().manual_seed(1)) * 4
     for fields in ({}, {"top_p": 0.95}, {"temperature": 5.0}):
-        q = proposal(row.bfloat16(), sampler_for(fields, vocab=vocab).slots[0])
+        q = compute_proposal(row.bfloat16(), sampler_for(fields, vocab=vocab).slots[0], 5)
         assert abs(float(q.double().sum()) - 1) <= 1e-6
 
 
 def test_a_draw_is_where_its_number_lies_in_the_mass():
     q = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     for u, token in ((1e-300, 1), (0.2499, 1), (0.2501, 3), (0.7499, 3), (0.7501, 4), (1 - 2**-53, 4)):
-        assert draw(q, u) == token
-    assert draw(torch.tensor([0.1, 0.2, 0.0]) * 3, math.nextafter(1.0, 0.0)) == 1
+        assert draw_by_inversion(q, u) == token
+    assert draw_by_inversion(torch.tensor([0.1, 0.2, 0.0]) * 3, math.nextafter(1.0, 0.0)) == 1
 
 
 @pytest.mark.parametrize("rule", DRAWN)
@@ -163,12 +166,12 @@ def test_drafts_are_drawn_from_the_q_that_comes_with_them(rule):
         key = sampler.slots[ask.slot].key
         for j, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
             assert q[token] > 0
-            assert token == draw(q, kernels.uniform(key, len(ask.tokens), DRAFT_STREAM + j))
+            assert token == draw_by_inversion(q, kernels.uniform(key, len(ask.tokens), DRAFT_STREAM + j))
 
 
-def law_of_drafts(count: int, take=draw) -> float:
+def law_of_drafts(count: int, take=draw_by_inversion) -> float:
     """p-value of drafts against their q, over so many positions."""
-    q = proposal(rows_of(1)[0, 0], sampler_for({"temperature": 1.5}).slots[0])
+    q = compute_proposal(rows_of(1)[0, 0], sampler_for({"temperature": 1.5}).slots[0], 5)
     found = Counter(take(q, kernels.uniform(7, position, DRAFT_STREAM)) for position in range(count))
     expected = [float(mass) * count for mass in q]
     chi = sum((found[i] - e) ** 2 / e for i, e in enumerate(expected) if e >= 10)
@@ -184,8 +187,8 @@ def test_drafts_have_the_law_of_their_q():
 
 
 def test_a_wrong_law_of_drafts_is_seen():
-    assert law_of_drafts(20_000, lambda q, u: draw(q, u * 0.9)) < ALPHA
-    assert law_of_drafts(20_000, lambda q, u: max(0, draw(q, u) - 1)) < ALPHA
+    assert law_of_drafts(20_000, lambda q, u: draw_by_inversion(q, u * 0.9)) < ALPHA
+    assert law_of_drafts(20_000, lambda q, u: max(0, draw_by_inversion(q, u) - 1)) < ALPHA
 
 
 # ---- what comes out of verification
@@ -309,7 +312,7 @@ def test_a_vocabulary_of_another_size(rule, dtype):
     (narrow,) = drafts_of(sampler_for({"temperature": 9.0}), [ask], logits[..., :10])
     assert max(narrow.tokens) < 10
     assert narrow.q is None if rule == "exact" else narrow.q.shape == (3, V)
-    assert fitted(logits[0], V).data_ptr() == logits.data_ptr()
+    assert fit_vocabulary(logits[0], V).data_ptr() == logits.data_ptr()
 
 
 def test_different_counts_and_rules_together_are_what_they_are_alone():
@@ -338,9 +341,9 @@ def test_what_has_not_been_fed():
         for row in rows_of(2):
             draft_batch.sample(row, [0])
         a, b = draft_batch.tokens[0]
-        assert draft_batch.since(0, 2) == [3, 7, a, b]
-        assert draft_batch.since(0, 4) == [a, b]
-        assert draft_batch.since(0, 5) == [b]
+        assert draft_batch.slice_tokens(0, 2) == [3, 7, a, b]
+        assert draft_batch.slice_tokens(0, 4) == [a, b]
+        assert draft_batch.slice_tokens(0, 5) == [b]
 
 
 def test_an_empty_slot_is_refused():

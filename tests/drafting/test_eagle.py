@@ -231,7 +231,7 @@ def test_a_slot_changes_hands(made):
     drafted(drafter, (3, one, 5))
     drafter.remove(3)
     drafter.remove(7)  # never heard of
-    assert drafter.context.pages.pool.num_free == 24
+    assert len(drafter.context.pages.free) == 24
     assert len(drafted(drafter, (3, two, 2))[0]) == 0
     observe(drafter, (3, two, 0, 17))
     alone = make()

@@ -4,7 +4,6 @@ draft pass in the target's cache but what the target's own pass writes there."""
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -55,15 +54,13 @@ class Engine:
         self.runner, self.tokens = runner, [[rng.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
         self.sampler = sampler_for(*fields, prompts=self.tokens)
         self.pages = Pages(32, SIZE)
-        shuffled = list(self.pages.pool.free)
-        rng.shuffle(shuffled)
-        self.pages.pool.free = OrderedDict.fromkeys(shuffled)
+        rng.shuffle(self.pages.free)
         for slot, tokens in enumerate(self.tokens):
             self.pages.grow(slot, len(tokens) + 40)
             self.forward(slot, tokens[:-1], 0)
 
     def forward(self, slot: int, tokens: list[int], first: int) -> torch.Tensor:
-        return self.runner.forward(lay_out([tokens], [first], self.pages.tables([slot]), SIZE)).clone()
+        return self.runner.forward(lay_out([tokens], [first], self.pages.make_block_tables([slot]), SIZE)).clone()
 
     def ask(self, slot: int, count: int, rule="exact") -> DraftRequest:
         tokens = self.tokens[slot]
@@ -82,7 +79,7 @@ class Engine:
 
     def memory(self) -> list[torch.Tensor]:
         """Bits of every layer's keys and values."""
-        caches = self.runner.layers.caches
+        caches = self.runner.paged.layers.caches
         return [torch.cat([c.keys.flatten(), c.values.flatten()]).view(torch.int32).clone() for c in caches]
 
 

@@ -14,7 +14,7 @@ from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter, DraftRequest
 from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel, check_vocabulary
-from tailrace.drafting.prefix import RECENT, standing
+from tailrace.drafting.prefix import RECENT, count_valid_prefix
 from tailrace.errors import ConfigError
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, Slots
@@ -57,7 +57,7 @@ def balanced(drafter: DraftModel) -> bool:
     pages = drafter.pages
     owned = [block for blocks in pages.blocks.values() for block in blocks]
     holds = all(len(pages.blocks.get(slot, ())) * SIZE >= len(held) for slot, held in drafter.held.items())
-    return holds and sorted([*owned, *pages.pool.free]) == list(range(pages.pool.num_blocks))
+    return holds and sorted([*owned, *pages.free]) == list(range(pages.num_blocks))
 
 
 @pytest.mark.few(1)
@@ -140,7 +140,7 @@ def test_a_slot_is_reused():
     drafter = drafter_for(sampler)
     drafter.draft([DraftRequest(0, first, 5)])
     drafter.remove(0)
-    assert drafter.pages.pool.num_free == 64
+    assert len(drafter.pages.free) == 64
     assert not drafter.held
     assert (
         drafter.draft([DraftRequest(0, second, 5)])[0].tokens
@@ -240,7 +240,7 @@ def test_a_prompt_can_be_fed_without_any_draft(tmp_path):
 def test_the_bytes_of_its_cache(tmp_path):
     runner = llama(tmp_path)
     drafter = drafter_for(sampler_for({}, prompts=[[1]]), runner, num_blocks=48)
-    assert drafter.cache_bytes == sum(cache.keys.nbytes + cache.values.nbytes for cache in runner.layers.caches)
+    assert drafter.cache_bytes == sum(cache.keys.nbytes + cache.values.nbytes for cache in runner.paged.layers.caches)
 
 
 def test_the_draft_models_longest_sequence():
@@ -296,7 +296,7 @@ def test_what_stands(seed):
         for _ in range(rng.randrange(2)):
             b[rng.randrange(len(b)) if b else 0 :] = [7]
         expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        assert standing(a, b) == standing(b, a) == expected
+        assert count_valid_prefix(a, b) == count_valid_prefix(b, a) == expected
 
 
 def test_vocabularies():

@@ -14,19 +14,18 @@ from tailrace.runners.flat_batch import block_table, lay_out
 def check(pages: Pages) -> None:
     """Every block belongs to one slot or to nobody."""
     owned = [block for blocks in pages.blocks.values() for block in blocks]
-    assert sorted([*owned, *pages.pool.free]) == list(range(pages.pool.num_blocks))
-    assert all(pages.pool.references[block] == 1 for block in owned)
+    assert sorted([*owned, *pages.free]) == list(range(pages.num_blocks))
 
 
 def test_blocks_come_and_go():
     pages = Pages(4, 16)
     assert pages.grow(0, 17)
-    assert pages.lacking(0, 32) == 0
-    assert pages.lacking(0, 33) == 1
+    assert pages.count_missing_blocks(0, 32) == 0
+    assert pages.count_missing_blocks(0, 33) == 1
     assert pages.grow(7, 1)
-    assert pages.tables([0, 7, 3]).tolist() == [[0, 1], [2, 0], [0, 0]]
+    assert pages.make_block_tables([0, 7, 3]).tolist() == [[0, 1], [2, 0], [0, 0]]
     pages.cut(0, 16)
-    assert pages.tables([0]).tolist() == [[0]]
+    assert pages.make_block_tables([0]).tolist() == [[0]]
     assert pages.grow(7, 48)
     assert not pages.grow(0, 17)
     pages.release(7)
@@ -37,10 +36,10 @@ def test_blocks_come_and_go():
 def test_what_does_not_fit_changes_nothing():
     pages = Pages(3, 16)
     pages.grow(0, 20)
-    before = list(pages.pool.free), {slot: list(blocks) for slot, blocks in pages.blocks.items()}
+    before = list(pages.free), {slot: list(blocks) for slot, blocks in pages.blocks.items()}
     assert not pages.grow(0, 49)
     assert not pages.grow(5, 17)
-    assert (list(pages.pool.free), pages.blocks) == before
+    assert (list(pages.free), pages.blocks) == before
 
 
 def test_slots_never_heard_of():
@@ -49,7 +48,7 @@ def test_slots_never_heard_of():
     pages.release(9)
     assert pages.grow(9, 0)
     check(pages)
-    assert pages.tables([]).shape == (0, 1)
+    assert pages.make_block_tables([]).shape == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -58,7 +57,7 @@ def test_any_order_of_events_balances(seed):
     for _ in range(400):
         slot, length = rng.randrange(6), rng.randrange(200)
         if rng.random() < 0.6:
-            room = pages.lacking(slot, length) <= pages.pool.num_free
+            room = pages.count_missing_blocks(slot, length) <= len(pages.free)
             assert pages.grow(slot, length) is room
             if room:
                 lengths[slot] = max(length, lengths.get(slot, 0))

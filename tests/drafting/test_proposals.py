@@ -15,17 +15,16 @@ from scipy import stats
 
 from tailrace import _cpu, kernels
 from tailrace.drafting.base import Draft, DraftRequest
-from tailrace.drafting.draft_sampler import DraftBatch, DraftSampler, draw, noise_of
+from tailrace.drafting.draft_sampler import DraftBatch, DraftSampler, draw_by_inversion, noise_of
+from tailrace.kernels.constants import FALLS_BACK
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.cpu.sample import CPUStep
-from tailrace.kernels.output import FALLS_BACK
 from tailrace.kernels.status import OK
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.backends.cpu import CPUBackend
-from tailrace.sampling.reference import distribution
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.reference import compute_distribution
+from tailrace.sampling.slot import Slot
 
 ALPHA = 1e-6
 PROMPT = [3, 5, 3, 7]
@@ -74,13 +73,13 @@ def rows_of(steps: int, vocab: int = WIDE, seed: int = 5) -> torch.Tensor:
     return torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def expected(row: torch.Tensor, slot: RequestSlot, position: int) -> torch.Tensor:
+def expected(row: torch.Tensor, slot: Slot, position: int) -> torch.Tensor:
     """The reference's q, float64 [V]."""
     q = torch.zeros(row.numel(), dtype=torch.float64)
     if slot.forced is not None:
         q[slot.forced] = 1.0
     else:
-        candidates = distribution(row.float(), slot, position)
+        candidates = compute_distribution(row.float(), slot, position)
         q[candidates.ids] = candidates.probabilities()
     return q
 
@@ -94,7 +93,7 @@ def walk(draft_batch: DraftBatch, logits: torch.Tensor, length: int = len(PROMPT
 
 def by_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing goes the way in torch."""
-    monkeypatch.setattr(DraftBatch, "_sample_from_q_in_torch", None)
+    monkeypatch.setattr(DraftBatch, "_sample_from_q_row_by_row", None)
 
 
 # ---- q
@@ -149,9 +148,9 @@ def test_another_distribution_is_seen():
         assert apart > 1e-3
 
 
-def test_the_way_in_torch_agrees():
-    """Where both have all that is asked; the tokens too."""
-    for name in ("temperature", "top-k", "top-p", "min-p", "joint", "penalties", "forced"):
+def test_the_way_by_the_reference_agrees():
+    """The tokens too."""
+    for name in FIELDS:
         found: list[Draft] = []
         for backend in (None, "reference"):
             sampler = Sampler(sampler_for(FIELDS[name]).slots, backend)
@@ -179,7 +178,7 @@ def test_the_token_is_where_the_number_lies_in_q():
         if draft_batch.slots[0].params.forced_token_ids:
             continue
         numbers = [kernels.uniform(11, *noise_of(length, step)) for step in range(3)]
-        assert draft.tokens == [draw(q, u) for q, u in zip(draft.q, numbers, strict=True)]
+        assert draft.tokens == [draw_by_inversion(q, u) for q, u in zip(draft.q, numbers, strict=True)]
 
 
 def drafts_at_once(fields: dict, count: int) -> tuple[list[int], torch.Tensor]:
@@ -270,7 +269,7 @@ def test_memory_that_is_used_again_holds_nothing_from_before():
 def test_what_is_left_in_used_memory_is_seen():
     """Planted: the note says that the row is empty."""
     sampler = sampler_for({"top_k": 5})
-    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.observer("cpu", CPUBackend).programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.backend_for(torch.device("cpu")).programs)
     place = ProposalBuffers(WIDE).acquire(1)
     place.write(0, torch.ones(WIDE))
     step.propose([(4, 16)], [(place, 0)])
@@ -303,7 +302,7 @@ def kept_beside(bad: float, threads: int) -> tuple[list[int], list[int], list[Pr
     kernels.set_num_threads(threads)
     try:
         step = CPUStep(
-            logits, Rows.plain(range(5), range(5), [4] * 5), sampler.slots.observer("cpu", CPUBackend).programs
+            logits, Rows.plain(range(5), range(5), [4] * 5), sampler.backend_for(torch.device("cpu")).programs
         )
         out = step.propose([(4, 16)] * 5, [(place, 0) for place in places])
     finally:
@@ -330,7 +329,7 @@ def test_broken_rows_beside_good_ones(bad, threads):
 def test_one_token_is_one_hot(fields):
     """Greedy ones are not asked for by the draft_sampler; the kernels have them all the same."""
     sampler, logits = sampler_for(fields), rows_of(1)[0]
-    step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.slots.observer("cpu", CPUBackend).programs)
+    step = CPUStep(logits, Rows.plain([0], [0], [4]), sampler.backend_for(torch.device("cpu")).programs)
     place = ProposalBuffers(WIDE).acquire(1)
     [token] = step.propose([(4, 16)], [(place, 0)]).token_ids.tolist()
     assert token == (9 if "forced_token_ids" in fields else int(logits.argmax()))
@@ -340,7 +339,7 @@ def test_one_token_is_one_hot(fields):
 
 def test_numbers_that_do_not_fit_are_refused():
     sampler = sampler_for({})
-    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.slots.observer("cpu", CPUBackend).programs)
+    step = CPUStep(rows_of(1)[0], Rows.plain([0], [0], [4]), sampler.backend_for(torch.device("cpu")).programs)
     for noise, place, row in (
         ([], ProposalBuffers(WIDE).acquire(1), 0),
         ([(4, 16)], ProposalBuffers(WIDE - 1).acquire(1), 0),

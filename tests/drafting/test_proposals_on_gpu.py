@@ -41,7 +41,7 @@ def drafts_by(backend: str, fields: list[dict], logits: torch.Tensor) -> list[Dr
 )
 def test_q_and_tokens_are_the_cpus(dtype, every, vocab, monkeypatch):
     """All methods side by side, drafts before counted."""
-    monkeypatch.setattr(DraftBatch, "_sample_from_q_in_torch", None)
+    monkeypatch.setattr(DraftBatch, "_sample_from_q_row_by_row", None)
     names = [name for name in FIELDS if name not in FALLING_BACK][::every]
     logits = torch.cat([rows_of(3, vocab, seed) for seed in range(len(names))], 1).to(dtype)
     mine = drafts_by("gpu", [FIELDS[name] for name in names], logits)
@@ -58,7 +58,7 @@ def test_q_and_tokens_are_the_cpus(dtype, every, vocab, monkeypatch):
 
 @QUIET
 @pytest.mark.parametrize("name", sorted(FALLING_BACK))
-def test_what_the_kernels_lack_is_drawn_in_torch(name):
+def test_what_the_kernels_lack_is_drawn_by_the_reference(name):
     [got], [due] = (drafts_by(backend, [FIELDS[name]], rows_of(2, VOCAB)) for backend in ("gpu", "reference"))
     assert got.tokens == due.tokens
     assert torch.equal(got.q.cpu(), due.q)

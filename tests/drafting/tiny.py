@@ -10,6 +10,7 @@ import transformers
 from tailrace.config import ModelConfig
 from tailrace.params import SamplingParams
 from tailrace.runners.flat_batch import block_table, lay_out
+from tailrace.runners.load_transformers import load_transformers
 from tailrace.runners.transformers import TransformersRunner
 from tailrace.sampling import Rows, Sampler, Slots
 
@@ -39,7 +40,7 @@ def llama(folder: Path, *, layers: int = 2, seed: int = 1, vocab: int = VOCAB) -
 
 def load(folder: Path) -> TransformersRunner:
     """A runner over the folder's model, not allocated."""
-    return TransformersRunner.load(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=SIZE)
+    return load_transformers(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=SIZE)
 
 
 def sampler_for(*fields: dict, prompts: list[list[int]], vocab: int = VOCAB) -> Sampler:

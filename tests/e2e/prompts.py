@@ -17,7 +17,7 @@ FILES = (
     "docs/path.md",
     "src/tailrace/errors.py",
     "src/tailrace/config.py",
-    "csrc/draw.h",
+    "csrc/sample/draw.h",
 )
 QUESTIONS = (
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",

@@ -14,7 +14,7 @@ from e2e.prompts import prompts
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
 from tailrace.engine.engine import Engine
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.models import describe
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner

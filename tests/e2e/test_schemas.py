@@ -22,8 +22,8 @@ from tailrace.errors import ParameterError
 from tailrace.grammar.completion import shortest_completion
 from tailrace.grammar.service import Grammars
 from tailrace.models import describe
-from tailrace.options import Grammar
 from tailrace.params import SamplingParams
+from tailrace.request.options import Grammar
 from tailrace.runners.base import ModelRunner
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.messages import Failed, Submit, Tokens

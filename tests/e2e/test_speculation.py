@@ -16,7 +16,7 @@ from e2e.prompts import prompts
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
 from tailrace.drafting.adaptive import DraftLengthController
-from tailrace.drafting.base import Draft, DraftRequest
+from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.models import describe
@@ -110,11 +110,8 @@ def test_twenty_prompts_say_the_same_whoever_guesses(model, model_folder, dtype)
 # ---- over HTTP
 
 
-class Knowing:
+class Knowing(Drafter):
     """Guesses what the script will say, also after its end."""
-
-    captures = ()
-    draws = False
 
     def __init__(self, text: list[int]) -> None:
         self.text = text

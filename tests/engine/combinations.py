@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from engine.harness import Harness, Story, token_bytes_of
-from tailrace.drafting.base import Draft, DraftRequest
+from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel
 from tailrace.drafting.ngram import NGram
 from tailrace.drafting.suffix import Suffix
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar, Speculation
 from tailrace.params import SamplingParams
+from tailrace.request.options import Grammar, Speculation
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed
 
@@ -58,12 +58,9 @@ def draft(ids: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(row)
 
 
-class Oracle:
+class Oracle(Drafter):
     """Guesses what plain decoding has said, wrong now and then, and of any length; of texts that it does not know,
     anything."""
-
-    captures = ()
-    draws = False
 
     def __init__(self, texts: Sequence[Sequence[int]], accuracy: float = 0.8) -> None:
         self.texts, self.accuracy, self.rng = [list(text) for text in texts], accuracy, random.Random(3)
@@ -113,7 +110,7 @@ DRAFTERS: dict[str, Callable[[Texts], Callable | None]] = {
 }
 
 
-class Watched:
+class Watched(Drafter):
     """A drafter whose asks are looked at: between two of a sequence lie at least the drafts that agree with what it has
     said, and one token more. ruled: by a grammar, whose masks may be late; drafts without one are dropped then."""
 
@@ -263,7 +260,7 @@ def world_of(case: Case, grammars: Grammars | None, texts: Texts = (), plainly: 
         **{"num_blocks": BLOCKS} | WORLDS[case.world] | options,
     )
     if plainly:
-        harness.engine.speculator._forced = lambda *_: []
+        harness.engine.speculator._collect_forced = lambda *_: []
     return harness
 
 
@@ -323,7 +320,8 @@ def check_story(case: Case, prompt: Sequence[int], story: Story) -> None:
     text, before = text_of(tokens), text_of(tokens[:-1])
     assert 0 < len(tokens) <= LENGTH
     assert EOS not in tokens[:-1]
-    assert not any(t in tokens[params.min_tokens : -1] for t in params.stop_token_ids)
+    if not case.ruled:  # under a grammar a stop id is text where the grammar may not end
+        assert not any(t in tokens[params.min_tokens : -1] for t in params.stop_token_ids)
     if not case.ruled and params.min_tokens:
         assert len(tokens) > params.min_tokens
     assert not any(stop in before for stop in params.stop)
@@ -332,7 +330,8 @@ def check_story(case: Case, prompt: Sequence[int], story: Story) -> None:
         assert len(tokens) == LENGTH
     else:
         last = tokens[-1]
-        assert (end.stop_token_id == last) == (last == EOS or last in params.stop_token_ids)
+        stopped = last == EOS or (last in params.stop_token_ids and not (case.ruled and re.fullmatch(WORD, text)))
+        assert (end.stop_token_id == last) == stopped
         ended = end.stop_token_id is not None or any(stop in text for stop in params.stop)
         assert ended or (case.ruled and re.fullmatch(WORD, text))
     if case.ruled and end.reason == "stop" and end.stop_token_id in (None, EOS) and not params.stop:

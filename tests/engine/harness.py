@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
-from tailrace.drafting.base import Draft
+from tailrace.drafting.base import Draft, Drafter
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
@@ -124,11 +124,8 @@ class Harness:
         return dict(self.stories)
 
 
-class Fickle:
+class Fickle(Drafter):
     """Guesses what plain decoding has said, wrong now and then, and of any length."""
-
-    draws = False
-    captures = ()
 
     def __init__(self, stories: list[list[int]], accuracy: float):
         self.stories, self.accuracy, self.rng = stories, accuracy, random.Random(3)

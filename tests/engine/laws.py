@@ -15,11 +15,11 @@ from scipy import stats
 
 from engine.harness import Harness, token_bytes_of
 from oracles import brute
-from tailrace.drafting.base import Draft, DraftRequest
+from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.drafting.model import DraftModel
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar, Speculation
+from tailrace.request.options import Grammar, Speculation
 from tailrace.runners.scripted import ScriptedRunner
 
 PIECES = ["a", "b", "c", "d", "<eos>"]
@@ -105,10 +105,9 @@ def proposal(first: int, last: int, length: int) -> tuple[torch.Tensor, list[flo
     return q, q.double().cumsum(0).tolist()
 
 
-class Dense:
+class Dense(Drafter):
     """Draws as many drafts as it may."""
 
-    captures = ()
     draws = True
 
     def __init__(self, seed: int) -> None:

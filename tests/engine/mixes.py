@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.combinations import ASKED, BLOCK, EOS, GRAMMAR, LENGTH, NEGATIVE, PROMPTS, TOKEN_BYTES, VOCAB, target
 from engine.harness import Harness
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar, MarkedSpan, RepetitionDetection, ThinkingBudget
+from tailrace.request.options import Grammar, MarkedSpan, RepetitionDetection, ThinkingBudget
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, PromptLogprobs
 

@@ -30,22 +30,22 @@ def told(slowdown: float, *sizes: int) -> ChunkSize:
 @pytest.mark.parametrize("decodes", [1, 4, 8, 20])
 @pytest.mark.parametrize("slowdown", [1.5, 3.0])
 def test_the_step_is_as_long_as_asked(decodes: int, slowdown: float):
-    chunk = told(slowdown, decodes, 64, 100, 200, 400, MOST).limit(decodes, 1, [10**6])
+    chunk = told(slowdown, decodes, 64, 100, 200, 400, MOST).limit_chunk(decodes, 1, [10**6])
     assert LEAST < chunk < MOST - decodes
     assert took(decodes + chunk) == pytest.approx(slowdown * took(decodes), abs=2 * 0.0006)  # two tokens
 
 
 @pytest.mark.parametrize(("crowd", "times"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1.5), (3.0, 3.0), (30.0, 4.0)])
 def test_a_step_may_be_longer_where_more_wait_than_decode(crowd: float, times: float):
-    chunk = told(1.5, 8, 64, 100, 200, 400, MOST).limit(8, crowd, [10**6])
+    chunk = told(1.5, 8, 64, 100, 200, 400, MOST).limit_chunk(8, crowd, [10**6])
     assert took(8 + chunk) == pytest.approx(1.5 * times * took(8), abs=2 * 0.0006)
 
 
 @pytest.mark.parametrize(("crowd", "waiting", "at_once"), [(3.0, 300, True), (3.0, 505, False), (1.0, 300, False)])
 def test_all_that_wait_are_read_in_one_step_if_it_can(crowd: float, waiting: int, at_once: bool):
     chunks = told(1.5, 8, 64, 100, 200)
-    assert (chunks.limit(8, crowd, [waiting]) == waiting) is at_once
-    assert at_once or chunks.limit(8, crowd, [waiting]) == chunks.limit(8, crowd, [10**6])
+    assert (chunks.limit_chunk(8, crowd, [waiting]) == waiting) is at_once
+    assert at_once or chunks.limit_chunk(8, crowd, [waiting]) == chunks.limit_chunk(8, crowd, [10**6])
 
 
 def test_a_step_that_reads_all_is_bounded_too():
@@ -55,27 +55,27 @@ def test_a_step_that_reads_all_is_bounded_too():
     for tokens, seconds in ((1, 0.001), (128, 0.010)):
         for _ in range(5):
             chunks.record(tokens, seconds)
-    assert chunks.limit(1, 2.0, [140, 140]) == 280
-    assert chunks.limit(1, 2.0, [165, 165]) < 100
+    assert chunks.limit_chunk(1, 2.0, [140, 140]) == 280
+    assert chunks.limit_chunk(1, 2.0, [165, 165]) < 100
 
 
 def test_without_decodes_or_a_bound_or_knowledge_a_step_is_full():
-    assert told(3.0, 8, 64, MOST).limit(0, 1, [10**6]) == MOST
-    assert told(0.0, 8, 64, MOST).limit(8, 1, [10**6]) == MOST
-    assert told(3.0).limit(8, 1, [10**6]) == MOST
-    assert told(1000.0, 8, 64, MOST).limit(8, 1, [10**6]) == MOST - 8
+    assert told(3.0, 8, 64, MOST).limit_chunk(0, 1, [10**6]) == MOST
+    assert told(0.0, 8, 64, MOST).limit_chunk(8, 1, [10**6]) == MOST
+    assert told(3.0).limit_chunk(8, 1, [10**6]) == MOST
+    assert told(1000.0, 8, 64, MOST).limit_chunk(8, 1, [10**6]) == MOST - 8
 
 
 def test_a_prompt_always_moves():
-    assert told(1.0, 8, 64, MOST).limit(8, 1, [10**6]) == LEAST
-    assert told(3.0, 8, 64, MOST).limit(MOST, 1, [10**6]) == LEAST
+    assert told(1.0, 8, 64, MOST).limit_chunk(8, 1, [10**6]) == LEAST
+    assert told(3.0, 8, 64, MOST).limit_chunk(MOST, 1, [10**6]) == LEAST
 
 
 def test_what_was_told_wrongly_is_no_step():
     chunks = told(3.0)
     chunks.record(0, 1.0)
     chunks.record(5, 0.0)
-    assert chunks.limit(8, 1, [10**6]) == MOST
+    assert chunks.limit_chunk(8, 1, [10**6]) == MOST
 
 
 def test_nothing_is_believed_of_sizes_that_were_not_seen():
@@ -86,13 +86,13 @@ def test_nothing_is_believed_of_sizes_that_were_not_seen():
             chunks.record(decodes, 0.020)
     sizes = []
     for _ in range(40):
-        sizes.append(8 + chunks.limit(8, 1, [10**6]))
+        sizes.append(8 + chunks.limit_chunk(8, 1, [10**6]))
         chunks.record(sizes[-1], max(0.020, 0.001 * sizes[-1]))
     assert max(sizes) < 80  # 60 takes three times as long; a size is known after three steps of it
     assert 50 < sizes[-1] < 64
     for _ in range(30_000):  # so many steps without prompts that larger ones are forgotten
         chunks.record(8, 0.020)
-    assert chunks.limit(8, 1, [10**6]) < 64
+    assert chunks.limit_chunk(8, 1, [10**6]) < 64
 
 
 class TimedRunner(ScriptedRunner):

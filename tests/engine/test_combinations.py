@@ -49,7 +49,7 @@ from tailrace.kernels.rows import Rows
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, verify
 from tailrace.sampling.backends import cpu, reference
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
 from tailrace.wire.messages import Abort
 
@@ -312,10 +312,8 @@ def by_reference(patch) -> None:
 
 def said_nothing(patch) -> None:
     """From here on tokens count, and are not remembered."""
-    patch.setattr(
-        RequestSlot, "extend", lambda self, tokens: setattr(self, "num_output", self.num_output + len(tokens))
-    )
-    patch.setattr(RequestSlot, "pop", lambda self: setattr(self, "num_output", self.num_output - 1))
+    patch.setattr(Slot, "extend", lambda self, tokens: setattr(self, "num_output", self.num_output + len(tokens)))
+    patch.setattr(Slot, "pop", lambda self: setattr(self, "num_output", self.num_output - 1))
 
 
 def while_it_runs(patch, module, name: str, fault: Callable) -> None:
@@ -332,7 +330,7 @@ def while_it_runs(patch, module, name: str, fault: Callable) -> None:
 
 def stale_penalties(patch) -> None:
     by_reference(patch)
-    while_it_runs(patch, reference, "verify", said_nothing)
+    while_it_runs(patch, reference, "verify_request", said_nothing)
 
 
 def stale_programs(patch) -> None:
@@ -370,7 +368,7 @@ def grammar_stays_ahead(patch) -> None:
             if j < len(job.drafts):
                 job.matcher.accept(job.drafts[j])
 
-    patch.setattr(bitmasks, "fill", fill)
+    patch.setattr(bitmasks, "fill_job", fill)
 
 
 def no_bonus(patch) -> None:
@@ -393,7 +391,7 @@ def shifted_noise(patch) -> None:
 
 def shifted_rows(patch) -> None:
     """Each draft's row is that of the token before it."""
-    real = step.assemble
+    real = step.assemble_batch
 
     def assemble(work, drafts, *rest):
         assembled = real(work, drafts, *rest)
@@ -401,7 +399,7 @@ def shifted_rows(patch) -> None:
         wanted[1:] = torch.where(wanted[1:] == wanted[:-1] + 1, wanted[:-1].clone(), wanted[1:])
         return assembled
 
-    patch.setattr(step, "assemble", assemble)
+    patch.setattr(step, "assemble_batch", assemble)
 
 
 def past_the_stop(patch) -> None:
@@ -463,10 +461,10 @@ def test_planted_faults_are_seen(lab, fault, case, monkeypatch):
 
 def other_proposals(patch) -> None:
     """Each draft comes with the distribution of the one before it."""
-    real = draws.proposals
+    real = draws.collect_proposals
     patch.setattr(
         draws,
-        "proposals",
+        "collect_proposals",
         lambda guesses: (dense := real(guesses)) and [None if q is None else q.roll(1, 0) for q in dense],
     )
 

@@ -19,19 +19,19 @@ from tailrace.config import GrammarConfig
 from tailrace.engine import appending, draws
 from tailrace.engine.scheduler import resting_sequences
 from tailrace.errors import GrammarLimitError, ParameterError
-from tailrace.field_checks import MAX_PHRASE
 from tailrace.grammar import bitmasks, completion
 from tailrace.grammar.base import BitmaskJob
 from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.service import Grammars
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.options import Grammar, Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.field_checks import MAX_PHRASE
+from tailrace.request.options import Grammar, Watermark
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import watermark_transformers
 from tailrace.sampling.backends import reference
-from tailrace.sampling.verify import verify
+from tailrace.sampling.verify import verify_request
 from tailrace.wire.messages import Failed, Finished
 
 [A] = ids("a")
@@ -102,7 +102,7 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
             release.set()
             grammars.close()
 
-    monkeypatch.setattr(bitmasks, "groups", lambda jobs: [[i] for i in range(len(jobs))])
+    monkeypatch.setattr(bitmasks, "group_jobs", lambda jobs: [[i] for i in range(len(jobs))])
     quiet = told(hold=False)
     assert [len(tokens) for tokens in quiet.values()].count(10) == 3
     monkeypatch.setattr(bitmasks, "fill_group", late)
@@ -113,7 +113,7 @@ def test_who_waits_for_a_mask_sits_out_and_nobody_waits_with_it(both_modes, monk
 def test_of_one_call_only_one_job_is_filled_among_strangers():
     kind = type("Kind", (), {"fill_together": None, "can_batch": lambda self, drafts: True})
     jobs = [BitmaskJob(kind(), [], torch.zeros(1), owner) for owner in ("a", "b", "a", "c", "a", "b", None, None)]
-    assert bitmasks.groups(jobs) == [[0, 1, 3, 6, 7], [2, 4], [5]]
+    assert bitmasks.group_jobs(jobs) == [[0, 1, 3, 6, 7], [2, 4], [5]]
 
 
 def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
@@ -141,13 +141,13 @@ def test_what_all_do_at_once_is_spread_over_steps(both_modes, monkeypatch):
 def test_searches_for_a_way_out_of_one_call_share_the_time(both_modes, monkeypatch):
     """64 sequences looked at one place each in a step, however long that took."""
     looked: list[int] = []
-    ranked = completion.CompletionSearch.ranked
+    ranked = completion.CompletionSearch.rank_continuations
     grammars = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], VOCAB)
     harness = Harness(ScriptedRunner(VOCAB, lambda tokens: A, 512), grammars=grammars, token_bytes=TOKEN_BYTES, eos=EOS)
     monkeypatch.setattr(appending, "SEARCH_S", 0.0)
     monkeypatch.setattr(
         completion.CompletionSearch,
-        "ranked",
+        "rank_continuations",
         lambda *args: looked.append(harness.engine.counters.steps) or ranked(*args),
     )
     try:
@@ -173,7 +173,7 @@ def test_one_mask_of_a_grammar_is_bounded():
 
     def go_on() -> None:
         for _ in range(9):
-            place.allowed()
+            place.get_allowed()
             assert place.accept(A)
 
     with pytest.raises(GrammarLimitError):
@@ -232,9 +232,9 @@ def test_draws_beyond_the_kernels_take_turns_from_the_first_on(both_modes, monke
         while time.thread_time() < until:
             pass
         drawn.append(harness.engine.counters.steps)
-        return verify(*args)
+        return verify_request(*args)
 
-    monkeypatch.setattr(reference, "verify", slow)
+    monkeypatch.setattr(reference, "verify_request", slow)
     asked = {"max_tokens": 4, "ignore_eos": True, "temperature": 1.0, "normalize_logits": True}
     for epoch in range(prompts):
         harness.submit("many", [5, 6, 7], epoch, seed=epoch, n=7 // prompts, **asked)

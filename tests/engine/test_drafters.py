@@ -18,7 +18,7 @@ from tailrace.drafting.base import Drafter
 from tailrace.engine import engine as engine_module
 from tailrace.engine.speculation import Speculator
 from tailrace.errors import ConfigError
-from tailrace.options import Speculation
+from tailrace.request.options import Speculation
 from tailrace.runners import load_runner
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, Slots

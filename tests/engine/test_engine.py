@@ -100,7 +100,7 @@ def no_copy_on_write(monkeypatch):
 def wrong_match(monkeypatch):
     monkeypatch.setattr(
         BlockCache,
-        "match",
+        "match_prefix",
         lambda self, s: [next(iter(self.by_hash.values()))] if self.by_hash and len(s.tokens) > 16 else [],
     )
 

@@ -173,14 +173,14 @@ def test_faults_are_seen(loaded, monkeypatch, fault):
         monkeypatch.setattr(TransformersRunner, "copy_states", lambda self, pairs: None)
         tried = functools.partial(test_forks_take_the_state_along, model, "off")
     else:
-        truncate = BlockCache.truncate
+        truncate = BlockCache.truncate_sequence
 
         def without_rings(cache: BlockCache, sequence: Any, length: int) -> None:
             rows, cache.state_rows = cache.state_rows, 0
             truncate(cache, sequence, length)
             cache.state_rows = rows
 
-        monkeypatch.setattr(BlockCache, "truncate", without_rings)
+        monkeypatch.setattr(BlockCache, "truncate_sequence", without_rings)
         tried = functools.partial(test_a_sequence_that_goes_back_too_far_begins_anew, model)
     with pytest.raises(AssertionError):
         tried()
@@ -199,7 +199,7 @@ def test_states_that_do_not_fit_are_refused(loaded, monkeypatch):
 
 def test_a_model_with_states_is_no_draft_model(loaded):
     runner = loaded("lfm2").runner
-    memory, runner.states.memory = runner.states.memory, {}
+    memory, runner.paged.states.memory = runner.paged.states.memory, {}
     with pytest.raises(ConfigError, match="keeps a state per sequence, so it can't be a draft model"):
         runner.allocate(8)
-    runner.states.memory = memory
+    runner.paged.states.memory = memory

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tailrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from tailrace.engine.process import build
+from tailrace.engine.process import build_engine
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Submit, Tokens
 
@@ -26,7 +26,7 @@ ASKED = (
 def said(folder: str, overlap: str, graphs: bool) -> dict[tuple[str, int], list[int]]:
     model = ModelConfig(model=folder, device="cuda", dtype="float32", cuda_graphs=graphs)
     scheduler = SchedulerConfig(max_num_seqs=16, overlap=overlap)
-    engine = build(EngineConfig(model=model, cache=CacheConfig(num_blocks=512), scheduler=scheduler))
+    engine = build_engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=512), scheduler=scheduler))
     for i, fields in enumerate(ASKED):
         params = SamplingParams(**fields, seed=i, max_tokens=24, ignore_eos=True)
         engine.submit(Submit(str(i), 0, list(range(100 + i, 130 + 3 * i)), params))

@@ -18,8 +18,9 @@ from engine.harness import VOCAB as WORDS
 from engine.harness import Harness, alone, script
 from engine.mixes import KINDS, alike, crowd
 from tailrace.config import GrammarConfig, SchedulerConfig
+from tailrace.drafting.base import Drafter
 from tailrace.engine import device, step
-from tailrace.engine.device import Device, overlaps
+from tailrace.engine.device import Device, may_overlap_steps
 from tailrace.engine.in_flight import InFlightStep, LaunchedDraws
 from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.outputs import OutputProcessor
@@ -27,7 +28,7 @@ from tailrace.engine.stats import Counters
 from tailrace.engine.step import StepDriver
 from tailrace.errors import EngineError
 from tailrace.grammar.service import Grammars
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 from tailrace.runners.base import Batch
 from tailrace.runners.scripted import ScriptedRunner, SuccessorRunner
 from tailrace.sampling.sampler import Pending, Sampler
@@ -67,7 +68,7 @@ def test_a_crowd_is_told_the_same(grammars, seed):
 
 @pytest.mark.parametrize("seed", CROWDS[::6])
 def test_a_crowd_is_told_the_same_without_a_thread(grammars, seed, monkeypatch):
-    monkeypatch.setattr(device, "streams", lambda runner: True)
+    monkeypatch.setattr(device, "is_asynchronous", lambda runner: True)
     assert both(grammars, seed)[0]
 
 
@@ -112,9 +113,7 @@ def test_who_drafts_knows_the_last_token(grammars, drafter, monkeypatch):
 
 
 def test_steps_overlap_when_the_drafter_is_given_up():
-    class Broken:
-        draws, captures = False, ()
-
+    class Broken(Drafter):
         def draft(self, asks):
             raise RuntimeError("as it was told to")
 
@@ -280,11 +279,11 @@ def test_draws_that_fail_take_only_those_in_them(at, monkeypatch):
 
 
 @pytest.mark.parametrize("at", [2, 3, 5])
-@pytest.mark.parametrize("where", ["plan", "forward", "collect", "process", "sample"])
+@pytest.mark.parametrize("where", ["prepare_plan", "forward", "collect", "process_samples", "sample"])
 def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, both_modes, monkeypatch):
     """Ctrl-C in a process of one's own, and on it goes: whoever has lost a token fails, the others are told what they
     would be."""
-    owner = OutputProcessor if where == "process" else StepDriver
+    owner = OutputProcessor if where == "process_samples" else StepDriver
     real, count = getattr(owner, where), iter(range(10**6))
 
     def interrupted(*args):
@@ -313,14 +312,14 @@ def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, bo
 
 
 def test_a_step_that_can_t_be_laid_out_fails_those_in_it(monkeypatch):
-    real, count = step.assemble, iter(range(100))
+    real, count = step.assemble_batch, iter(range(100))
 
     def assemble(*args):
         if next(count) == 3:
             raise RuntimeError("as it was told to")
         return real(*args)
 
-    monkeypatch.setattr(step, "assemble", assemble)
+    monkeypatch.setattr(step, "assemble_batch", assemble)
     harness = Harness(overlap="on", max_num_seqs=1)
     for i in range(2):
         harness.submit(f"r{i}", [i + 1], max_tokens=6)
@@ -404,10 +403,9 @@ class Clocked(ScriptedRunner):
     """A device with a clock of its own: calls return at once, what they have launched takes its time, one after the
     other."""
 
-    device = torch.device("meta")  # anything that is not the CPU
-
     def __init__(self, step_s: float) -> None:
         super().__init__(WORDS, script, 512)
+        self.device = torch.device("meta")  # anything that is not the CPU
         self.step_s, self.busy_until, self.idled = step_s, 0.0, 0
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -527,9 +525,9 @@ def test_traces_show_the_device_busy_while_the_host_is():
 def test_the_setting():
     runner = ScriptedRunner(WORDS, script)
     assert SchedulerConfig().overlap == "auto"
-    assert [overlaps(mode, runner) for mode in ("auto", "on", "off")] == [False, True, False]
+    assert [may_overlap_steps(mode, runner) for mode in ("auto", "on", "off")] == [False, True, False]
     runner.device = torch.device("meta")  # anything that is not the CPU
-    assert [overlaps(mode, runner) for mode in ("auto", "on", "off")] == [True, True, False]
+    assert [may_overlap_steps(mode, runner) for mode in ("auto", "on", "off")] == [True, True, False]
 
 
 def test_a_runner_whose_calls_return_at_once_needs_no_thread():

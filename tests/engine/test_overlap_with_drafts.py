@@ -15,7 +15,7 @@ from engine.harness import VOCAB as WORDS
 from engine.harness import Harness, alone, script
 from engine.mixes import KINDS, Told, alike, crowd
 from tailrace.config import GrammarConfig
-from tailrace.drafting.base import Draft
+from tailrace.drafting.base import Draft, Drafter
 from tailrace.drafting.ngram import NGram
 from tailrace.engine import draws
 from tailrace.engine.device import Device
@@ -25,7 +25,7 @@ from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.stats import Counters
 from tailrace.engine.step import StepDriver
 from tailrace.grammar.service import Grammars
-from tailrace.options import Speculation
+from tailrace.request.options import Speculation
 from tailrace.runners.base import Batch
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling.sampler import Pending
@@ -154,10 +154,10 @@ def test_the_law_over_several_steps(grammars, world, drafter, rule, asked, monke
 def test_a_planted_fault_of_the_law_is_seen(monkeypatch):
     """Each draft comes with the distribution of the one before it."""
     monkeypatch.setattr(Harness, "overlap", "on")
-    real = draws.proposals
+    real = draws.collect_proposals
     monkeypatch.setattr(
         draws,
-        "proposals",
+        "collect_proposals",
         lambda guesses: (dense := real(guesses)) and [None if q is None else q.roll(1, 0) for q in dense],
     )
     assert not laws.holds(("random", "dense", "rejection", "nothing"), None, more=" ahead")
@@ -231,7 +231,7 @@ def test_what_was_drawn_is_committed_while_the_next_guesses_are_verified(monkeyp
         real = getattr(owner, name)
 
         def wrapped(*args):
-            said = name != "process" or any(True for _ in args[1])
+            said = name != "process_samples" or any(True for _ in args[1])
             events.extend([name] if said else [])
             return real(*args)
 
@@ -239,12 +239,12 @@ def test_what_was_drawn_is_committed_while_the_next_guesses_are_verified(monkeyp
 
     noted(Device, "launch")
     noted(Pending, "wait")
-    noted(OutputProcessor, "process")
+    noted(OutputProcessor, "process_samples")
     harness = Harness(overlap="on", drafter=lambda sampler: Knowing(), max_drafts=2)
     harness.submit("a", [1, 2], max_tokens=10)
     assert harness.run()["a", 0, 0].tokens == alone([1, 2], 10)
     # nobody waits for the last one, who ends: it is committed at once
-    assert events == ["launch", *["wait", "launch", "process"] * 3, "wait", "process"]
+    assert events == ["launch", *["wait", "launch", "process_samples"] * 3, "wait", "process_samples"]
 
 
 def test_who_does_not_guess_loses_nothing_but_the_wait():
@@ -295,8 +295,8 @@ def test_the_drafter_s_time_is_told_step_by_step(monkeypatch):
 
 def other_tokens_are_foretold(patch) -> None:
     """What is foretold is what was said, in another order."""
-    real = LaunchedDraws._assume
-    patch.setattr(LaunchedDraws, "_assume", lambda self, sequence, tokens: real(self, sequence, tokens[::-1]))
+    real = LaunchedDraws._assume_tokens
+    patch.setattr(LaunchedDraws, "_assume_tokens", lambda self, sequence, tokens: real(self, sequence, tokens[::-1]))
 
 
 def guesses_are_not_computed(patch) -> None:
@@ -307,7 +307,7 @@ def guesses_are_not_computed(patch) -> None:
             member.tokens += tokens
         self.assumed.append((sequence, 1))
 
-    patch.setattr(LaunchedDraws, "_assume", assume)
+    patch.setattr(LaunchedDraws, "_assume_tokens", assume)
 
 
 def void_rows_count(patch) -> None:
@@ -316,8 +316,10 @@ def void_rows_count(patch) -> None:
 
 def blocks_under_way_are_given_back(patch) -> None:
     """What is being written is cut when the tokens before it are committed."""
-    real = OutputProcessor.process
-    patch.setattr(OutputProcessor, "process", lambda self, samples, in_flight: real(self, samples, lambda _: False))
+    real = OutputProcessor.process_samples
+    patch.setattr(
+        OutputProcessor, "process_samples", lambda self, samples, in_flight: real(self, samples, lambda _: False)
+    )
 
 
 def grammars_hear_late(patch) -> None:
@@ -362,10 +364,10 @@ def test_planted_faults_are_seen(grammars, fault: Callable, monkeypatch):
     assert any(seen(seed, name) for seed in range(40) for name in ("oracle", "draft model"))
 
 
-class Looking:
+class Looking(Drafter):
     """Draws its guesses with the engine's sampler, as it were: it looks at where the slots stand."""
 
-    draws, captures = True, ()
+    draws = True
 
     def __init__(self) -> None:
         self.engine: Engine | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
-from tailrace.engine.scheduler import schedule
+from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import Phase, Request, Sequence
 from tailrace.params import SamplingParams
 
@@ -29,7 +29,7 @@ def test_blocks_that_only_victims_share_are_counted():
     second.request.sequences.append(fork)
     cache.fork(second, fork)
     assert cache.num_free == 0
-    plan = schedule([first, second, fork], [], cache, SchedulerConfig(), free_slots=8, chunk=512)
+    plan = plan_step([first, second, fork], [], cache, SchedulerConfig(), free_slots=8, chunk=512)
     assert plan.preempt == [fork, second]
     assert plan.work == [(first, 1)]
 
@@ -41,6 +41,6 @@ def test_a_block_that_another_one_keeps_is_not_counted():
     last = running(cache, 2, BLOCK + 1, 0)
     cache.attach(last, first.blocks[:1])
     assert cache.num_free == 0
-    plan = schedule([first, middle, last], [], cache, SchedulerConfig(), free_slots=8, chunk=512)
+    plan = plan_step([first, middle, last], [], cache, SchedulerConfig(), free_slots=8, chunk=512)
     assert plan.preempt == [last, middle]
     assert plan.work == [(first, 1)]

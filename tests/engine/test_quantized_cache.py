@@ -82,7 +82,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_the_model_says_something_and_codes_are_kept(model: Model):
     assert len({token for tokens in model.alone for token in tokens}) > 30
-    cache = model.runners[16].layers.caches[0]
+    cache = model.runners[16].paged.layers.caches[0]
     assert cache.keys.dtype == cache.values.dtype == pick_kv_code(model.code, torch.device("cpu"))
     assert cache.scales is not None
 
@@ -136,7 +136,7 @@ def test_forks_take_their_scales_along(model: Model, monkeypatch: pytest.MonkeyP
             part.view(torch.uint8)[target] = part.view(torch.uint8)[source]
 
     if not model.states:  # these don't share blocks
-        for cache in model.runners[16].layers.caches:
+        for cache in model.runners[16].paged.layers.caches:
             assert cache.scales is not None
             cache.scales.fill_(1.0)
         monkeypatch.setattr(KVCache, "copy_blocks", without_scales)
@@ -157,7 +157,7 @@ def logits_of(runner: TransformersRunner, parts: list[tuple[list[int], int]]) ->
         flat.add(tokens, end)
     flat.wanted = list(range(len(flat.token_ids)))
     tables = block_table([list(range(8 * i, 8 * i + 8)) for i in range(len(parts))])
-    return runner.forward(flat.batch(tables.numpy(), 16)).clone()  # the next pass may overwrite them
+    return runner.forward(flat.make_batch(tables.numpy(), 16)).clone()  # the next pass may overwrite them
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -204,9 +204,12 @@ def test_more_tokens_fit_into_the_memory_and_the_log_says_so(
     assert [need.cache for need in needs] == [8 * plain.block_bytes, 8 * runner.block_bytes]
     with caplog.at_level(logging.INFO):
         runner.allocate(8)
-    held = runner.layers.caches[0]
+    held = runner.paged.layers.caches[0]
     assert held.keys.dtype == code
-    assert sum(t.nbytes for c in runner.layers.caches for t in (c.keys, c.values, c.scales)) == 8 * runner.block_bytes  # pyright: ignore
+    assert (
+        sum(t.nbytes for c in runner.paged.layers.caches for t in (c.keys, c.values, c.scales))
+        == 8 * runner.block_bytes
+    )  # pyright: ignore
     kind = str(code).removeprefix("torch.")
     assert f"KV cache in {kind}: 128 tokens in 0.00 GiB, {each * 20} bytes each; bfloat16 would take {each * 32}" in (
         caplog.text

@@ -80,10 +80,10 @@ def test_too_little_memory_is_a_sentence(
 ):
     config, folder = model
     need = weights_bytes(folder, 2, packed=True)
-    monkeypatch.setattr(cache_size, "available", lambda: need)
+    monkeypatch.setattr(cache_size, "measure_available_memory", lambda: need)
     with caplog.at_level("INFO"):
         check_memory(folder, config)
     assert "weights will take" in caplog.text
-    monkeypatch.setattr(cache_size, "available", lambda: need - 1)
+    monkeypatch.setattr(cache_size, "measure_available_memory", lambda: need - 1)
     with pytest.raises(ModelLoadError, match=r"of memory for its weights, and .* available: end other programs"):
         check_memory(folder, config)

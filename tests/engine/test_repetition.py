@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from examples import examples
 from tailrace.engine.checks.repetition import RepetitionCheck
 from tailrace.errors import ParameterError
-from tailrace.options import RepetitionDetection
+from tailrace.request.options import RepetitionDetection
 
 
 def circles(tokens: list[int], asked: RepetitionDetection) -> bool:

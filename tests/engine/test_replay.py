@@ -17,10 +17,10 @@ from tailrace.config import GrammarConfig
 from tailrace.engine import replay as replays
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.wanted_rows import MAX_SCORED
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.grammar.service import Grammars
-from tailrace.options import RepetitionDetection, Speculation
 from tailrace.params import SamplingParams
+from tailrace.request.options import RepetitionDetection, Speculation
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import reference
 from tailrace.wire.messages import Abort, Replay, Replayed, Submit, Tokens
@@ -468,8 +468,8 @@ def of_the_row_before(patch) -> None:
     """A replay's rows are those of the token before."""
     from tailrace.engine import batch, wanted_rows
 
-    real = wanted_rows.WantedRows.upto
-    patch.setattr(wanted_rows.WantedRows, "upto", lambda self, end: [p - (p > 10) for p in real(self, end)])
+    real = wanted_rows.WantedRows.select_places
+    patch.setattr(wanted_rows.WantedRows, "select_places", lambda self, end: [p - (p > 10) for p in real(self, end)])
     assert batch
 
 

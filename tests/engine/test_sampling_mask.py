@@ -7,9 +7,9 @@ import pytest
 
 from engine.harness import EOS, VOCAB, Fickle, Harness, Story
 from engine.test_speculation import ASKED, PROMPTS, TOKEN_BYTES, logits
-from tailrace.params import SamplingParams
+from tailrace.params import FIELDS, SamplingParams
+from tailrace.request.fields import removes_most
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.sampler_fields import CUTS
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.keys import request_key
 from tailrace.sampling.validation import CALLER_FIELDS
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("both_modes")
 
 def asking(fields: dict) -> dict:
     """The same with the report; where nothing cuts, top_k lets everything through."""
-    cuts = any(name in CUTS for name in fields)
+    cuts = any(removes_most(FIELDS[name]) for name in fields)
     return fields | ({} if cuts else {"top_k": VOCAB}) | {"return_sampling_mask": True, "max_tokens": 30}
 
 

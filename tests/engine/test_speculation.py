@@ -10,7 +10,7 @@ import torch
 
 from engine.harness import EOS, VOCAB, Fickle, Harness, token_bytes_of
 from tailrace.drafting.ngram import NGram
-from tailrace.options import Speculation
+from tailrace.request.options import Speculation
 from tailrace.runners.scripted import ScriptedRunner
 
 CHARS = [chr(33 + i) for i in range(VOCAB)]

@@ -10,8 +10,8 @@ from api.harness import LocalClient, front_of, make_tokenizer, saying
 from examples import examples
 from tailrace.engine.checks.stop_strings import StopStringCheck
 from tailrace.engine.token_bytes import TokenBytes
-from tailrace.options import MarkedSpan
 from tailrace.params import SamplingParams
+from tailrace.request.options import MarkedSpan
 from tailrace.text.output import TextStream
 from text.vocabularies import ALL
 

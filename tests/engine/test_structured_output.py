@@ -19,7 +19,7 @@ from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar import bitmasks
 from tailrace.grammar.base import DraftMaskError
 from tailrace.grammar.service import Grammars
-from tailrace.options import MAX_DRAFTS, Grammar, MarkedSpan
+from tailrace.request.options import MAX_DRAFTS, Grammar, MarkedSpan
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Failed, Finished
 
@@ -167,7 +167,7 @@ def test_guesses_that_are_given_up_for_their_masks_change_no_token(grammars, mon
     """Only the first mask of each sequence is there; the others are undefined."""
     plain, _ = stories(grammars, "schema", temperature=1.2, seed=1)
     texts = [ids("say it")[int(key[0][-1]) :] + tokens for key, (tokens, _, _) in plain.items()]
-    cut, fill = [], bitmasks.fill
+    cut, fill = [], bitmasks.fill_job
 
     def first_alone(job, limit_s):
         fill(job, limit_s)
@@ -176,8 +176,8 @@ def test_guesses_that_are_given_up_for_their_masks_change_no_token(grammars, mon
             cut.append(job)
             raise DraftMaskError(1)
 
-    monkeypatch.setattr(bitmasks, "fill", first_alone)
-    monkeypatch.setattr(bitmasks, "batched", lambda job: None)
+    monkeypatch.setattr(bitmasks, "fill_job", first_alone)
+    monkeypatch.setattr(bitmasks, "get_batched_class", lambda job: None)
     guessed, _ = stories(grammars, "schema", Fickle(texts, 0.8), temperature=1.2, seed=1)
     assert cut
     assert guessed == plain
@@ -206,7 +206,7 @@ def test_thoughts_are_free_and_the_grammar_begins_after_them(grammars, opened):
         return row
 
     after = MarkedSpan("<think>", "</think>", opened)
-    asked = Grammar(kind="regex", source="[0-9]{4}", after=after, opening_token_id=None if opened else THINK)
+    asked = Grammar(kind="regex", source="[0-9]{4}", after=after, opening_token_ids=() if opened else ((THINK,),))
     outcomes = []
     for drafter in (None, Fickle([], 1.0)):
         harness = world(grammars, drafter, ScriptedRunner(VOCAB, script, 512))
@@ -230,7 +230,7 @@ def test_a_grammar_may_begin_with_a_token_within_the_thought(grammars, closes):
         return row
 
     span = MarkedSpan("<thought>", "</think>", opened=True)
-    asked = Grammar(kind="lark", source=f"start: <[{THINK}]> /[0-9]{{4}}/", after=span, entry_token_id=THINK)
+    asked = Grammar(kind="lark", source=f"start: <[{THINK}]> /[0-9]{{4}}/", after=span, entry_token_ids=(THINK,))
     outcomes = []
     for drafter in (None, Fickle([], 1.0)):
         harness = world(grammars, drafter, ScriptedRunner(VOCAB, script, 512))
@@ -249,7 +249,7 @@ def test_a_model_that_does_not_think_is_ruled_from_the_start(grammars):
     harness = world(grammars)
     after = MarkedSpan("<think>", "</think>")
     harness.submit(
-        "a", ids("abc"), grammar=Grammar(kind="regex", source="[0-9]{4}", after=after, opening_token_id=THINK)
+        "a", ids("abc"), grammar=Grammar(kind="regex", source="[0-9]{4}", after=after, opening_token_ids=((THINK,),))
     )
     found = run(harness)["a", 0, 0]
     assert re.fullmatch("[0-9]{4}", text_of(found.tokens))
@@ -432,7 +432,66 @@ def test_fields_that_leave_no_token_are_the_requests_own_fault(fields, named):
 
 def test_looking_ahead_has_one_limit_for_all_of_a_step(grammars, monkeypatch):
     harness, limits = world(grammars), []
-    monkeypatch.setattr(harness.engine.speculator, "_forced", lambda sequence, count, until: limits.append(until) or [])
+    monkeypatch.setattr(
+        harness.engine.speculator, "_collect_forced", lambda sequence, count, until: limits.append(until) or []
+    )
     assert not harness.engine.speculator.expects_forced([SimpleNamespace(tokens_left=9, waits_for_mask=False)] * 5)
     assert len(limits) == 5
     assert len(set(limits)) == 1
+
+
+def ended_by(
+    prompt: list[int], stops: tuple[int, ...], min_tokens: int, ignore_eos: bool
+) -> tuple[list[int], int | None]:
+    """What greedy decoding says under [a-c]{2,9}, and the token that ends it; None: the grammar allows no more."""
+    said: list[int] = []
+    while len(said) < 9:
+        allowed = ids("abc")
+        if len(said) >= 2 and len(said) >= min_tokens:
+            allowed += [*stops, *(() if ignore_eos else (EOS,))]
+        row = logits([*prompt, *said])
+        token = max(allowed, key=lambda one: (float(row[one]), -one))
+        complete = len(said) >= 2
+        said.append(token)
+        if token == EOS or (token in stops and complete and len(said) > min_tokens):
+            return said, token
+    return said, None
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("stops", [(), tuple(ids("b")), (*ids("bc"), THINK), (THINK, UNTHINK)])
+@pytest.mark.parametrize("min_tokens", [0, 2, 5, 20])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_eos_and_stop_ids_end_the_text_only_where_the_grammar_may_end(grammars, stops, min_tokens, ignore_eos):
+    prompts = [ids(text) for text in ("say it", "abc", "x", "ba", "to be")]
+    fields = {"stop_token_ids": stops, "min_tokens": min_tokens, "ignore_eos": ignore_eos}
+    wanted = [ended_by(prompt, stops, min_tokens, ignore_eos) for prompt in prompts]
+    for drafter in (None, Fickle([prompt + said for prompt, (said, _) in zip(prompts, wanted, strict=True)], 0.8)):
+        harness = world(grammars, drafter)
+        for place, prompt in enumerate(prompts):
+            asked = Grammar(kind="regex", source="[a-c]{2,9}")
+            harness.submit(f"r{place}", prompt, max_tokens=40, grammar=asked, **fields)
+        for (name, _, _), story in run(harness).items():
+            assert (story.tokens, story.end.stop_token_id) == wanted[int(name[1:])]
+            assert story.end.reason == "stop"
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_marker_of_several_tokens_opens_a_thought_or_turns_out_to_be_text(grammars, drafts, opens):
+    """The grammar allows the marker's first token, too."""
+    plan = ids("[[hm]]1234" if opens else "[abc")
+
+    def script(tokens: list[int]) -> torch.Tensor:
+        row, said = logits(tokens), tokens[3:]
+        if len(said) < len(plan):
+            row[plan[len(said)]] = 50.0
+        return row
+
+    after = MarkedSpan("[[", "]]")
+    asked = Grammar(kind="regex", source=r"\[[a-z]{3}|[0-9]{4}", after=after, opening_token_ids=(tuple(ids("[[")),))
+    drafter = Fickle([ids("abc") + plan], 0.8) if drafts else None
+    harness = world(grammars, drafter, ScriptedRunner(VOCAB, script, 512))
+    harness.submit("a", ids("abc"), grammar=asked, max_tokens=60)
+    story = run(harness)["a", 0, 0]
+    assert (story.tokens, story.end.reason) == (plan, "stop")

@@ -9,8 +9,8 @@ from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.engine.validation import check_served
 from tailrace.errors import ParameterError
-from tailrace.options import MarkedSpan, ThinkingBudget
 from tailrace.params import SamplingParams
+from tailrace.request.options import MarkedSpan, ThinkingBudget
 from text.vocabularies import byte_level
 
 TOKENIZER = byte_level()

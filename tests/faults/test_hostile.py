@@ -2,7 +2,7 @@
 as in peace.
 
 Nothing here looks at the clock but for what counts as hanging; what the neighbours' tokens waited is printed, and
-`tailrace bench abuse` measures it.
+`python -m bench.abuse` measures it.
 """
 
 from __future__ import annotations

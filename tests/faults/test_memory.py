@@ -89,20 +89,22 @@ def group(folder: Path, limit: object, used: int, dropped: int, version: int) ->
 
 def test_a_container_has_what_its_groups_leave(tmp_path, monkeypatch):
     mount, membership = tmp_path / "cgroup", tmp_path / "self"
-    monkeypatch.setattr(cgroup.left, "__defaults__", (mount, membership))
-    assert cgroup.left() is None, "no groups at all"
+    monkeypatch.setattr(cgroup.measure_headroom, "__defaults__", (mount, membership))
+    assert cgroup.measure_headroom() is None, "no groups at all"
     membership.write_text("0::/pod/box\n")
-    assert cgroup.left() is None
+    assert cgroup.measure_headroom() is None
     group(mount / "pod" / "box", "max", 50 * MIB, 0, 2)
-    assert cgroup.left() is None
+    assert cgroup.measure_headroom() is None
     group(mount / "pod", 900 * MIB, 600 * MIB, 100 * MIB, 2)
-    assert cache_size.available() == 400 * MIB, "a group above it counts as well; what may be dropped is not lost"
+    assert cache_size.measure_available_memory() == 400 * MIB, (
+        "a group above it counts as well; what may be dropped is not lost"
+    )
     assert MemoryLimit().limit == 200 * MIB, "half of it, where that is less than the floor"
     assert MemoryLimit(promised=1 << 50).limit == 200 * MIB
     membership.write_text("0::/../../machine/path\n")
     group(mount, 100 * MIB, 150 * MIB, 0, 2)
-    assert cgroup.left() == 0, "what is mounted is the container's own, and it is over"
+    assert cgroup.measure_headroom() == 0, "what is mounted is the container's own, and it is over"
     membership.write_text("9:cpu,memory:/box\n4:pids:/box\n")
     group(mount / "memory" / "box", 700 * MIB, 100 * MIB, 0, 1)
     group(mount / "memory", 1 << 62, 100 * MIB, 0, 1)
-    assert cache_size.available() == 600 * MIB
+    assert cache_size.measure_available_memory() == 600 * MIB

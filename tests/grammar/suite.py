@@ -13,7 +13,7 @@ from grammar.vocabularies import small
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.llguidance import GrammarCompiler
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "suite.jsonl").read_text().splitlines()]
 # Annotations by the standard. Here a format is binding, so the suite's cases of mere annotation are left out.

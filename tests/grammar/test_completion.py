@@ -13,7 +13,7 @@ from tailrace.grammar import completion as completion_module
 from tailrace.grammar.completion import TEXTS_PER_MASK, shortest_completion
 from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 
 def follow(matcher: GrammarMatcher, tokens: list[int]) -> None:
@@ -67,13 +67,13 @@ def test_texts_that_are_tried_count_as_work(monkeypatch: pytest.MonkeyPatch):
     source = json.dumps({"type": "object", "properties": dict.fromkeys(names, pattern), "required": names})
     library = GrammarCompiler(small())
     matcher = library.load(library.compile(Grammar(kind="json_schema", source=source))).matcher()
-    tried, plain = [0], completion_module.ends
+    tried, plain = [0], completion_module.is_completion
 
     def counted(place: GrammarMatcher, tokens: list[int]) -> bool:
         tried[0] += 1
         return plain(place, tokens)
 
-    monkeypatch.setattr(completion_module, "ends", counted)
+    monkeypatch.setattr(completion_module, "is_completion", counted)
     shortest_completion(matcher, 1000, max_masks=20)
     assert 0 < tried[0] <= 20 * TEXTS_PER_MASK
 

@@ -17,7 +17,7 @@ from tailrace.grammar.completion import shortest_completion
 from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 from tailrace.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
@@ -40,7 +40,7 @@ def written(matcher: GrammarMatcher, seed: int) -> str | None:
     rng, path = numpy.random.default_rng(seed), []
     eos = matcher.vocabulary.eos[0]
     while len(path) < STEPS:
-        token = int(rng.choice(matcher.allowed().nonzero()[0]))
+        token = int(rng.choice(matcher.get_allowed().nonzero()[0]))
         assert matcher.accept(token)
         if token == eos:
             break

@@ -13,7 +13,7 @@ from tailrace.grammar.jump_forward import MAX_BYTES_CHECKED, certain_prefix, for
 from tailrace.grammar.llguidance import GrammarCompiler
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 DOUBLING = "\n".join(f"a{i} ::= a{i + 1} a{i + 1}" for i in range(40))
 LONG = {

@@ -14,10 +14,10 @@ import torch
 
 from grammar.vocabularies import EOS, PADDED, SPECIAL, small, spelled
 from tailrace.errors import DeadEndError
-from tailrace.grammar.base import Compiled, Matcher
-from tailrace.grammar.llguidance import GrammarCompiler
+from tailrace.grammar.base import BitmaskJob, Compiled, Matcher
+from tailrace.grammar.llguidance import LIMITS, GrammarCompiler, LLGuidanceMatcher
 from tailrace.grammar.matcher import GrammarMatcher
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 SCHEMA = {
     "type": "object",
@@ -247,3 +247,34 @@ def test_a_vocabulary_that_cannot_spell_it_fails_that_row():
     assert matcher.accept(0)
     with pytest.raises(DeadEndError):
         matcher.fill(torch.zeros(1, dtype=torch.int32))
+
+
+def bits(matcher: GrammarMatcher, drafts: list[int]) -> numpy.ndarray:
+    """The masks of a step with drafts, filled as a batch."""
+    job = BitmaskJob(matcher, drafts, torch.zeros((1 + len(drafts), small().words), dtype=torch.int32))
+    [error] = LLGuidanceMatcher.fill_together([job], 1)
+    assert error is None
+    return job.masks.numpy()
+
+
+def test_a_lexer_that_is_full_ends_no_sequence(monkeypatch: pytest.MonkeyPatch):
+    """All sequences of a grammar share a lexer, whose states are limited in number."""
+    grammar = Grammar(kind="regex", source="a[a-c]{0,300}x|b[a-c]{0,300}y|c[a-c]{0,300}z")
+    roomy = GrammarCompiler(small()).load(GrammarCompiler(small()).compile(grammar))
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 450)
+    compiled = GrammarCompiler(small()).load(GrammarCompiler(small()).compile(grammar))
+    start = compiled.start()
+    pairs = [(compiled.matcher(), roomy.matcher()) for _ in "abc"]
+    for i in range(250):
+        for (one, other), first in zip(pairs, "abc", strict=True):
+            token = ord("abc"[i % 3] if i else first)
+            assert one.accept(token)
+            assert other.accept(token)
+            assert (one.get_allowed() == other.get_allowed()).all()
+            assert (bits(one, [ord("b"), ord("c")]) == bits(other, [ord("b"), ord("c")])).all()
+    assert compiled.start() is not start
+    for (one, _), last in zip(pairs, "xyz", strict=True):
+        one.rollback(2)
+        assert one.accept(ord(last))
+        assert one.complete
+    assert compiled.matcher().accept(ord("b"))

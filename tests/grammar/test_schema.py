@@ -20,7 +20,7 @@ from tailrace.errors import ParameterError
 from tailrace.grammar.base import Matcher
 from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.llguidance import GrammarCompiler
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 CASES: list[tuple[str, Any, list[str], list[str]]] = [
     ("multipleOf", {"type": "integer", "multipleOf": 3}, ["9"], ["10"]),

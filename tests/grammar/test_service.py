@@ -32,8 +32,8 @@ from tailrace.grammar import bitmasks, compile_pool, compile_process
 from tailrace.grammar import service as service_module
 from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
 from tailrace.grammar.matcher import GrammarMatcher
-from tailrace.grammar.service import GrammarCache, Grammars, RefusedGrammars, digest
-from tailrace.options import Grammar, MarkedSpan
+from tailrace.grammar.service import GrammarCache, Grammars, RefusedGrammars, hash_grammar
+from tailrace.request.options import Grammar, MarkedSpan
 
 CONFIG = GrammarConfig(timeout_s=1.5, memory_mib=128, workers=1, threads=2)
 WORDS = -(-PADDED // 32)
@@ -128,7 +128,7 @@ def test_a_grammar_is_compiled_once_and_kept(service: Grammars):
     assert service.compile(number(0)).result(0) is compiled
     # what does not change the language does not count
     assert service.compile(number(0, close_in_time=True, after=MarkedSpan("<a>", "</a>"))).result(0) is compiled
-    assert digest(number(0)) != digest(number(0, whitespace=3)) != digest(number(1))
+    assert hash_grammar(number(0)) != hash_grammar(number(0, whitespace=3)) != hash_grammar(number(1))
 
 
 def test_fifty_at_once_and_equal_ones_together(service: Grammars):
@@ -211,6 +211,7 @@ def test_a_grammar_whose_process_breaks_is_refused():
         (Grammar(kind="choice", source='["a", ""]'), "none of them empty"),
         (Grammar(kind="choice", source='["a", 3]'), "one or more texts"),
         (Grammar(kind="choice", source='["\\ud800"]'), "surrogate"),
+        (Grammar(kind="json_schema", source=f'{{"minimum": {"9" * 5000}}}'), "an integer of more than 4300 digits"),
         (Grammar(kind="regex", source=" "), "must not be empty"),
         (Grammar(kind="regex", source="a\0"), "NUL"),
         (Grammar(kind="regex", source="a\\"), "backslash"),
@@ -362,8 +363,8 @@ def test_masks_in_one_piece_of_memory_with_rows_of_others_between(service: Gramm
     expected = []
     for job in jobs:
         expected.append(torch.zeros_like(job.masks))
-        bitmasks.fill(BitmaskJob(job.matcher, job.drafts, expected[-1]), 9.0)
-    assert [len(group) for group in bitmasks.groups(jobs)] == [4, 1, 1]  # those that know of the end are alone
+        bitmasks.fill_job(BitmaskJob(job.matcher, job.drafts, expected[-1]), 9.0)
+    assert [len(group) for group in bitmasks.group_jobs(jobs)] == [4, 1, 1]  # those that know of the end are alone
     assert service.fill(jobs).wait() == [None] * len(jobs)
     for job, mask in zip(jobs, expected, strict=True):
         assert torch.equal(job.masks, mask)
@@ -376,9 +377,9 @@ def test_putting_jobs_into_groups_is_no_work_for_the_library(service: Grammars, 
     compiled = service.compile(number(7)).result(300)
     jobs = [BitmaskJob(compiled.matcher(), [], torch.zeros((1, WORDS), dtype=torch.int32)) for _ in range(3)]
     kind = type(jobs[0].matcher)
-    for name in ("_complete", "_only_end", "_write", "_take"):
+    for name in ("_is_complete", "_only_end", "_write_mask", "_take_token"):
         monkeypatch.setattr(kind, name, lambda *_: pytest.fail("asked"))
-    assert bitmasks.groups(jobs) == [[0, 1, 2]]
+    assert bitmasks.group_jobs(jobs) == [[0, 1, 2]]
 
 
 def test_where_filling_together_fails_each_is_filled_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
@@ -590,7 +591,7 @@ def test_a_panic_while_loading_fails_that_grammar_alone(service: Grammars, monke
 
     service.compile(number(1)).result(300)
     with monkeypatch.context() as patched:
-        patched.setattr(type(service._pool.library()), "load", panic)
+        patched.setattr(type(service._pool.get_compiler()), "load", panic)
         with pytest.raises(EngineError, match="PanicException"):
             service.compile(number(300)).result(300)
     assert service.compile(number(300)).result(300).matcher().prefix(b"x3004") == 5
@@ -640,7 +641,7 @@ def test_warming_up_makes_the_library_ready(monkeypatch: pytest.MonkeyPatch):
 def test_what_a_grammar_may_grow_by_is_charged(service: Grammars):
     """llguidance finds states of its lexer as texts are matched, after the grammar was weighed."""
     service.compile(number(400)).result(300)
-    size = service._cache._entries[digest(number(400))][1]
+    size = service._cache._entries[hash_grammar(number(400))][1]
     assert size >= 16 << 20
 
 

@@ -14,8 +14,8 @@ from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.sequence import Request, Sequence
 from tailrace.errors import ConfigError
 from tailrace.integrations.ray.prompt_key import PromptKeys, RoutedModel
-from tailrace.integrations.ray.rendezvous import bound, preferred, ranked
-from tailrace.integrations.ray.settings import read
+from tailrace.integrations.ray.rendezvous import limit_load, order_replicas, rank_replicas
+from tailrace.integrations.ray.settings import read_ray_settings
 from tailrace.params import SamplingParams
 from tailrace.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ def cached_hashes(token_ids: list[int], adapter: int = 0) -> list[bytes]:
     sequence = Sequence(request, 0, 0, len(token_ids), token_ids)
     cache.reserve(sequence, len(token_ids))
     sequence.num_computed = len(token_ids)
-    cache.publish(sequence)
+    cache.publish_blocks(sequence)
     return [cache.hash_of[block] for block in sequence.blocks if block in cache.hash_of]
 
 
@@ -122,11 +122,11 @@ def made(count: int) -> list[bytes]:
 def test_a_lost_replica_moves_its_own_keys_alone():
     fewer = NAMES[:7] + NAMES[8:]
     for key in made(2000):
-        assert [name for name in ranked(key, NAMES) if name != NAMES[7]] == ranked(key, fewer)
+        assert [name for name in rank_replicas(key, NAMES) if name != NAMES[7]] == rank_replicas(key, fewer)
 
 
 def test_every_replica_gets_its_share():
-    counts = Counter(ranked(key, NAMES)[0] for key in made(20_000))
+    counts = Counter(rank_replicas(key, NAMES)[0] for key in made(20_000))
     mean = 20_000 / len(NAMES)
     assert len(counts) == len(NAMES)
     assert sum((n - mean) ** 2 / mean for n in counts.values()) < 75  # χ² of 19 degrees beyond 1e-8
@@ -134,32 +134,36 @@ def test_every_replica_gets_its_share():
 
 def test_the_order_does_not_depend_on_the_order_of_the_names():
     for key in made(50):
-        assert ranked(key, NAMES) == ranked(key, NAMES[::-1])
+        assert rank_replicas(key, NAMES) == rank_replicas(key, NAMES[::-1])
 
 
 def test_one_at_its_bound_comes_after_all_that_are_not():
     key = made(1)[0]
-    order = ranked(key, NAMES)
+    order = rank_replicas(key, NAMES)
     loads = dict.fromkeys(NAMES, 10)
-    assert preferred(key, loads, 1.25, 8) == order
-    loads[order[0]] = bound(10 * len(NAMES), len(NAMES), 1.25, 8)
-    assert preferred(key, loads, 1.25, 8) == [*order[1:], order[0]]
-    assert preferred(key, dict.fromkeys(NAMES, 0) | {order[0]: 7}, 1.25, 8)[0] == order[0]  # below the free requests
-    assert preferred(key, dict.fromkeys(NAMES, 0) | {order[0]: 8}, 1.25, 8)[0] == order[1]
+    assert order_replicas(key, loads, 1.25, 8) == order
+    loads[order[0]] = limit_load(10 * len(NAMES), len(NAMES), 1.25, 8)
+    assert order_replicas(key, loads, 1.25, 8) == [*order[1:], order[0]]
+    assert (
+        order_replicas(key, dict.fromkeys(NAMES, 0) | {order[0]: 7}, 1.25, 8)[0] == order[0]
+    )  # below the free requests
+    assert order_replicas(key, dict.fromkeys(NAMES, 0) | {order[0]: 8}, 1.25, 8)[0] == order[1]
 
 
 def test_somebody_is_always_below_the_bound():
     rng = random.Random(2)
     for _ in range(500):
         loads = {name: rng.randrange(40) for name in NAMES[: rng.randint(1, 20)]}
-        assert loads[preferred(rng.randbytes(16), loads, 1.0, 0)[0]] < bound(sum(loads.values()), len(loads), 1.0, 0)
+        assert loads[order_replicas(rng.randbytes(16), loads, 1.0, 0)[0]] < limit_load(
+            sum(loads.values()), len(loads), 1.0, 0
+        )
 
 
 # ---- settings
 
 
 def test_settings_come_as_words_or_as_tables():
-    settings = read({"model.model": "scripted:next", "ray.max_replicas": "3", "ray": {"slack": 2}})
+    settings = read_ray_settings({"model.model": "scripted:next", "ray.max_replicas": "3", "ray": {"slack": 2}})
     assert (settings.tailrace.model.model, settings.ray.max_replicas, settings.ray.slack) == ("scripted:next", 3, 2.0)
 
 
@@ -177,4 +181,4 @@ def test_settings_come_as_words_or_as_tables():
 )
 def test_wrong_settings_are_refused_by_name(args: dict[str, object], words: str):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
-        read(args)
+        read_ray_settings(args)

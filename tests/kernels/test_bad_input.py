@@ -8,8 +8,12 @@ import time
 import pytest
 import torch
 
-from tailrace import kernels
+from tailrace import _cpu, kernels
+from tailrace.errors import ParameterError
+from tailrace.kernels.constants import TAKEN
 from tailrace.kernels.dispatch import find
+from tailrace.kernels.needs import SlotNeeds, check_rows
+from tailrace.kernels.rows import Guidance, Rows
 
 BF16 = torch.bfloat16
 
@@ -62,8 +66,9 @@ def test_attention_refuses(step, change, message):
 
 @pytest.mark.parametrize("slot", [-1, 16, 10**12])
 def test_store_refuses_slots_outside_the_cache(step, slot):
-    with pytest.raises(ValueError, match=f"slots must lie within the cache, got {slot}"):
+    with pytest.raises(_cpu.FieldError, match=f"slots must lie within the cache, got {slot}") as caught:
         kernels.store_kv(step["cache"], step["key"][:1], step["value"][:1], torch.tensor([slot]))
+    assert caught.value.field == "slots"
     with pytest.raises(ValueError, match="slots must be contiguous"):
         kernels.store_kv(step["cache"], step["key"][:1], step["value"][:1], torch.tensor([0], dtype=torch.int32))
 
@@ -145,3 +150,51 @@ def test_a_forked_child_can_still_compute():
     os.kill(child, 9)
     os.waitpid(child, 0)
     pytest.fail("the child hangs")
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "message"),
+    [
+        ({"start": [1, 2, 4]}, "start", "start[0] must be in 0 … 0, got 1"),
+        ({"start": [0, 2, 3]}, "start", "start[N] must be in 4 … 4, got 3"),
+        ({"start": [0, 3, 4]}, "rows", "the rows of a request must be in 1 … 2, got 3"),
+        ({"source": [0, 1, 2, 4]}, "source", "source must be in 0 … 3, got 4"),
+        ({"position": [0, 1, -2, 1]}, "position", "position must be in 0 … 9223372036854775807, got -2"),
+        ({"slot": [0, 0, 3, 3]}, "slot", "slot must be in 0 … 2, got 3"),
+        ({"slot": [0, 1, 1, 1]}, "slot", "the slot of a request's rows must be in 0 … 0, got 1"),
+        ({"slot": [0, 0, 2, 2]}, "slot", "slot 2 is empty"),
+        ({"draft": [8, -1, 1, -1]}, "drafts", "drafts must be in 0 … 7, got 8"),
+        ({"draft": [0, 5, 1, -1]}, "draft", "the draft of a bonus row must be in -1 … -1, got 5"),
+        ({"rule": [0, 4]}, "rule", "rule must be in 0 … 3, got 4"),
+        ({"mask": [0, 1, 0, 0]}, "mask", "mask must be in -1 … 0, got 1"),
+        ({"companion": [4, -1, -1, -1]}, "companion", "companion must be in -1 … 3, got 4"),
+        ({"scale": [-1.0, 0, 0, 0]}, "scale", "scale must be finite and at least 0, got -1.000000"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_steps_rows_are_refused_by_the_fields_name(change, field, message):
+    good = {
+        "slot": [0, 0, 1, 1],
+        "source": [0, 1, 2, 3],
+        "position": [0, 1, 0, 1],
+        "start": [0, 2, 4],
+        "draft": [0, -1, 1, -1],
+        "mask": [0, 0, 0, 0],
+        "companion": [0, -1, -1, -1],
+        "scale": [0.0, 0, 0, 0],
+        "rule": [0, 3],
+    }
+    needs = SlotNeeds.of(3)
+    needs.table[:2] = -1, TAKEN
+
+    def check(given: dict[str, list]) -> None:
+        dtypes = {"rule": torch.int32, "scale": torch.float32}
+        columns = {name: torch.tensor(column, dtype=dtypes.get(name, torch.int64)) for name, column in given.items()}
+        guidance = Guidance(columns.pop("companion"), columns.pop("scale"))
+        masks = torch.zeros(1, 1, dtype=torch.int32)
+        check_rows(torch.zeros(4, 8), Rows(**columns, width=2, masks=masks, guidance=guidance), needs)
+
+    check(good)
+    with pytest.raises(ParameterError) as caught:
+        check(good | change)
+    assert (str(caught.value), caught.value.param) == (message, field)

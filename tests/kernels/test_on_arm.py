@@ -13,14 +13,15 @@ import nanobind
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
 ARM = platform.machine() == "aarch64"
 COMPILER = "c++" if ARM else "aarch64-linux-gnu-g++"
 EMULATOR = [] if ARM else ["qemu-aarch64"]
 PARTS = [
     "tests/kernels/on_arm.cpp",
-    *sorted(str(path) for path in (ROOT / "csrc").glob("quantized_*.cpp")),
-    "csrc/elementwise.cpp",
-    "csrc/pool.cpp",
+    *sorted(str(path) for path in (CSRC / "quantized").glob("*.cpp")),
+    "csrc/model/elementwise.cpp",
+    "csrc/base/pool.cpp",
 ]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
 
@@ -53,7 +54,7 @@ def test_another_input_is_seen(program):
     assert int(done.stdout.split()[2]) > 300
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "csrc").glob("*.cpp")), ids=lambda path: path.name)
+@pytest.mark.parametrize("file", sorted(CSRC.rglob("*.cpp")), ids=lambda path: str(path.relative_to(CSRC)))
 def test_every_kernel_compiles(file):
     includes = [nanobind.include_dir(), sysconfig.get_path("include")]
-    compile_by("-fsyntax-only", *(f"-isystem{path}" for path in includes), str(file))
+    compile_by("-fsyntax-only", "-Icsrc", *(f"-isystem{path}" for path in includes), str(file))

@@ -87,7 +87,7 @@ def rounded(x: torch.Tensor) -> np.ndarray:
 
 
 def bound(x: np.ndarray, weights: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """Of |float32 result − exact|, from the definition in csrc/quantized.h.
+    """Of |float32 result − exact|, from the definition in csrc/quantized/blocks.h.
 
     A sum of integers is exact. It is rounded once when it is multiplied by the weights' scale, once when it is added;
     a minimum's product has one rounding (of `total`) and one where it is added; a weight that gguf widens has two.

@@ -18,7 +18,7 @@ CODES = [torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
 U = 2.0**-24  # of float32
 ROUNDED = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # weights, and what comes out
-EXP = 4e-7  # relative error of csrc/simd.h's exponential, and the rounding of its argument's factor
+EXP = 4e-7  # relative error of csrc/base/simd.h's exponential, and the rounding of its argument's factor
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from tailrace.errors import ModelLoadError
 from tailrace.models import resolve
 from tailrace.models.check_weights import check_against_config
 from tailrace.models.footprint import weight_files
+from tailrace.runners.load_transformers import load_transformers
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"
 
@@ -141,3 +142,35 @@ def test_safetensors_beside_pytorchs_own_files_are_none_of_its_weights(tmp_path:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     save_file({"value.weight": torch.ones(2, 2)}, tmp_path / "value_head.safetensors")
     check_against_config(tmp_path)
+
+
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes", "unheard-of", None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plain_floats_are_loaded_as_such_whatever_config_says(tmp_path: Path, method: str | None, caplog):
+    settings = {"bits": 4} | ({"quant_method": method} if method else {})
+    folder = write(tmp_path, random_weights(), quantization_config=settings)
+    (folder / "tokenizer.json").write_text("{}")
+    assert resolve(ModelConfig(model=str(folder)), progress=False).folder == folder
+    said = [line for line in caplog.messages if "its weights are plain floats: it is ignored" in line]
+    assert len(said) == 1
+    assert f"has a quantization_config{f' ({method})' if method else ''}, and" in said[0]
+    runner = load_transformers(ModelConfig(), folder, block_size=16)
+    assert torch.equal(runner.paged.model.get_input_embeddings().weight, random_weights()["model.embed_tokens.weight"])
+
+
+def test_older_word_of_gptq_beside_plain_floats_is_ignored(tmp_path: Path, caplog):
+    folder = write(tmp_path, random_weights())
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4}))
+    assert resolve(ModelConfig(model=str(folder)), progress=False).folder == folder
+    assert "there is a quantize_config.json, and its weights are plain floats: it is ignored" in caplog.text
+
+
+def test_quantised_weights_are_not_called_plain(tmp_path: Path, caplog):
+    tensors = random_weights()
+    tensors[MATRIX] = tensors[MATRIX].to(torch.float8_e4m3fn)
+    tensors[f"{MATRIX}_scale"] = torch.ones(1)
+    check_against_config(write(tmp_path, tensors, quantization_config={"quant_method": "fp8"}))
+    assert not caplog.text

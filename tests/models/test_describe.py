@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import defaults, describe
-from tailrace.models.describe import context_length, eos_token_ids
+from tailrace.models.describe import eos_token_ids
 
 CONFIG = {"vocab_size": 100, "max_position_embeddings": 512, "eos_token_id": 2}
 
@@ -67,27 +67,6 @@ def test_the_tokenizers_end_in_its_config(tmp_path: Path):
     assert eos_token_ids(folder(tmp_path, config=CONFIG, tokenizer_config=config)) == [2, 11]
 
 
-@pytest.mark.parametrize(
-    ("config", "length"),
-    [
-        ({"n_positions": 1024}, 1024),
-        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 131072),
-        (
-            {
-                "max_position_embeddings": 163840,
-                "rope_parameters": {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
-            },
-            163840,
-        ),
-        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
-        ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default"}}, 8192),
-        ({}, 0),
-    ],
-)
-def test_context_length(config: dict[str, Any], length: int):
-    assert context_length(config) == length
-
-
 def test_max_model_len_is_refused_beyond_the_context_not_clamped(tmp_path: Path):
     path = folder(tmp_path, config=CONFIG)
     assert describe(path, "m", 100).max_model_len == 100
@@ -116,17 +95,19 @@ def test_no_vocab_size(tmp_path: Path):
         describe(folder(tmp_path, config={"max_position_embeddings": 1}), "m")
 
 
-def test_defaults_only_where_the_authors_sample(tmp_path: Path):
-    said = {"temperature": 0.6, "top_p": 0.9, "top_k": None, "repetition_penalty": 1.1, "max_new_tokens": 5}
+@pytest.mark.parametrize("more", [{}, {"do_sample": True}, {"do_sample": False}], ids=str)
+def test_defaults_are_the_fields_that_vllm_takes(tmp_path: Path, more: dict[str, bool]):
     assert defaults(tmp_path) == {}
-    assert defaults(folder(tmp_path, generation_config=said)) == {"repetition_penalty": 1.1}
-    folder(tmp_path, generation_config={**said, "do_sample": True})
-    assert defaults(tmp_path) == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+    kept = {"temperature": 0.6, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}
+    kept |= {"presence_penalty": 0.5, "frequency_penalty": -0.25}
+    said = kept | {"top_k": None, "max_new_tokens": 5, "max_length": 20, "num_beams": 1, "typical_p": 0.9, "stop": "x"}
+    assert defaults(folder(tmp_path, generation_config=said | more)) == kept | {"max_tokens": 5}
 
 
 def test_defaults_out_of_range_are_refused(tmp_path: Path):
-    with pytest.raises(ModelLoadError, match=r"generation_config\.json: top_p must be .*1\.5"):
-        defaults(folder(tmp_path, generation_config={"do_sample": True, "top_p": 1.5}))
+    for name, value in {"top_p": 1.5, "presence_penalty": 1e9, "max_new_tokens": -3, "temperature": "hot"}.items():
+        with pytest.raises(ModelLoadError, match=rf"generation_config\.json: {name} must be .*{value}"):
+            defaults(folder(tmp_path, generation_config={name: value}))
 
 
 def test_describing_imports_no_torch(tmp_path: Path):

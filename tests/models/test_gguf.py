@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tailrace.config import ModelConfig
@@ -27,7 +27,6 @@ from tailrace.models.child import check_transformers
 from tailrace.models.convert import convert_weights, read_metadata
 from tailrace.models.gguf import check_gguf, converted_folder
 from tailrace.models.gguf_layout import check_layout
-from tailrace.models.pretokenizer import missing_split
 from tailrace.models.store import TEMPORARY, is_whole
 
 RESOLVE = """
@@ -95,7 +94,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("notes.txt", b"hello", "is a file but not a GGUF file"),
         ("cut.gguf", b"GG", "is a file but not a GGUF file"),
-        ("big-00001-of-00003.gguf", b"GGUF", "one part of a split"),
+        (
+            "big-00001-of-00003.gguf",
+            b"GGUF",
+            r"part 1 of 3 .* big-00002-of-00003\.gguf and 1 more not found beside it: join",
+        ),
+        ("big-00002-of-00002.gguf", b"GGUF", r"part 2 of 2 .* big-00001-of-00002\.gguf not found beside it: join"),
+        ("big-00001-of-00001.gguf", b"GGUF", r"big-00001-of-00001\.gguf can't be converted: the file ends at byte 4"),
+        ("big-00001-of-00003.gguf", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+        ("model.gguf", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer.*run git lfs pull"),
+        ("model.gguf", b"", "is empty; download it again"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, said: str):
@@ -199,6 +207,8 @@ def changed(raw: bytes, after: bytes, skip: int, put: bytes) -> bytes:
         (lambda raw: raw[:10], "the file ends at byte 10, within its header"),
         (lambda raw: raw[:-100], r"tensor blk\.0\.ffn_norm\.weight at byte \d+: it is cut short"),
         (lambda raw: changed(raw, b"GGUF", 0, b"\1"), "version 1 of GGUF is not read, only 2 and 3"),
+        (lambda raw: changed(raw, b"GGUF", 0, b"\0\0\0\3"), "the file is for big-endian machines"),
+        (lambda raw: changed(raw, b"GGUF", 4, bytes(8)), "the file has no tensors: it holds a vocabulary or settings"),
         (lambda raw: changed(raw, b"GGUF", 4, b"\xff" * 8), r"its header says that there are \d{20} tensors, and the"),
         (lambda raw: changed(raw, b"GGUF", 12, b"\xff" * 8), r"its header says that there are \d{20} fields"),
         (lambda raw: changed(raw, b"GGUF", 20, b"\xff" * 8), r"the name of a field says that there are \d{20} char"),
@@ -237,6 +247,29 @@ def test_a_damaged_file_is_a_sentence(tiny: Path, tmp_path: Path, change: Callab
         check_layout(broken)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("uint32", 48, "uint32, got 48"),
+        ("uint64", 32, "uint32, got 32 of type 10"),
+        ("string", "32", "uint32, got None of type 8"),
+        ("float32", 32.0, r"uint32, got 32\.0 of type 6"),
+        ("bool", True, "uint32, got True of type 7"),
+    ],
+)
+def test_an_alignment_is_a_power_of_two(tmp_path: Path, kind: str, value: Any, said: str):
+    """The package gguf raises its own errors for other types."""
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    getattr(writer, f"add_{kind}")("general.alignment", value)
+    writer.add_tensor("a", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=f"general.alignment must be a power of two of GGUF's type {said}"):
+        check_layout(tmp_path / "a.gguf")
+
+
 def test_no_damage_is_another_error(tiny: Path, tmp_path: Path):
     """Wherever a file is cut or overwritten, it is whole or a sentence says what is wrong."""
     raw, broken = tiny.read_bytes(), tmp_path / "broken.gguf"
@@ -251,44 +284,6 @@ def test_no_damage_is_another_error(tiny: Path, tmp_path: Path):
         except ModelLoadError:
             refused += 1
     assert 100 < refused < 300
-
-
-def tokens_of(text: str, pre: str | None) -> list[str]:
-    """`text` with a vocabulary that merges spaces and digits wherever its split lets it."""
-    merges = [("Ġ", "Ġ"), ("ĠĠ", "Ġ"), ("1", "2"), ("12", "3"), ("123", "4"), ("Ċ", "Ċ"), ("ĊĊ", "Ġ")]
-    words = [*sorted(ByteLevel.alphabet()), *(a + b for a, b in merges)]
-    tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, merges))
-    split = missing_split(pre)
-    assert pre is None or split is not None
-    tokenizer.pre_tokenizer = split or ByteLevel(add_prefix_space=False)
-    return tokenizer.encode(text).tokens
-
-
-@pytest.mark.parametrize(
-    ("pre", "text", "tokens"),
-    [
-        ("smollm", "1234", ["1", "2", "3", "4"]),
-        ("smollm", "  1", ["ĠĠ", "1"]),
-        ("smollm", "\n\n 1", ["ĊĊĠ", "1"]),
-        ("stablelm2", "1234", ["1", "2", "3", "4"]),
-        ("glm4", "1234", ["123", "4"]),
-        ("deepseek-coder", "1234", ["1", "2", "3", "4"]),
-        ("deepseek-coder", "\n\n", ["Ċ", "Ċ"]),
-        (None, "1234", ["1234"]),  # the negative control: GPT-2's split gets all of these wrong
-        (None, "  1", ["Ġ", "Ġ", "1"]),
-        (None, "\n\n 1", ["ĊĊ", "Ġ", "1"]),
-    ],
-)
-def test_splits(pre: str | None, text: str, tokens: list[str]):
-    assert tokens_of(text, pre) == tokens
-
-
-def test_names_that_transformers_learns_leave_our_table():
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    from tailrace.models.pretokenizer import MISSING
-
-    assert not MISSING.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()
 
 
 @pytest.mark.model

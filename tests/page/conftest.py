@@ -103,6 +103,7 @@ def modules(browser: Browser, served: Served) -> Iterator[Page]:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(served.url)
+    page.evaluate("import('./page/js/state.js').then((state) => state.load())")  # the fields, which some modules read
     yield page
     page.close()
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.sampling import SamplingParams, Slots
 from tailrace.sampling.explain import explain_row
 from tailrace.sampling.pipeline import REFINEMENTS
@@ -85,8 +85,17 @@ def test_a_bound_that_lies_would_be_seen(modules: Page):
     assert point["kept"] != step.kept
 
 
-def test_the_order_is_the_pipelines(modules: Page):
-    assert modules.evaluate("import('./page/js/curves.js').then((m) => m.ORDER)") == list(REFINEMENTS)
+def test_only_steps_of_methods_that_come_first_are_before_a_method(modules: Page):
+    """Where the record has no step of the method, the default order says which steps come first."""
+    row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
+    record = msgspec.to_builtins(record_of(row, 10, top_k=3, min_k=True))
+    counted = "async ([record, method]) => (await import('./page/js/curves.js')).before(record, method).p.length"
+    by_k, by_fall = (step["kept"] for step in record["refinements"])
+    assert (by_k, by_fall) == (3, 1)
+    order, kept = list(REFINEMENTS), {"temperature": len(record["ids"]), "top_k": by_k, "min_k": by_fall}
+    for method in set(order) - {"top_k", "min_k"}:
+        last = max((name for name in kept if order.index(name) <= order.index(method)), key=order.index)
+        assert modules.evaluate(counted, [record, method]) == kept[last], method
 
 
 def test_temperature_shares_the_probability_among_the_shown(modules: Page):

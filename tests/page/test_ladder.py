@@ -225,3 +225,19 @@ def test_a_token_of_a_comparison_has_its_ladder_too(page: Page):
     assert page.get_by_role("button", name="instead").count() == 0
     page.get_by_role("tab", name="Conversation").click()
     assert page.locator(".ladder").count() == 0
+
+
+def test_titles_are_the_servers_or_made_from_the_name(modules: Page):
+    asked = "async (methods) => { const m = await import('./page/js/rungs.js'); return methods.map(m.titleOf); }"
+    wanted = {
+        "model": "The model",
+        "draw": "The draw",
+        "draft": "After a refused guess",
+        "grammar": "Grammar",
+        "dry": "DRY",
+        "top_n_sigma": "Top-nσ",
+        "p_less": "p-less",
+        "epsilon_cutoff": "Epsilon cutoff",
+        "unknown_here": "Unknown here",
+    }
+    assert modules.evaluate(asked, [*wanted]) == [*wanted.values()]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from tailrace.explanation import ExplainOptions
+from tailrace.explain.record import ExplainOptions
 from tailrace.sampling import SamplingParams, Slots
 from tailrace.sampling.explain import explain_row
 

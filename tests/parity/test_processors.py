@@ -21,7 +21,7 @@ from transformers import (
 
 from tailrace.params import SamplingParams
 from tailrace.sampling import Slots
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 
 V = 5000
 PROMPT = [3, 3, 99, 4000, 7]
@@ -110,6 +110,6 @@ def test_kept_set_and_probabilities(name, scale):
     expected = theirs.softmax(-1)[0]
     slots = Slots(1, V)
     slots.add(0, SamplingParams(**fields), key=1, prompt=PROMPT, output=OUTPUT, eos_token_ids=EOS)
-    ours = distribution(logits, slots[0])
+    ours = compute_distribution(logits, slots[0])
     assert ours.ids.tolist() == theirs[0].isfinite().nonzero().squeeze(1).tolist()
     torch.testing.assert_close(ours.probabilities().float(), expected[ours.ids], atol=1e-5, rtol=1e-4)

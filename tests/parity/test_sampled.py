@@ -13,6 +13,7 @@ from parity.test_greedy import NUM_TOKENS, SEED_TEXT, collect
 from tailrace import kernels
 from tailrace.config import CacheConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
+from tailrace.kernels.constants import DRAW_STREAM
 from tailrace.models import describe
 from tailrace.params import SamplingParams
 from tailrace.sampling import request_key
@@ -20,7 +21,6 @@ from tailrace.wire.in_process_client import InProcessClient
 
 pytestmark = pytest.mark.model
 
-DRAW_STREAM = 0  # of the noise; csrc/draw.h
 JOINT = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 ASKED = (
     {"temperature": 0.8},

@@ -15,10 +15,10 @@ from transformers import (
 )
 
 from tailrace.errors import ParameterError
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 from tailrace.sampling.watermark import detect, g_values, green_list
 
 V = 500
@@ -67,7 +67,9 @@ def test_biased_logits_are_theirs():
     expected = WatermarkLogitsProcessor(V, "cpu", bias=2.5)(torch.tensor([PROMPT]), row[None]).softmax(-1)[0]
     slots = Slots(1, V)
     slots.add(0, SamplingParams(watermark=msgspec.structs.replace(KGW, delta=2.5)), key=1, prompt=PROMPT)
-    torch.testing.assert_close(distribution(row, slots[0]).probabilities().float(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        compute_distribution(row, slots[0]).probabilities().float(), expected, atol=1e-6, rtol=1e-5
+    )
 
 
 def test_their_detector_recognises_green_text():
@@ -115,7 +117,7 @@ def test_every_step_of_a_text_has_their_probabilities():
     for token in repeats:
         row = TABLE[token % 64]
         expected = processor(torch.tensor([said]), row[None]).softmax(-1)[0]
-        found = distribution(row, slots[0])
+        found = compute_distribution(row, slots[0])
         torch.testing.assert_close(found.probabilities().float(), expected[found.ids], atol=1e-5, rtol=1e-3)
         unmarked += bool(torch.allclose(expected, row.softmax(-1), atol=1e-6))
         slots.commit([0], [[token]])

@@ -98,6 +98,14 @@ CONVERSATIONS: dict[str, Conversation] = {
         [system("Be brief"), user("one"), said("two"), system("Be kind"), user("three")],
         ("Be brief", "one", "Be kind", "three"),
     ),
+    "late system, last": Conversation(
+        [system("Be brief"), user("one"), system("Be kind")], ("Be brief", "one", "Be kind")
+    ),
+    "system alone": Conversation([system("Be brief")], ("Be brief",)),
+    "two users": Conversation([user("one"), user("two"), said("three"), user("four")], ("one", "two", "three", "four")),
+    "two answers": Conversation(
+        [user("one"), said("two"), said("three"), user("four")], ("one", "two", "three", "four")
+    ),
     "developer": Conversation([system("Be brief", "developer"), user("one")], ("Be brief", "one")),
     "system and developer": Conversation(
         [system("Be brief"), system("Be kind", "developer"), user("one")], ("Be brief", "Be kind", "one")
@@ -118,7 +126,38 @@ CONVERSATIONS: dict[str, Conversation] = {
         [ASKED, {"role": "assistant", "tool_calls": [WARM]}, result("21 °C", "call00001")], CALL_WORDS, TOOLS
     ),
     "call and text": Conversation(
-        [ASKED, said("Let me see", tool_calls=[WARM]), result("21 °C", "call00001")], CALL_WORDS, TOOLS
+        [ASKED, said("Let me see", tool_calls=[WARM]), result("21 °C", "call00001")],
+        ("warm", "Let me see", "get_weather", "Zürich 苏黎世"),
+        TOOLS,
+    ),
+    "calls and texts": Conversation(
+        [
+            ASKED,
+            said("Let me see", tool_calls=[WARM]),
+            result("21 °C", "call00001"),
+            said("And when", tool_calls=[NOON]),
+            result("noon", "call00002"),
+            said("Warm"),
+            user("Thanks"),
+        ],
+        ("warm", "Let me see", "get_weather", "Zürich 苏黎世", "21 °C", "And when", "CET", "noon", "Thanks"),
+        TOOLS,
+    ),
+    "cut call": Conversation(
+        [
+            ASKED,
+            said(None, tool_calls=[call("get_weather", '{"place": "Zür', "call00001")]),
+            result("cut", "call00001"),
+            said("Sorry"),
+            user("Again"),
+        ],
+        ("warm", "get_weather", "Zür", "Again"),
+        TOOLS,
+    ),
+    "text behind a result": Conversation(
+        [ASKED, said(None, tool_calls=[WARM]), result("21 °C", "call00001"), user("And now?")],
+        (*CALL_WORDS, "21 °C", "And now?"),
+        TOOLS,
     ),
     "call with an object": Conversation(
         [ASKED, said(None, tool_calls=[call("get_weather", ARGUMENTS, "call00001")]), result("21 °C", "call00001")],
@@ -132,7 +171,7 @@ CONVERSATIONS: dict[str, Conversation] = {
     ),
     "parallel calls": Conversation(
         [ASKED, said(None, tool_calls=[WARM, NOON]), result("21 °C", "call00001"), result("noon", "call00002")],
-        ("warm", "get_weather", "Zürich 苏黎世", "get_time", "CET"),
+        ("warm", "get_weather", "Zürich 苏黎世", "get_time", "CET", "21 °C", "noon"),
         TOOLS,
     ),
     "no arguments": Conversation(

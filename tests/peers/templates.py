@@ -30,9 +30,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from peers.conversations import CONVERSATIONS, Conversation, Message
 from peers.fetch import Source, corpus
-from tailrace.api.chat_prompt import EFFORTS
 from tailrace.errors import TailraceError
+from tailrace.text.reasoning_probe import EFFORTS, SWITCHES
+from tailrace.text.templates.call_texts import render_with_texts
 from tailrace.text.templates.chat_template import ChatTemplate
+from tailrace.text.templates.forms import CallOpening, TurnForms
+from tailrace.text.templates.messages import fit_messages
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "templates.md"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -40,23 +43,24 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 BROKEN = re.compile(r"""'city': 'Z|\\+"city\\+": \\*"Z""")
 
 
-THINKING = ("enable_thinking", "thinking", "thinking_mode", "thinking_budget", *EFFORTS)
+THINKING = (*SWITCHES, "thinking_budget", *EFFORTS)
 MARK = "<!-- written by `make test-peers` -->"
 HEADINGS = (
-    "| template | tools | arguments | parallel | content | developer | thinking | equal | differs |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| template | tools | arguments | parallel | content | developer | thinking | moved | equal | differs |",
+    "|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
 class Outcome(NamedTuple):
     """Of one conversation. form: of the input for transformers that gives our text; "" for none. theirs: what it gives
-    for the input as it is."""
+    for the input as it is. missing: words that our text lacks, but for tools that are not written."""
 
     ours: str | None
     refusal: str
     theirs: str | None
     form: str
     lost: str
+    missing: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
@@ -68,7 +72,6 @@ class Outcome(NamedTuple):
 
 # where the two differ, or another form holds more: what is so, and why
 REASONS: dict[Callable[[Outcome], bool], str] = {
-    lambda outcome: LATE in outcome.refusal: "we refuse a system message that the template would leave out",
     lambda outcome: (
         outcome.verdict == "both refuse" and "string" in outcome.refusal
     ): "the template refuses an empty answer",
@@ -77,7 +80,6 @@ REASONS: dict[Callable[[Outcome], bool], str] = {
     ): "the template writes the text or the calls, as in transformers the text",
     lambda outcome: "\\u" in (outcome.ours or ""): "the template escapes what is not ASCII",
 }
-LATE = "leaves out a"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -88,8 +90,9 @@ def oracle() -> PreTrainedTokenizerFast:
     )
 
 
-def forms(conversation: Conversation) -> Iterator[tuple[str, list[Message]]]:
-    """The forms in which transformers may be given a conversation, the nearest first, with what they change."""
+def forms(conversation: Conversation, ours: ChatTemplate) -> Iterator[tuple[str, list[Message]]]:
+    """The forms in which transformers may be given a conversation, the nearest first, with what they change. The last
+    has the turns that we found out to be written."""
     yield "=", clean_input(conversation.messages)
     shapes: list[tuple[str, Callable[[Message], Message]]] = [("", lambda m: m)]
     for role in ("", "system ", "user ", "assistant ", "tool "):
@@ -114,6 +117,43 @@ def forms(conversation: Conversation) -> Iterator[tuple[str, list[Message]]]:
             messages = change(messages)
         if label := ", ".join(label for label, _ in chosen if label):
             yield label, messages
+    yield turns_of(ours), fit_messages(conversation.messages, ours.forms)
+
+
+def turns_of(ours: ChatTemplate) -> str:
+    """Which turns are moved, in words."""
+    found, usual = ours.forms.turns._asdict(), TurnForms()
+    moved = (item for item in found.items() if item[1] != getattr(usual, item[0]))
+    return "turns: " + " ".join(
+        "text-before-calls" if isinstance(item[1], CallOpening) else TURNS[item] for item in moved
+    )
+
+
+# a form of turns that is not the usual one → the word for it in the page
+TURNS: dict[tuple[str, Any], str] = {
+    ("all_systems", False): "one-system",
+    ("systems", "first"): "late-system",
+    ("systems", "nowhere"): "no-system",
+    ("lone_system", False): "lone-system",
+    ("users", False): "users",
+    ("assistants", False): "answers",
+    ("calls", "metadata"): "calls-as-metadata",
+    ("calls", "text"): "calls-as-text",
+    ("parallel", False): "parallel-calls",
+    ("calls_without_tools", False): "calls-as-text-without-tools",
+    ("open_calls", False): "open-calls-as-text",
+    ("turns_before_results", False): "turns-before-results",
+    ("empty_answers", False): "empty-answers",
+    ("text_and_calls", "turn"): "text-and-calls",
+    ("text_and_calls", "answered"): "text-and-answered-calls",
+    ("results", "observation"): "results-as-observation",
+    ("results", "function"): "results-as-function",
+    ("results", "user"): "results-as-text",
+    ("stray_results", False): "stray-results-refused",
+    ("users_behind_results", False): "user-behind-result",
+    ("thoughts", "part"): "thoughts-as-part",
+    ("thoughts", "text"): "thoughts-as-text",
+}
 
 
 def each(messages: list[Message], change: Callable[[Message], Message]) -> list[Message]:
@@ -131,8 +171,16 @@ def objects(messages: list[Message]) -> list[Message]:
     messages = copy.deepcopy(messages)
     for function in functions(messages):
         if isinstance(function["arguments"], str):
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = parse_arguments(function["arguments"])
     return messages
+
+
+def parse_arguments(text: str) -> Message:
+    """Arguments as an object. Text that is cut stands in an object as docs/api/chat.md has it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"INVALID_JSON": text}
 
 
 def strings(messages: list[Message]) -> list[Message]:
@@ -249,16 +297,20 @@ def compare(ours: ChatTemplate, source: str, theirs: Any, conversation: Conversa
     given = render_theirs(theirs, source, conversation, clean_input(conversation.messages))
     enough, found, lost = whole(text, conversation.words), "", ""
     seen: set[str] = set()
-    for label, messages in forms(conversation):
+    for label, messages in forms(conversation, ours):
         if (text is None or found) and enough == len(conversation.words):
             break
-        if (key := json.dumps(messages, sort_keys=True)) not in seen:
+        beside = ours.forms.turns.text_and_calls if label == turns_of(ours) else "beside"
+        if (key := json.dumps([messages, beside], sort_keys=True)) not in seen:
             seen.add(key)
-            other = given if label == "=" else render_theirs(theirs, source, conversation, messages)
+            run = partial(render_theirs, theirs, source, conversation)
+            other = given if label == "=" else render_with_texts(messages, beside, run)
             found = label if not found and text is not None and other == text else found
             if whole(other, conversation.words) > enough:
                 lost, enough = label, whole(other, conversation.words)
-    return Outcome(text, refusal, given, found, lost)
+    seen_tools = not conversation.tools or ours.tools.covers(conversation.messages)
+    words = conversation.words if seen_tools and text is not None else ()
+    return Outcome(text, refusal, given, found, lost, tuple(word for word in words if word not in (text or "")))
 
 
 def clean_input(messages: list[Message]) -> list[Message]:
@@ -286,6 +338,8 @@ def row(entry: tuple[Source, str, str]) -> Row:
         why = next((why for fits, why in REASONS.items() if fits(outcome)), "")
         if outcome.lost and not why:
             faults.append(f"{label}: {outcome.lost} holds more")
+        if outcome.missing and not why:
+            faults.append(f"{label}: without {', '.join(outcome.missing)}")
         if outcome.verdict in ("differs", "only we refuse") and not why:
             faults.append(f"{label}: {outcome.verdict} {outcome.refusal}")
         if why:
@@ -316,10 +370,11 @@ def cells_of(ours: ChatTemplate) -> tuple[str, ...]:
     return (
         {"nested": "yes", "flat": "flat", "none": "no"}[found.tools],
         {(): "no", ("object",): "object", ("string",): "string"}.get(found.arguments, "either"),
-        "yes" if found.parallel else "no",
+        "yes" if found.arguments and found.turns.parallel else "no",
         "either" if "text" in user and "parts" in user else "parts" if "parts" in user else "text" if user else "no",
         "yes" if found.developer else "no",
         ", ".join(f"`{name}`" for name in thinking) or "no",
+        turns_of(ours).removeprefix("turns: "),
     )
 
 

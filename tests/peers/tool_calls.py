@@ -10,14 +10,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 import tool_parsers as peers  # noqa: E402, behind the path
-from tool_docs import REASONS, page  # noqa: E402
+from tool_docs import PAGE, REASONS, UNKNOWN, page  # noqa: E402
 
+from tailrace.config import ServerConfig  # noqa: E402
 from tailrace.text.channel_splitter import ChannelSplitter  # noqa: E402
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas  # noqa: E402
 from tool_examples import tokens, written  # noqa: E402
@@ -51,6 +52,7 @@ FORMS = {
     "deepseekv3": ((r"(<｜tool▁call▁begin｜>)(\w+)<｜tool▁sep｜>(.*?)(<｜tool▁call▁end｜>)", FENCED),),
     "interns1": ((r"(<\|action_start\|>)(<\|plugin\|>)", r"\1 \2\n"), (r"(<\|action_end\|>)", r"\n\1")),
     "glm47": ((r"\n", ""),),
+    "spark25": ((r"\n", ""),),
 }
 
 
@@ -63,7 +65,7 @@ def form_of(parser: str, text: str) -> str:
 
 def ours(name: str, text: str) -> peers.Found:
     """What our parser makes of a whole text."""
-    splitter = ChannelSplitter(None, TOOL_FORMATS[name], False, tool_schemas(TOOLS))
+    splitter = ChannelSplitter(None, TOOL_FORMATS[name], declared=tool_schemas(TOOLS))
     calls: list[list[str]] = []
     segments = splitter.feed(text) + splitter.flush()
     for call in (segment.call for segment in segments if segment.call is not None):
@@ -95,6 +97,12 @@ def differences() -> Iterator[tuple[str, str, str, str]]:
                         yield peer, parser, case, told(found)
 
 
+def unknown_names() -> dict[str, set[str]]:
+    """The names of the peers' parsers that are none here, by setting."""
+    hints = get_type_hints(ServerConfig)
+    return {field: {*names} - {*get_args(hints[field])} for field, names in peers.names().items()}
+
+
 def told(found: peers.Found) -> str:
     """A short form of what was found."""
     calls, content = found
@@ -110,17 +118,21 @@ def main(arguments: list[str]) -> int:
         found.setdefault((peer, parser), {})[case] = what
     versions: dict[str, Any] = {source.package: source.version for source in peers.PARSERS[:2]}
     ours_too = [key for key in found if key[0] == "tailrace"]
-    text = page({key: cases for key, cases in found.items() if key not in ours_too}, versions)
-    at = ROOT / "docs" / "tools.md"
+    there = PAGE.read_text(encoding="utf-8")
+    text = page(there, {key: cases for key, cases in found.items() if key not in ours_too}, versions)
     if "--write" in arguments:
-        at.write_text(text, encoding="utf-8")
+        PAGE.write_text(text, encoding="utf-8")
     for (peer, parser), cases in found.items():
         for case, what in cases.items():
             print(f"{peer} {parser}: {case}: {what}")
-    if at.read_text(encoding="utf-8") != text:
+    if PAGE.read_text(encoding="utf-8") != text:
         print("docs/tools.md is not what was found: run this with --write and look at the difference", file=sys.stderr)
         return 1
     unexplained = found.keys() ^ REASONS.keys()
+    for field, missing in unknown_names().items():
+        for name in sorted(missing ^ (UNKNOWN.keys() if field == "tool_parser" else missing & UNKNOWN.keys())):
+            print(f"{field}: {name} is a name of a peer's, and neither known here nor explained", file=sys.stderr)
+            unexplained |= {(field, name)}
     for peer, parser in sorted(unexplained):
         print(f"{peer} {parser}: a difference without a reason, or a reason without a difference", file=sys.stderr)
     return 1 if unexplained else 0

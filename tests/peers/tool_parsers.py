@@ -12,6 +12,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import json
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -86,6 +87,16 @@ GIVEN: dict[str, Any] = {
     "JSONDecodeError": json.JSONDecodeError,
     "is_list_of": lambda value, kind, **_: isinstance(value, list) and all(isinstance(one, kind) for one in value),
 }
+
+
+class Switches:
+    """A stand-in for settings from the environment: all are off."""
+
+    def __getattr__(self, name: str) -> Any:
+        return GIVEN.get(name, SimpleNamespace(get=lambda: False))
+
+
+GIVEN["envs"] = Switches()
 GIVEN["SpecialTokens"] = enum.Enum(
     "SpecialTokens",
     {
@@ -180,7 +191,9 @@ def vllm(name: str, text: str, tools: list[dict[str, Any]], marks: Sequence[str]
     kind = getattr(importlib.import_module(f"vllm.tool_parsers.{file}"), called)
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
     given = tools_of(tools, protocol.ChatCompletionToolsParam)
-    request = SimpleNamespace(tools=given, tool_choice="auto", skip_special_tokens=False, include_reasoning=True)
+    request = SimpleNamespace(
+        tools=given, tool_choice="auto", skip_special_tokens=False, include_reasoning=True, chat_template_kwargs=None
+    )
     for answer in (text, f"</think>{text}"):  # some take an answer for a thought until that ends
         found = kind(Tokenizer((*marks, "<think>", "</think>")), given).extract_tool_calls(answer, request)
         if found.tool_calls:
@@ -195,6 +208,21 @@ def sglang(name: str, text: str, tools: list[dict[str, Any]], marks: Sequence[st
     kind = table.FunctionCallParser.ToolCallParserEnum[name]
     found = kind().detect_and_parse(text, tools_of(tools))
     return [(call.name, value_of(call.parameters)) for call in found.calls], found.normal_text
+
+
+def names() -> dict[str, list[str]]:
+    """The names of all parsers of both peers, of calls and of thoughts."""
+    vllm, sglang = (next(source for source in PARSERS if source.package == name) for name in ("vllm", "sglang"))
+    tables = (
+        (vllm.folder / "vllm/tool_parsers/__init__.py", r'^    "([^"]+)": \('),
+        (vllm.folder / "vllm/reasoning/__init__.py", r'^    "([^"]+)": \('),
+        (sglang.folder / "sglang/srt/function_call/function_call_parser.py", r'^        "([^"]+)": \w+Detector'),
+        (sglang.folder / "sglang/srt/parser/reasoning_parser.py", r'^        "([^"]+)": \w+Detector'),
+    )
+    vllm_calls, vllm_thoughts, sglang_calls, sglang_thoughts = (
+        re.findall(pattern, path.read_text(encoding="utf-8"), re.MULTILINE) for path, pattern in tables
+    )
+    return {"tool_parser": vllm_calls + sglang_calls, "reasoning_parser": vllm_thoughts + sglang_thoughts}
 
 
 def prepare() -> None:

@@ -11,7 +11,7 @@ import pytest
 from streams import Stream, begun, ended
 
 from conftest import URL, complete, deploy, engines, get, held, kill, replicas, served, states, text, wait_for
-from tailrace.integrations.ray.ingress import passed
+from tailrace.integrations.ray.ingress import make_replica_scope
 
 LONG = 1000  # tokens, of 20 ms each
 
@@ -123,7 +123,7 @@ def test_a_request_below_a_route_prefix():
     shared = {"type": "http", "asgi": {}, "method": "POST", "query_string": b"", "headers": headers}
     for prefix in ("", "/", "/llm"):
         path = f"{prefix.rstrip('/')}/v1/completions"
-        found = passed({**shared, "path": path, "root_path": prefix}, b"{}")
+        found = make_replica_scope({**shared, "path": path, "root_path": prefix}, b"{}")
         assert found["path"] == "/v1/completions"
         assert found["headers"] == [(b"authorization", b"Bearer a"), (b"content-length", b"2")]
 

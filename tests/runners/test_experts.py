@@ -25,10 +25,10 @@ from tailrace.runners.experts import (
     JetMoeExperts,
     Llama4Experts,
     PackedExperts,
-    added,
     are_experts,
+    sum_in_order,
 )
-from tailrace.runners.fuse import kind_of
+from tailrace.runners.fuse import get_module_key
 from tailrace.runners.invariant import PlaceIndependent
 
 EXPERTS, HIDDEN, INNER, CHOSEN, TOKENS = 6, 40, 24, 3, 50
@@ -87,7 +87,7 @@ def routed(tokens: int = TOKENS) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 def test_the_same_as_transformers(kind, dtype):
     layer, (states, index, weights) = made(kind, dtype), routed()
     assert are_experts(layer)
-    assert kind_of(layer) == "experts"
+    assert get_module_key(layer) == "experts"
     wide = made(kind, dtype).float()(states.to(dtype).float(), index, weights.to(dtype).float())
     got = PackedExperts(layer)(states.to(dtype), index, weights.to(dtype))
     assert got.dtype == dtype
@@ -183,5 +183,5 @@ def test_each_expert_has_its_own_rows():
 
 def test_sums_have_one_order():
     parts = torch.randn(40, 7, 33, generator=torch.Generator().manual_seed(0)) * 1e3
-    assert torch.equal(added(parts), torch.cat([added(parts[i : i + 1]) for i in range(40)]))
-    torch.testing.assert_close(added(parts), parts.sum(1), atol=1e-2, rtol=1e-5)
+    assert torch.equal(sum_in_order(parts), torch.cat([sum_in_order(parts[i : i + 1]) for i in range(40)]))
+    torch.testing.assert_close(sum_in_order(parts), parts.sum(1), atol=1e-2, rtol=1e-5)

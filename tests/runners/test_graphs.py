@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,10 +22,11 @@ from tailrace.config import ModelConfig
 from tailrace.kernels import dispatch
 from tailrace.kernels.transfer import pack, unpack
 from tailrace.runners import load_runner
-from tailrace.runners import transformers as module
+from tailrace.runners import load_transformers as module
 from tailrace.runners.base import Batch
-from tailrace.runners.graphs import GraphRecorder, Graphs, nobody_waits, nothing, padded, sizes
-from tailrace.runners.inputs import FIELDS, moved
+from tailrace.runners.decode_steps import record_graphs
+from tailrace.runners.graphs import GraphRecorder, Graphs, list_graph_sizes, make_empty_batch, nobody_waits, pad_inputs
+from tailrace.runners.inputs import FIELDS, move_batch
 from tailrace.runners.transformers import TransformersRunner
 
 CUDA = torch.cuda.is_available()
@@ -36,22 +38,22 @@ BLOCKS, WIDTH, MOST = 10, 4, 5
 
 
 def test_sizes():
-    assert sizes(1) == [1]
-    assert sizes(3) == [1, 2, 3]
-    assert sizes(64) == [1, 2, 4, *range(8, 65, 8)]
-    assert sizes(300) == [1, 2, 4, *range(8, 256, 8), 256, 272, 288, 300]
+    assert list_graph_sizes(1) == [1]
+    assert list_graph_sizes(3) == [1, 2, 3]
+    assert list_graph_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
+    assert list_graph_sizes(300) == [1, 2, 4, *range(8, 256, 8), 256, 272, 288, 300]
 
 
 def test_padding_writes_nothing_and_sees_nothing():
     batch = Cache(2, WIDTH).batch([(0, [1, 2, 3], 2), (1, [4], 0)])
-    ids, positions, slots, kv_len, tables = padded(batch, 4)
+    ids, positions, slots, kv_len, tables = pad_inputs(batch, 4)
     assert ids.tolist() == [3, 4, 0, 0]
     assert positions.tolist() == [2, 0, 0, 0]
     assert slots.tolist() == [*batch.slot_mapping.tolist(), -1, -1]
     assert kv_len.tolist() == [3, 1, 0, 0]
     assert kv_len.dtype == torch.int32
     assert tables is batch.block_tables
-    assert padded(nothing(WIDTH), 2)[2].tolist() == [-1, -1]
+    assert pad_inputs(make_empty_batch(WIDTH), 2)[2].tolist() == [-1, -1]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=7))
@@ -67,7 +69,7 @@ def test_parts_come_out_of_one_buffer_as_they_went_in_and_aligned(shapes):
 
 def test_a_batch_is_moved_whole():
     batch = replace(Cache(2, WIDTH).batch([(0, [1, 2, 3], 0), (1, [4], 0)]), previous=torch.tensor([5]).to(DEVICE))
-    there = moved(batch, DEVICE if CUDA else torch.device("meta"))
+    there = move_batch(batch, DEVICE if CUDA else torch.device("meta"))
     assert there.adapted == batch.adapted  # moved by whoever adds them (runners/lora.py)
     for field in fields(Batch):
         if field.name in ("adapted", "slots"):
@@ -87,7 +89,7 @@ def prefer(*backends: str) -> Iterator[None]:
     """These kernels on the CPU, and the model's own modules, as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(dispatch.PREFERENCE, "cpu", backends)
-        patch.setattr(module, "fuse", lambda model, run, keep: [])
+        patch.setattr(module, "fuse_modules", lambda model, run, keep: [])
         dispatch.choose.cache_clear()
         yield
     dispatch.choose.cache_clear()
@@ -127,7 +129,7 @@ def again(step):
 
 @pytest.fixture(scope="module")
 def graphs(runner) -> Graphs:
-    made = runner.graphs if CUDA else Graphs(runner.run, MOST, WIDTH, DEVICE, again)
+    made = runner.decode_steps if CUDA else Graphs(runner.paged.run, MOST, WIDTH, DEVICE, again)
     assert made is not None
     return made
 
@@ -144,7 +146,7 @@ def cache(runner) -> Cache:
     """All prompts but their last tokens are in the cache."""
     cache = Cache(len(PROMPTS), BLOCKS // len(PROMPTS))
     with torch.inference_mode():
-        runner.logits(cache.batch([(i, prompt, 0) for i, prompt in enumerate(PROMPTS)]))
+        runner.paged.logits(cache.batch([(i, prompt, 0) for i, prompt in enumerate(PROMPTS)]))
     return cache
 
 
@@ -157,7 +159,7 @@ def cache(runner) -> Cache:
 def test_a_graph_computes_what_the_model_does(runner, graphs, cache, which):
     batch = decodes(cache, which)
     assert graphs.serves(batch)
-    torch.testing.assert_close(graphs(batch), runner.logits(batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(graphs(batch), runner.paged.logits(batch), atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
@@ -168,7 +170,9 @@ def test_tokens_drawn_in_the_step_before_are_read_on_the_device(runner, graphs, 
     ids = batch.token_ids.clone()
     ids[0], ids[2] = -1 - 2, -1 - 1
     assert torch.equal(graphs(replace(batch, token_ids=ids, previous=previous)), plain)
-    assert torch.equal(runner.logits(replace(batch, token_ids=ids, previous=previous)), runner.logits(batch))
+    assert torch.equal(
+        runner.paged.logits(replace(batch, token_ids=ids, previous=previous)), runner.paged.logits(batch)
+    )
     previous[2] = 12
     assert not torch.equal(graphs(replace(batch, token_ids=ids, previous=previous))[0], plain[0])
 
@@ -187,14 +191,14 @@ def test_padding_leaves_the_cache_alone(runner, graphs, cache):
     free[batch.slot_mapping] = False
 
     def others() -> list[torch.Tensor]:
-        bits = (x.view(torch.int32).cpu() for layer in runner.layers.caches for x in (layer.keys, layer.values))
+        bits = (x.view(torch.int32).cpu() for layer in runner.paged.layers.caches for x in (layer.keys, layer.values))
         return [x.transpose(1, 2).flatten(0, 1)[free] for x in bits]
 
     before = others()
     graphs(batch)
     assert all(torch.equal(a, b) for a, b in zip(before, others(), strict=True))
     other = decodes(cache, [3])  # the planted fault: a row that is no padding, with another token than before
-    runner.logits(replace(other, token_ids=other.token_ids + 1))
+    runner.paged.logits(replace(other, token_ids=other.token_ids + 1))
     assert not all(torch.equal(a, b) for a, b in zip(before, others(), strict=True))
 
 
@@ -213,7 +217,7 @@ def test_what_a_graph_serves(graphs):
 def test_who_computes_a_step(runner, graphs, cache, monkeypatch):
     served = []
     monkeypatch.setattr(Graphs, "__call__", lambda self, batch: served.append(batch) or self.logits[:1])
-    monkeypatch.setattr(runner, "graphs", graphs)
+    monkeypatch.setattr(runner, "decode_steps", graphs)
     decode, prefill = decodes(cache, [2]), cache.batch([(0, [1, 2], 0)])
     assert runner.forward(prefill).shape[0] == 2
     assert not served
@@ -225,18 +229,18 @@ def test_who_computes_a_step(runner, graphs, cache, monkeypatch):
     assert served == [decode]
 
 
-def test_graphs_are_compared_with_the_model_first(runner, caplog, monkeypatch):
+def test_graphs_are_compared_with_the_model_first(runner, caplog):
     def refused(step):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(runner, "max_num_seqs", 3)
+    record = partial(record_graphs, runner.paged, 3, WIDTH)
     if not CUDA:
-        assert runner.record(BLOCKS, again) is not None
+        assert record(again) is not None
     assert not caplog.text
-    assert runner.record(BLOCKS, refused) is None
+    assert record(refused) is None
     assert "no CUDA graphs: operation not permitted" in caplog.text
     caplog.clear()
-    assert runner.record(BLOCKS, lambda step: lambda: None) is None  # captured nothing
+    assert record(lambda step: lambda: None) is None  # captured nothing
     assert "no CUDA graphs: its replacement changes the logits" in caplog.text
 
 
@@ -265,9 +269,9 @@ def test_no_model_waits_for_the_device(name, tmp_path, plain_kernels):
     cache = Cache(2, WIDTH)
     prefill, decode = cache.batch([(0, [1, 2, 3], 0), (1, [5], 0)]), cache.batch([(0, [1, 2, 3, 4], 3), (1, [5, 6], 1)])
     with torch.inference_mode():
-        for batch in (moved(prefill, DEVICE), moved(decode, DEVICE)):
+        for batch in (move_batch(prefill, DEVICE), move_batch(decode, DEVICE)):
             with NobodyWaits():
-                made.run(batch)
+                made.paged.run(batch)
 
 
 def test_who_waits_is_seen():

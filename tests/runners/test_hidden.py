@@ -13,6 +13,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.runners import load_runner
 from tailrace.runners.base import LayeredRunner
+from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.stack import Stack
 
 
@@ -118,7 +119,7 @@ def test_first_layers_write_their_own_cache_only_and_leave_the_hidden_states(loa
     ours.capture((2,))
     ours.forward(cache.batch([(0, ids(20), 0)]))
     hidden = ours.hidden.clone()
-    bits = [layer.keys.view(torch.int32) for layer in ours.layers.caches]  # where nothing was written it may be NaN
+    bits = [layer.keys.view(torch.int32) for layer in ours.paged.layers.caches]  # NaN where none was written
     before = [keys.clone() for keys in bits]
     ours.forward_layers(cache.batch([(1, ids(12, 8), 0)]), 2)
     changed = [not torch.equal(a, b) for a, b in zip(before, bits, strict=True)]
@@ -132,7 +133,7 @@ def test_the_model_is_whole_again_after_an_error(loaded, monkeypatch):
     batch = Cache(1, 4).batch([(0, ids(8), 0)])
     whole = ours.forward(batch).clone()
     with monkeypatch.context() as patch:
-        patch.setattr(ours, "logits", lambda batch: (_ for _ in ()).throw(RuntimeError("planted")))
+        patch.setattr(PagedModel, "logits", lambda *_: (_ for _ in ()).throw(RuntimeError("planted")))
         with pytest.raises(RuntimeError, match="planted"):
             ours.forward_layers(batch, 1)
     assert torch.equal(ours.forward(batch), whole)
@@ -145,7 +146,7 @@ def test_nothing_is_kept_where_nothing_is_asked(loaded):
     ours.forward(Cache(1, 4).batch([(0, ids(8), 0)]))
     assert ours.hidden.numel() == 0
     assert not ours.stack.hooks
-    assert not any(module._forward_hooks for module in ours.model.modules())
+    assert not any(module._forward_hooks for module in ours.paged.model.modules())
 
 
 @pytest.mark.parametrize("layers", [(4,), (-1,), (1, 1)])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailrace.runners.invariant import PACKED, PRODUCTS, REPLACED, PlaceIndependent, needed
+from tailrace.runners.invariant import PACKED, PRODUCTS, REPLACED, PlaceIndependent, select_mode
 
 CASES = {
     "sigmoid": torch.sigmoid,
@@ -93,5 +93,5 @@ def test_a_weight_that_is_no_modules(dtype):
 
 def test_modules_are_reached_and_nothing_is_paid_without_them():
     x = torch.randn(3, 8)
-    assert needed(PlaceIndependent, lambda: nn.SiLU()(x)) is PlaceIndependent
-    assert needed(PlaceIndependent, lambda: torch.relu(x) @ x.T) is not PlaceIndependent
+    assert select_mode(PlaceIndependent, lambda: nn.SiLU()(x)) is PlaceIndependent
+    assert select_mode(PlaceIndependent, lambda: torch.relu(x) @ x.T) is not PlaceIndependent

@@ -13,7 +13,7 @@ from tailrace.errors import ModelLoadError
 from tailrace.kernels.gpu import linear as gpu
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
-from tailrace.runners.invariant import needed
+from tailrace.runners.invariant import select_mode
 from tailrace.runners.invariant_gpu import RowsIndependent
 
 HARDWARE = pytest.mark.skipif(not torch.cuda.is_available(), reason="bits are the GPU's")
@@ -67,8 +67,8 @@ def test_a_router_in_float32():
 
 
 def test_products_of_one_term_need_nothing():
-    assert needed(RowsIndependent, lambda: x[..., :1] @ y[:, :1]) is not RowsIndependent
-    assert needed(RowsIndependent, lambda: x.mean(-1)) is RowsIndependent
+    assert select_mode(RowsIndependent, lambda: x[..., :1] @ y[:, :1]) is not RowsIndependent
+    assert select_mode(RowsIndependent, lambda: x.mean(-1)) is RowsIndependent
 
 
 # ---- on hardware
@@ -99,7 +99,7 @@ class Sequences:
             flat.add(self.ids[sequence, first:end].tolist(), end)
         flat.wanted = list(range(len(flat.token_ids)))
         owners = [part[0] for part in parts]
-        batch = flat.batch(self.tables[owners].numpy(), SIZE, slots=[4 - owner for owner in owners])
+        batch = flat.make_batch(self.tables[owners].numpy(), SIZE, slots=[4 - owner for owner in owners])
         return list(self.runner.forward(batch).clone().split([end - first for _, first, end in parts]))
 
     def apart(self) -> float:

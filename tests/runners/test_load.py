@@ -26,12 +26,13 @@ from architectures.variants import OWN
 from runners.tiny_models import save
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
-from tailrace.runners import load_runner, probe, recurrent
+from tailrace.runners import load_runner, probe, recurrent, reproduction
 from tailrace.runners.attention import AttentionLayer
-from tailrace.runners.load_checks import TRIAL_TOKENS, dequantise_at_load, trial_ids
-from tailrace.runners.masks import AttentionMask, describe, made_mask, mask_of
+from tailrace.runners.load_checks import dequantise_at_load
+from tailrace.runners.masks import AttentionMask, identify_mask, made_mask, read_mask_tensor
+from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.reproduction import NotReproducedError, short_windows
-from tailrace.runners.transformers import TransformersRunner
+from tailrace.runners.trials import TRIAL_TOKENS, trial_ids
 
 SMALL = {
     "vocab_size": 211,
@@ -88,7 +89,7 @@ def test_a_model_whose_images_see_each_other_has_plain_masks_for_text(tmp_path):
     runner = load(tmp_path)
     runner.allocate(8)
     wanted = theirs(trial_ids(runner.vocab_size)[None], use_cache=False).logits[0]
-    torch.testing.assert_close(runner.trial(), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(runner.paged.run_trial(), wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +121,14 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("size", [1, 2, 8, 4096, 100_000])
 def test_a_mask_function_says_its_window_or_chunk(size):
     padding = torch.zeros(1, dtype=torch.int64)
-    assert describe(causal_mask_function, 0, CPU) == AttentionMask()
-    assert describe(sliding_window_causal_mask_function(size), size, CPU) == AttentionMask(window=size)
+    assert identify_mask(causal_mask_function, 0, CPU) == AttentionMask()
+    assert identify_mask(sliding_window_causal_mask_function(size), size, CPU) == AttentionMask(window=size)
     if size > 1:  # a chunk of one is a window of one
-        assert describe(chunked_causal_mask_function(size, padding), size, CPU) == AttentionMask(chunk=size)
-    assert describe(sliding_window_causal_mask_function(size), size + 1, CPU) is None
-    assert describe(bidirectional_mask_function, 0, CPU) is None
+        assert identify_mask(chunked_causal_mask_function(size, padding), size, CPU) == AttentionMask(chunk=size)
+    assert identify_mask(sliding_window_causal_mask_function(size), size + 1, CPU) is None
+    assert identify_mask(bidirectional_mask_function, 0, CPU) is None
     other = and_masks(causal_mask_function, lambda batch, head, query, key: key != 3)
-    assert describe(other, 0, CPU) is None
+    assert identify_mask(other, 0, CPU) is None
 
 
 def test_a_mask_function_is_asked_on_the_models_device():
@@ -138,22 +139,22 @@ def test_a_mask_function_is_asked_on_the_models_device():
         sums.append(query + held)
         raise TypeError
 
-    assert describe(function, 0, held.device) is None
+    assert identify_mask(function, 0, held.device) is None
     assert sums[0].device.type == "meta"
 
 
 def test_a_mask_tensor_must_be_what_it_says():
     asked = {"batch_size": 1, "q_length": 20, "kv_length": 20, "dtype": torch.float32}
     made = made_mask(mask_function=sliding_window_causal_mask_function(7), local_size=7, **asked)
-    assert mask_of(made, 20) == AttentionMask(window=7)
-    assert mask_of(eager_mask(**asked), 20) == AttentionMask()  # a model's own, plainly causal
-    assert mask_of(eager_mask(mask_function=sliding_window_causal_mask_function(7), **asked), 20) is None
+    assert read_mask_tensor(made, 20) == AttentionMask(window=7)
+    assert read_mask_tensor(eager_mask(**asked), 20) == AttentionMask()  # a model's own, plainly causal
+    assert read_mask_tensor(eager_mask(mask_function=sliding_window_causal_mask_function(7), **asked), 20) is None
     made[0, 0, 19, 15] = -1.0  # a bias
-    assert mask_of(made, 20) is None
+    assert read_mask_tensor(made, 20) is None
 
 
 def test_windows_are_short_during_the_trial_only(windowed):
-    model = load(windowed).model
+    model = load(windowed).paged.model
     with short_windows(model):
         assert model.config.sliding_window < TRIAL_TOKENS / 2
     assert model.config.sliding_window == 40
@@ -161,9 +162,9 @@ def test_windows_are_short_during_the_trial_only(windowed):
 
 def test_the_window_of_the_mask_is_the_window_that_is_served(windowed):
     runner = load(windowed)
-    kinds = runner.model.config.layer_types
+    kinds = runner.paged.model.config.layer_types
     assert set(kinds) == {"sliding_attention", "full_attention"}
-    assert [layer.window for layer in runner.attention] == [40 * (kind == "sliding_attention") for kind in kinds]
+    assert [layer.window for layer in runner.paged.attention] == [40 * (kind == "sliding_attention") for kind in kinds]
 
 
 # ---- what differs is refused
@@ -171,7 +172,7 @@ def test_the_window_of_the_mask_is_the_window_that_is_served(windowed):
 
 def distorted(change):
     """AttentionLayer.attend with other settings."""
-    real = AttentionLayer.attend
+    real = AttentionLayer.attend_cached
 
     def attend(self, query, key, value, sinks=None):
         return real(replace(self, **change), query, key, value, sinks)
@@ -182,7 +183,7 @@ def distorted(change):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("change", [{"window": 0}, {"window": 6}, {"scale": 0.3}, {"softcap": 1.0}], ids=str)
 def test_a_wrong_formula_is_refused(windowed, monkeypatch, dtype, change):
-    monkeypatch.setattr(AttentionLayer, "attend", distorted(change))
+    monkeypatch.setattr(AttentionLayer, "attend_cached", distorted(change))
     with pytest.raises(ModelLoadError, match=r"paged attention differs from the model's own"):
         load(windowed, dtype)
 
@@ -190,9 +191,9 @@ def test_a_wrong_formula_is_refused(windowed, monkeypatch, dtype, change):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_that_is_another_beside_neighbours_is_refused(plain, monkeypatch, dtype):
     """Every layer is right, but positions are those of the flat batch."""
-    run = TransformersRunner.run
+    run = PagedModel.run
     flat = lambda self, batch: run(self, replace(batch, positions=torch.arange(len(batch.positions))))  # noqa: E731
-    monkeypatch.setattr(TransformersRunner, "run", flat)
+    monkeypatch.setattr(PagedModel, "run", flat)
     with pytest.raises(ModelLoadError, match="does not reproduce the model"):
         load(plain, dtype)
 
@@ -213,16 +214,16 @@ def test_a_wrong_scan_is_refused(tmp_path, monkeypatch, dtype):
 
 def test_another_prompt_is_tried_where_numbers_are_rounded(plain, monkeypatch):
     """An expert that changes places may spoil a prompt, but not each."""
-    check, tried = TransformersRunner.check_prompt, []
+    check, tried = reproduction.check_prompt, []
 
-    def spoilt(self, number):
+    def spoilt(paged, number):
         tried.append(number)
         if number < 2:
             raise NotReproducedError("an expert")
-        check(self, number)
+        check(paged, number)
 
-    monkeypatch.setattr(TransformersRunner, "check_prompt", spoilt)
-    assert load(plain, "bfloat16").attention[0].heads == 2
+    monkeypatch.setattr(reproduction, "check_prompt", spoilt)
+    assert load(plain, "bfloat16").paged.attention[0].heads == 2
     assert tried == [0, 1, 2]
     with pytest.raises(ModelLoadError, match="an expert"):
         load(plain, "float32")
@@ -370,11 +371,11 @@ def test_float8_checkpoints_are_served_in_the_dtype_that_was_asked_for(tmp_path,
     }
     (tmp_path / "config.json").write_text(json.dumps(written))
     runner = load(tmp_path, dtype)
-    assert {p.dtype for p in runner.model.parameters()} == {getattr(torch, dtype)}
+    assert {p.dtype for p in runner.paged.model.parameters()} == {getattr(torch, dtype)}
     runner.allocate(8)
     theirs = transformers.LlamaForCausalLM(config).eval()
     theirs.load_state_dict(whole)
     with torch.inference_mode():
         expected = theirs(trial_ids(211)[None]).logits[0]
-    error = (runner.trial().float() - expected).norm() / expected.norm()
+    error = (runner.paged.run_trial().float() - expected).norm() / expected.norm()
     assert error < (1e-4 if dtype == "float32" else 5e-2)

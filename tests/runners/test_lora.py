@@ -17,6 +17,7 @@ from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.params import SamplingParams
 from tailrace.runners.base import Batch
+from tailrace.runners.load_transformers import load_transformers
 from tailrace.runners.transformers import TransformersRunner
 from tailrace.wire.messages import Failed, ModelInfo, Submit, Tokens
 
@@ -86,7 +87,7 @@ def place(tmp_path_factory) -> tuple[Path, dict[str, LlamaForCausalLM]]:
 
 def load(folder: Path, dtype: str = "float32", lora: str | None = None, device: str = "cpu") -> TransformersRunner:
     lora = f"x={folder / 'x'}, y={folder / 'y'}" if lora is None else lora
-    return TransformersRunner.load(
+    return load_transformers(
         ModelConfig(dtype=dtype, threads=1, device=device, lora=lora), folder / "m", block_size=BLOCK
     )
 

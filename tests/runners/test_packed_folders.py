@@ -17,8 +17,8 @@ from runners.test_quantized_folder import config_for, in_this_process, loaded
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.models import grids, resolve
-from tailrace.models.blocks import kind_of
-from tailrace.models.tensors import stored
+from tailrace.models.blocks import find_block_type
+from tailrace.models.tensors import index_tensors
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.runners.transformers import TransformersRunner
 
@@ -139,7 +139,7 @@ def test_every_weight_is_the_one_that_was_packed(made: Made, tmp_path: Path):
         # code · scale and zero point · scale have 24 bits of float32 each, where float16's scales leave room for both
         most = 2 * 15 * 2.0**-24 * 0.06 if made.case.kept == "int4 with float32 scales and zero points" else 0
         assert (found - made.values[name]).abs().max() <= most, name
-    assert set(stored(folder / "model.safetensors")) == set(random_weights())
+    assert set(index_tensors(folder / "model.safetensors")) == set(random_weights())
 
 
 @pytest.mark.parametrize("made", ["awq"], indirect=True)
@@ -164,11 +164,11 @@ def test_logits_are_those_of_the_dequantised_folder(made: Made, tmp_path: Path):
     """But for activations in eight bits. The negative control: two layers' weights change places."""
     _, theirs = loaded(config_for(made.folder, tmp_path, dtype="float32"))
     _, ours = loaded(config_for(made.folder, tmp_path, weights="quantized", dtype="float32"))
-    expected, got = theirs.trial(), ours.trial()
+    expected, got = theirs.paged.run_trial(), ours.paged.run_trial()
     assert (got - expected).norm() / expected.norm() < 0.03
-    layers = ours.model.model.layers
+    layers = ours.paged.model.model.layers
     layers[0].mlp, layers[1].mlp = layers[1].mlp, layers[0].mlp
-    assert (ours.trial() - expected).norm() / expected.norm() > 0.1
+    assert (ours.paged.run_trial() - expected).norm() / expected.norm() > 0.1
 
 
 def pass_of(runner: TransformersRunner, parts: list[tuple[list[int], int]]) -> torch.Tensor:
@@ -178,7 +178,7 @@ def pass_of(runner: TransformersRunner, parts: list[tuple[list[int], int]]) -> t
     for tokens, end in parts:
         flat.add(tokens, end)
     flat.wanted = list(range(len(flat.token_ids)))
-    return runner.forward(flat.batch(np.arange(len(parts) * 8, dtype=np.int32).reshape(len(parts), 8), 16)).clone()
+    return runner.forward(flat.make_batch(np.arange(len(parts) * 8, dtype=np.int32).reshape(len(parts), 8), 16)).clone()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_float8_and_what_is_not_packed(tmp_path: Path):
         assert torch.equal(tensor_of(found, f"{name}.weight"), expected), name
     settings = json.loads((found / "config.json").read_text())["quantization_config"]
     assert settings["left"] == {"of float8 became float32": len(LINEAR)}
-    assert set(stored(found / "model.safetensors")) == set(random_weights())
+    assert set(index_tensors(found / "model.safetensors")) == set(random_weights())
 
 
 def test_zero_points_of_zero_come_back(tmp_path: Path):
@@ -234,7 +234,7 @@ def test_zero_points_of_zero_come_back(tmp_path: Path):
 
 @pytest.mark.parametrize(("zero", "name"), [(0, "int4 with zero points"), (-1, None), (255, "int4 with zero points")])
 def test_zero_points_that_are_no_bytes_have_no_blocks(zero: int, name: str | None):
-    kind = kind_of(4, np.array([[7, zero]], np.int16), np.ones((1, 2), np.float32))
+    kind = find_block_type(4, np.array([[7, zero]], np.int16), np.ones((1, 2), np.float32))
     assert (kind.name if kind else None) == name
 
 
@@ -258,7 +258,8 @@ def test_zero_points_that_are_no_bytes_have_no_blocks(zero: int, name: str | Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_formats_that_are_refused(tmp_path: Path, settings: dict[str, Any], said: str):
-    folder = write(tmp_path / "tiny", random_weights(), quantization_config=settings)
+    packed = random_weights() | {"model.layers.0.mlp.up_proj.weight_scale": torch.ones(1)}  # not plain floats
+    folder = write(tmp_path / "tiny", packed, quantization_config=settings)
     with pytest.raises(ModelLoadError, match=said):
         resolve(config_for(folder, tmp_path, weights="quantized"), progress=False)
 
@@ -324,8 +325,8 @@ def test_experts_are_widened_and_merged_by_the_loader(tmp_path: Path):
     assert settings["left"] == {"of other modules became float32": len(experts)}
     assert len(settings["types"]) == len(matrices) - len(experts) == 4
     _, theirs = loaded(config_for(folder, tmp_path, dtype="float32"))
-    expected = theirs.trial()
-    assert (ours.trial() - expected).norm() / expected.norm() < 0.03
+    expected = theirs.paged.run_trial()
+    assert (ours.paged.run_trial() - expected).norm() / expected.norm() < 0.03
 
     plain = write(tmp_path / "plain", tensors)
     (plain / "config.json").write_text((tmp_path / "saved" / "config.json").read_text())
@@ -334,5 +335,5 @@ def test_experts_are_widened_and_merged_by_the_loader(tmp_path: Path):
     assert len(settings["types"]) == 6  # with the embedding and the output projection
     assert settings["left"] == {"of other modules stay floats": len(experts) + 1}  # and the router
     _, theirs = loaded(config_for(plain, tmp_path, dtype="float32"))
-    expected = theirs.trial()
-    assert (ours.trial() - expected).norm() / expected.norm() < 0.03
+    expected = theirs.paged.run_trial()
+    assert (ours.paged.run_trial() - expected).norm() / expected.norm() < 0.03

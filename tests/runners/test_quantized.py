@@ -20,13 +20,16 @@ from runners.quantized_file import INNER, KINDS, LAYERS, VOCAB, WIDTH, converted
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import resolve
-from tailrace.models.convert_quantized import Candidate, blocks_of, key_of, owners, row_hashes
+from tailrace.models.convert_quantized import list_owned_matrices
 from tailrace.models.footprint import weights_bytes
+from tailrace.models.tensors import BLOCKS_METHOD
 from tailrace.runners.flat_batch import FlatTokens
-from tailrace.runners.load_checks import decode_trial, trial_batch
-from tailrace.runners.quantized import METHOD, QuantizedEmbedding, QuantizedLinear, admit, swap
+from tailrace.runners.load_checks import admit_blocks
+from tailrace.runners.load_transformers import load_transformers
+from tailrace.runners.quantized import QuantizedEmbedding, QuantizedLinear, swap_modules
 from tailrace.runners.recorded import RecordedSteps
 from tailrace.runners.transformers import TransformersRunner
+from tailrace.runners.trials import decode_trial, trial_batch
 
 
 class Served:
@@ -35,7 +38,7 @@ class Served:
     def __init__(self, file: Path, cache: Path, weights: Any, dtype: Any = "float32") -> None:
         self.config = ModelConfig(model=str(file), cache_dir=str(cache), weights=weights, dtype=dtype, device="cpu")
         self.folder = converted(self.config)
-        self.runner = TransformersRunner.load(self.config, self.folder, block_size=16)
+        self.runner = load_transformers(self.config, self.folder, block_size=16)
         self.runner.allocate(64)
 
 
@@ -63,22 +66,22 @@ def dequantized(file: Path, cache: Path) -> Served:
 def test_logits_are_near_those_of_the_dequantised_file(quantized: Served, dequantized: Served):
     """Random matrices suffer more from rounded activations than trained ones. A row of queries or keys in a wrong place
     would be far off: the negative control turns the first matrix of the first layer around."""
-    ours, theirs = (served.runner.trial() for served in (quantized, dequantized))
+    ours, theirs = (served.runner.paged.run_trial() for served in (quantized, dequantized))
     error = (ours - theirs).norm() / theirs.norm()
     assert 0 < error < 0.05, error
-    first = packs_of(quantized.runner.model.model.layers[0].self_attn)[0]
+    first = packs_of(quantized.runner.paged.model.model.layers[0].self_attn)[0]
     panels = first.data.view(-1, 64 * len(first.data) // first.n)
     kept = panels.clone()
     panels[:] = kept.flip(0)
     try:
-        wrong = quantized.runner.trial()
+        wrong = quantized.runner.paged.run_trial()
     finally:
         panels[:] = kept
     assert (wrong - theirs).norm() / theirs.norm() > 0.1
 
 
 def test_matrices_stay_in_their_blocks(quantized: Served, file: Path):
-    model = quantized.runner.model
+    model = quantized.runner.paged.model
     assert isinstance(model.get_input_embeddings(), QuantizedEmbedding)
     assert isinstance(model.get_output_embeddings(), QuantizedLinear)
     assert model.get_output_embeddings().packed is model.get_input_embeddings().packed
@@ -93,12 +96,12 @@ def test_matrices_stay_in_their_blocks(quantized: Served, file: Path):
 
 def test_decode_steps_are_recorded(quantized: Served):
     """The embedding's ids are checked without torch, in the recorded step as well."""
-    runner, steps = quantized.runner, quantized.runner.graphs
+    runner, steps = quantized.runner, quantized.runner.decode_steps
     assert isinstance(steps, RecordedSteps)
     batch = decode_trial(runner.vocab_size, 16, 2)
-    assert torch.equal(runner.forward(batch), runner.logits(batch))
+    assert torch.equal(runner.forward(batch), runner.paged.logits(batch))
     assert steps.serves(batch)
-    assert torch.equal(runner.forward(batch), runner.logits(batch))
+    assert torch.equal(runner.forward(batch), runner.paged.logits(batch))
     with pytest.raises(ValueError, match=r"ids must be in \[0, 257\), got 1 … 257"):
         runner.forward(replace(batch, token_ids=torch.tensor([1, 257])))
 
@@ -107,15 +110,15 @@ def test_what_became_of_the_tensors_is_said(quantized: Served, caplog: pytest.Lo
     from transformers import AutoConfig
 
     with caplog.at_level(logging.INFO):
-        admit(AutoConfig.from_pretrained(quantized.folder), torch.device("cpu"))
+        admit_blocks(AutoConfig.from_pretrained(quantized.folder), torch.device("cpu"))
     assert "4 tensors stay Q4_K" in caplog.text
     assert "2 of Q2_K became float32" in caplog.text
     with pytest.raises(ConfigError, match=r"have kernels on the CPU only; leave them out, or set model\.device"):
-        admit(AutoConfig.from_pretrained(quantized.folder), torch.device("cuda"))
+        admit_blocks(AutoConfig.from_pretrained(quantized.folder), torch.device("cuda"))
 
 
 def test_the_footprint_is_what_the_modules_hold(quantized: Served):
-    model = quantized.runner.model
+    model = quantized.runner.paged.model
     packs = {id(pack): pack for pack in packs_of(model)}
     held = sum(pack.data.numel() * pack.data.itemsize for pack in packs.values())
     held += sum(p.numel() * p.itemsize for p in model.parameters()) + WIDTH * 4 * (2 * LAYERS + 1)
@@ -134,7 +137,7 @@ def test_what_was_replaced_is_gone(file: Path, cache: Path):
         return [one for one in gc.get_objects() if type(one) is QuantizedLinear]
 
     before = alive()  # held, so that no other gets the place of one
-    model = Served(file, cache, "quantized").runner.model
+    model = Served(file, cache, "quantized").runner.paged.model
     own = [module for module in model.modules() if type(module) is QuantizedLinear]
     assert own  # the output projection
     assert {id(one) for one in alive()} - {id(one) for one in before} == {id(one) for one in own}
@@ -161,7 +164,7 @@ def forward(runner: TransformersRunner, parts: list[tuple[list[int], int]]) -> t
         flat.add(tokens, end)
     flat.wanted = list(range(len(flat.token_ids)))
     tables = np.arange(len(parts) * 8, dtype=np.int32).reshape(len(parts), 8)
-    return runner.forward(flat.batch(tables, 16)).clone()
+    return runner.forward(flat.make_batch(tables, 16)).clone()
 
 
 def test_an_adapter_on_blocks(quantized: Served, tmp_path: Path):
@@ -177,28 +180,13 @@ def test_an_adapter_on_blocks(quantized: Served, tmp_path: Path):
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     config = msgspec.structs.replace(quantized.config, lora=f"a={tmp_path}")
-    runner = TransformersRunner.load(config, quantized.folder, block_size=16)
+    runner = load_transformers(config, quantized.folder, block_size=16)
     runner.allocate(64)
-    usual = runner.trial()
+    usual = runner.paged.run_trial()
     assert torch.equal(usual, runner.forward(trial_batch(VOCAB, 16)))
     adapted = runner.forward(trial_batch(VOCAB, 16, ((1, torch.arange(10, 20)),)))
     assert torch.equal(adapted[:10], usual[:10])
     assert not torch.isclose(adapted[10:], usual[10:], atol=1e-3).all(-1).any()
-
-
-def test_rows_are_found_in_any_order_and_never_by_hash_alone(file: Path):
-    tensor = next(t for t in GGUFReader(file).tensors if t.name == "blk.0.attn_q.weight")
-    values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)).to(torch.bfloat16)
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
-    assert key_of(row_hashes(values)) == key_of(row_hashes(values[order]))
-    one = Candidate(tensor, row_hashes(values))
-    raw = blocks_of(one, values[order], row_hashes(values[order]))
-    assert raw is not None
-    assert torch.equal(raw, torch.from_numpy(tensor.data.copy())[order])
-    other = values[order].clone()
-    other[5, 7] += 0.5
-    assert key_of(row_hashes(other)) != key_of(row_hashes(values))
-    assert blocks_of(one, other, row_hashes(other)) is None
 
 
 def test_only_plain_modules_hold_blocks():
@@ -207,11 +195,11 @@ def test_only_plain_modules_hold_blocks():
 
     model = nn.ModuleDict({"plain": nn.Linear(8, 4), "scaled": Scaled(5, 8), "head": nn.Linear(8, 5)})
     model["head"].weight = model["scaled"].weight
-    assert [name for name, _, _ in owners(model)] == ["plain.weight"]
+    assert [name for name, _, _ in list_owned_matrices(model)] == ["plain.weight"]
     with pytest.raises(ModelLoadError, match="scaled is a Scaled, whose weights can't be quantised"):
-        swap(model, {"scaled.weight": (5, 8)}, torch.float32)
+        swap_modules(model, {"scaled.weight": (5, 8)}, torch.float32)
     with pytest.raises(ModelLoadError, match="has no module gone"):
-        swap(model, {"gone.weight": (5, 8)}, torch.float32)
+        swap_modules(model, {"gone.weight": (5, 8)}, torch.float32)
 
 
 def test_a_folder_has_no_blocks_to_keep(dequantized: Served):
@@ -231,6 +219,6 @@ def test_damaged_blocks_are_refused(quantized: Served, tmp_path: Path):
     tensors["model.layers.1.self_attn.v_proj.weight"][0, 208:210] = 0x7C
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"layers\.1\.self_attn\.v_proj\.weight: a block has a scale"):
-        TransformersRunner.load(quantized.config, tmp_path, block_size=16)
-    assert METHOD == "tailrace"
+        load_transformers(quantized.config, tmp_path, block_size=16)
+    assert BLOCKS_METHOD == "tailrace"
     assert trial_batch(VOCAB, 16).token_ids.max() < VOCAB

@@ -25,9 +25,11 @@ from tailrace.models import folder as conversions
 from tailrace.models.child import run_child
 from tailrace.models.footprint import weights_bytes
 from tailrace.models.store import MARKER
-from tailrace.models.tensors import stored
+from tailrace.models.tensors import index_tensors
 from tailrace.runners import load_runner
-from tailrace.runners.quantized import QuantizedEmbedding, QuantizedLinear, admit
+from tailrace.runners.load_checks import admit_blocks
+from tailrace.runners.load_transformers import load_transformers
+from tailrace.runners.quantized import QuantizedEmbedding, QuantizedLinear
 from tailrace.runners.transformers import TransformersRunner
 
 PROMPTS = [[5, 9, 33, 7, 100, 2] * 5, [(7 * i * i + 3) % VOCAB for i in range(70)], [77, 3]]
@@ -46,7 +48,7 @@ def in_this_process():
 def here(module: str, arguments: list[str], *_: Any) -> str | None:
     source, folder, dtype, weights, remote_code = arguments
     try:
-        convert_folder.convert(Path(source), Path(folder), dtype, weights, remote_code == "1")
+        convert_folder.fill_folder(Path(source), Path(folder), dtype, weights, remote_code == "1")
     except ModelLoadError as error:
         return str(error)
     return None
@@ -58,7 +60,7 @@ def config_for(folder: Path, cache: Path, **fields: Any) -> ModelConfig:
 
 def loaded(config: ModelConfig) -> tuple[Path, TransformersRunner]:
     folder = resolve(config, progress=False).folder
-    runner = TransformersRunner.load(config, folder, block_size=16)
+    runner = load_transformers(config, folder, block_size=16)
     runner.allocate(64)
     return folder, runner
 
@@ -89,12 +91,12 @@ def q4_1(folder: Path, cache: Path) -> tuple[Path, TransformersRunner]:
 
 def test_logits_are_those_of_the_rounded_weights(q4_1: tuple[Path, TransformersRunner], folder: Path, tmp_path: Path):
     """But for activations in eight bits. The negative control is another type's weights."""
-    ours = q4_1[1].trial()
+    ours = q4_1[1].paged.run_trial()
     tensors = random_weights()
     errors = {}
     for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_0):
         plain = write(tmp_path / kind.name, rounded(tensors, kind))
-        theirs = loaded(config_for(plain, tmp_path, dtype="float32"))[1].trial()
+        theirs = loaded(config_for(plain, tmp_path, dtype="float32"))[1].paged.run_trial()
         errors[kind.name] = float((ours - theirs).norm() / theirs.norm())
     assert 0 < errors["Q4_1"] < 0.03 < errors["Q4_0"], errors
 
@@ -103,12 +105,12 @@ def test_what_became_of_the_tensors(q4_1: tuple[Path, TransformersRunner], caplo
     from transformers import AutoConfig
 
     folder, runner = q4_1
-    model = runner.model
+    model = runner.paged.model
     assert isinstance(model.get_input_embeddings(), QuantizedEmbedding)
     assert isinstance(model.get_output_embeddings(), QuantizedLinear)
     assert model.get_output_embeddings().packed is model.get_input_embeddings().packed
     with caplog.at_level(logging.INFO):
-        admit(AutoConfig.from_pretrained(folder), torch.device("cpu"))
+        admit_blocks(AutoConfig.from_pretrained(folder), torch.device("cpu"))
     assert f"{len(LINEAR) + 1} tensors became Q4_1" in caplog.text
     with safe_open(folder / "model.safetensors", "pt") as file:
         raw = file.get_tensor("model.layers.1.mlp.down_proj.weight").numpy()
@@ -122,7 +124,7 @@ def test_what_became_of_the_tensors(q4_1: tuple[Path, TransformersRunner], caplo
 
 def test_the_footprint_is_what_is_held(q4_1: tuple[Path, TransformersRunner]):
     folder, runner = q4_1
-    packs = {id(pack): pack for pack in packs_of(runner.model)}
+    packs = {id(pack): pack for pack in packs_of(runner.paged.model)}
     held = sum(pack.data.numel() for pack in packs.values()) + WIDTH * 4 * (2 * LAYERS + 1)
     assert abs(weights_bytes(folder, 4, packed=True) - held) < WIDTH * 4 * 20
 
@@ -163,14 +165,16 @@ def test_a_tied_matrix_that_is_stored_twice_is_kept_once(cache: Path, tmp_path: 
     tensors = random_weights()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     folder, runner = loaded(config_for(write(tmp_path / "twice", tensors), cache, quantize="q4_0"))
-    assert "lm_head.weight" not in stored(folder / "model.safetensors")
+    assert "lm_head.weight" not in index_tensors(folder / "model.safetensors")
     only = {name: tensor for name, tensor in tensors.items() if name != "model.embed_tokens.weight"}
     _, other = loaded(config_for(write(tmp_path / "only", only), cache, quantize="q4_0"))
-    assert torch.equal(other.trial(), runner.trial())
+    assert torch.equal(other.paged.run_trial(), runner.paged.run_trial())
     tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
     folder, runner = loaded(config_for(write(tmp_path / "untied", tensors), cache, quantize="q4_0"))
     ids = torch.tensor([3, 200])
-    embedding, head = (module.packed for module in (runner.model.get_input_embeddings(), runner.model.lm_head))
+    embedding, head = (
+        module.packed for module in (runner.paged.model.get_input_embeddings(), runner.paged.model.lm_head)
+    )
     from tailrace import kernels
 
     rows = kernels.quantized_rows(embedding, ids, torch.float32)
@@ -198,7 +202,8 @@ def test_rows_that_are_no_whole_blocks_stay_floats(cache: Path, tmp_path: Path):
     ],
 )
 def test_folders_that_are_refused(tmp_path: Path, changes: Any, fields: Any, said: str):
-    folder = write(tmp_path / "tiny", random_weights(), **changes)
+    scales = {"model.layers.0.mlp.up_proj.weight_scale": torch.ones(1)} if changes else {}
+    folder = write(tmp_path / "tiny", random_weights() | scales, **changes)
     with pytest.raises(ModelLoadError, match=said):
         resolve(config_for(folder, tmp_path, **fields), progress=False)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from tailrace import kernels
 from tailrace.config import ModelConfig
 from tailrace.kernels.cpu.launch import Call, noting
 from tailrace.runners import load_runner
+from tailrace.runners.base import Batch
+from tailrace.runners.decode_steps import record_calls
+from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.recorded import RecordedSteps, StepMemory, StepRecorder, out_variant
 from tailrace.runners.transformers import TransformersRunner
 
@@ -32,7 +36,7 @@ def recorded(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
     memory = StepMemory()
     with torch.inference_mode(), noting(calls), StepRecorder(memory, calls):
         result = function(x)
-    return memory.unowned(result), calls
+    return memory.view_unowned(result), calls
 
 
 def several(x: torch.Tensor) -> torch.Tensor:
@@ -141,8 +145,8 @@ def test_memory_comes_back():
     gc.collect()
     assert len(memory.pieces) == few < 10
     assert sum(map(len, memory.free.values())) == few
-    kept = memory.like(x)
-    assert memory.like(x).data_ptr() != kept.data_ptr()
+    kept = memory.allocate_like(x)
+    assert memory.allocate_like(x).data_ptr() != kept.data_ptr()
 
 
 def test_variants_that_write_to_a_given_place():
@@ -177,7 +181,7 @@ def loaded(name: str, folder, dtype: str = "float32") -> TransformersRunner:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_have_the_models_bits(name, dtype, tmp_path):
     runner = loaded(name, tmp_path, dtype)
-    steps = runner.graphs
+    steps = runner.decode_steps
     assert isinstance(steps, RecordedSteps)
     torch.manual_seed(1)
     cache = Cache(5, EACH)
@@ -190,19 +194,19 @@ def test_steps_have_the_models_bits(name, dtype, tmp_path):
                 prompts[i].append(int(torch.randint(1, VOCAB, (1,))))
             batch = cache.batch([(i, prompts[i], len(prompts[i]) - 1) for i in which])
             assert steps.serves(batch)
-            assert torch.equal(runner.forward(batch), runner.logits(batch))
+            assert torch.equal(runner.forward(batch), runner.paged.logits(batch))
     assert {1, 2, 3, 5} == set(steps.steps)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(NOT_RECORDED))
 def test_models_that_read_values_run_their_own_code(name, tmp_path):
-    assert loaded(name, tmp_path).graphs is None
+    assert loaded(name, tmp_path).decode_steps is None
 
 
 def test_who_computes_a_step(tmp_path):
     runner = loaded("llama", tmp_path)
-    steps, cache = runner.graphs, Cache(5, EACH)
+    steps, cache = runner.decode_steps, Cache(5, EACH)
     assert isinstance(steps, RecordedSteps)
     assert not steps.serves(cache.batch([(0, [1, 2], 0)]))
     assert not steps.serves(cache.batch([(0, [1, 2], 0), (1, [3], 0)]))
@@ -210,39 +214,41 @@ def test_who_computes_a_step(tmp_path):
     assert ModelConfig().cpu_graphs
     plain = load_runner(ModelConfig(dtype="float32", cpu_graphs=False), tmp_path, block_size=SIZE)
     plain.allocate(BLOCKS)
-    assert plain.graphs is None
+    assert plain.decode_steps is None
 
 
 def test_a_model_that_reads_values_is_not_recorded(tmp_path, caplog, monkeypatch):
     runner = loaded("llama", tmp_path)
-    plain = runner.run
-    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * int(batch.kv_len[0]))
+    plain, patch = PagedModel.run, partial(monkeypatch.setattr, PagedModel, "run")
+    patch(lambda self, batch: plain(self, batch) * int(batch.kv_len[0]))
     caplog.set_level("INFO")
-    assert runner.record_calls(BLOCKS) is None
+    assert record_calls(runner.paged, BLOCKS) is None
     assert "no recorded decode steps: aten" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * (2 if batch.positions.tolist()[0] > 100 else 1))
-    assert runner.record_calls(BLOCKS) is None
+    patch(lambda self, batch: plain(self, batch) * (2 if batch.positions.tolist()[0] > 100 else 1))
+    assert record_calls(runner.paged, BLOCKS) is None
     assert "no recorded decode steps: tolist" in caplog.text
     # what torch is not asked for is seen by the logits
     read = lambda tensor: ctypes.c_int32.from_address(tensor.data_ptr()).value  # noqa: E731
-    monkeypatch.setattr(runner, "run", lambda batch: plain(batch) * read(batch.kv_len))
-    assert runner.record_calls(BLOCKS) is None
+    patch(lambda self, batch: plain(self, batch) * read(batch.kv_len))
+    assert record_calls(runner.paged, BLOCKS) is None
     assert "their logits are not the model's" in caplog.text
 
 
 def test_a_step_that_can_not_be_recorded_later_runs_the_models_code(tmp_path, caplog, monkeypatch):
     """The model's code goes another way where there are more sequences than at load."""
     runner, cache = loaded("llama", tmp_path), Cache(5, EACH)
-    plain = runner.run
-    monkeypatch.setattr(
-        runner, "run", lambda batch: plain(batch) * (batch.kv_len.sum().item() if len(batch.kv_len) > 4 else 1)
-    )
-    runner.graphs = runner.record_calls(BLOCKS)
+    plain = PagedModel.run
+
+    def reads_of_many(self: PagedModel, batch: Batch) -> torch.Tensor:
+        return plain(self, batch) * (batch.kv_len.sum().item() if len(batch.kv_len) > 4 else 1)
+
+    monkeypatch.setattr(PagedModel, "run", reads_of_many)
+    runner.decode_steps = record_calls(runner.paged, BLOCKS)
     few, many = (cache.batch([(i, [1 + i], 0) for i in range(count)]) for count in (4, 5))
     runner.forward(few)
-    assert isinstance(runner.graphs, RecordedSteps)
-    assert torch.equal(runner.forward(many), runner.logits(many))
-    assert runner.graphs is None
+    assert isinstance(runner.decode_steps, RecordedSteps)
+    assert torch.equal(runner.forward(many), runner.paged.logits(many))
+    assert runner.decode_steps is None
     assert "no recorded decode steps from here on: aten" in caplog.text
-    assert torch.equal(runner.forward(few), runner.logits(few))
+    assert torch.equal(runner.forward(few), runner.paged.logits(few))

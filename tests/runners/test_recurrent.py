@@ -35,7 +35,7 @@ class Sequences:
 
     def begin(self, rows: int = 2) -> Sequences:
         self.runner.allocate_states(5, rows)
-        for memory in self.runner.states.memory.values():
+        for memory in self.runner.paged.states.memory.values():
             memory.fill_(float("nan"))  # what an old owner left must not matter
         self.runner.allocate(12)
         return self
@@ -47,7 +47,7 @@ class Sequences:
             flat.add(self.ids[sequence, first:end].tolist(), end)
         flat.wanted = list(range(len(flat.token_ids)))
         owners = [part[0] for part in parts]
-        batch = flat.batch(self.tables[owners].numpy(), SIZE, slots=[4 - owner for owner in owners])
+        batch = flat.make_batch(self.tables[owners].numpy(), SIZE, slots=[4 - owner for owner in owners])
         return list(self.runner.forward(batch).clone().split([end - first for _, first, end in parts]))
 
 
@@ -108,7 +108,9 @@ def test_a_walk_keeps_the_last_states_and_reads_the_first():
     flat = FlatTokens()
     for first, end in ((0, 7), (20, 21), (9, 12)):
         flat.add(range(first, end), end)
-    walk = Walk(flat.batch(torch.zeros(3, 2, dtype=torch.int32).numpy(), SIZE, slots=[2, 0, 1]), 3, torch.device("cpu"))
+    walk = Walk(
+        flat.make_batch(torch.zeros(3, 2, dtype=torch.int32).numpy(), SIZE, slots=[2, 0, 1]), 3, torch.device("cpu")
+    )
     assert walk.read.tolist() == [2 * 3, 1 * 3 + 9 % 3, 20 % 3]  # the longest first
     assert walk.fresh.tolist() == [True, False, False]
     assert [len(moment.rows) for moment in walk.moments] == [3, 2, 2, 1, 1, 1, 1]

@@ -176,7 +176,7 @@ def test_a_fused_model_does_not_depend_on_neighbours_or_chunks(loaded):
 @pytest.mark.parametrize("name", sorted(FUSED))
 def test_what_is_fused(name, loaded):
     ours, _ = loaded(name)
-    kinds = {type(module).__name__ for module in ours.model.modules()}
+    kinds = {type(module).__name__ for module in ours.paged.model.modules()}
     assert {"FusedAttention", "FusedMLP", "FusedNorm", "PackedLinear"} <= kinds
     assert "Linear" not in kinds
 
@@ -189,7 +189,7 @@ def test_a_replacement_that_computes_something_else_is_not_used(tmp_path, monkey
     with caplog.at_level(logging.WARNING):
         runner = load_runner(ModelConfig(dtype="float32", device="cpu"), save("llama", tmp_path), block_size=SIZE)
     assert "LlamaMLP is not replaced" in caplog.text
-    assert {"LlamaMLP", "FusedAttention"} <= {type(m).__name__ for m in runner.model.modules()}
+    assert {"LlamaMLP", "FusedAttention"} <= {type(m).__name__ for m in runner.paged.model.modules()}
 
 
 # ---- refusals

@@ -1,4 +1,4 @@
-"""What must hold of a record (tailrace/explanation.py) whatever was asked: laws between its own numbers, and between
+"""What must hold of a record (tailrace/explain/record.py) whatever was asked: laws between its own numbers, and between
 them and the row's logits. Nothing here walks the pipeline."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tailrace import kernels
-from tailrace.explanation import Explanation, RefinementStep
+from tailrace.explain.record import Explanation, RefinementStep
 from tailrace.params import FIELDS
 
 NONE = -math.inf

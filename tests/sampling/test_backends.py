@@ -13,13 +13,13 @@ from kernels.backends import DEVICES, QUIET
 from tailrace import _cpu, kernels
 from tailrace.kernels.gpu.program import KEY
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.backends import backend_of
 from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.pipeline import beyond_device
-from tailrace.sampling.reference import distribution, draw, edited
+from tailrace.sampling.reference import compute_distribution, draw_token, edit_row
 
 KEYS = (654, -400, 836, 2**62, 340)
 HISTORY = [(i * i * 7919) % 4001 for i in range(400)]
@@ -309,14 +309,14 @@ def test_the_other_threshold_of_p_less_is_seen(backend):
 def tied(slots: Slots, row: torch.Tensor, i: int, a: int, b: int) -> bool:
     """Whether rounding explains that one backend took a, the other b: scores within 1e-4, or one is at the edge of the
     kept set."""
-    candidates = distribution(row, slots[i], 9)
+    candidates = compute_distribution(row, slots[i], 9)
     scores = candidates.logits + kernels.gumbel(slots[i].key, 9, candidates.ids, 0)
     found = {int(t): float(s) for t, s in zip(candidates.ids, scores, strict=True)}
     if int(a) in found and int(b) in found:
         return abs(found[int(a)] - found[int(b)]) < 1e-4
     # of so many, the last ones weigh less than float32 sums can tell: the one that was not kept is next to those that
     # were
-    changed = edited(row, slots[i])
+    changed = edit_row(row, slots[i])
     kept = changed[candidates.ids]
     missing = float(changed[int(b) if int(a) in found else int(a)])
     edge = min(abs(missing - float(kept.min())), abs(missing - float(kept.max())))
@@ -361,7 +361,7 @@ CROWD_ROWS = {
     ],
 )
 def test_crowds(name, kind):
-    """Rows so flat that csrc/flat_rows.cpp draws without collecting candidates; 48 keys on one row."""
+    """Rows so flat that csrc/sample/flat_rows.cpp draws without collecting candidates; 48 keys on one row."""
     vocab, n = 49_152, 48
     row = CROWD_ROWS[kind](torch.randn(vocab, generator=torch.Generator().manual_seed(3)))
     before = _cpu.flat_draws()
@@ -369,9 +369,9 @@ def test_crowds(name, kind):
     slots = slots_for(CROWDS[name], vocab, n)
     kernel, candidates = (
         sampled(slots, logits, "cpu"),
-        distribution(row.float(), slots[0]),
+        compute_distribution(row.float(), slots[0]),
     )  # of every row: only keys differ
-    reference = [draw(candidates, slots[i], 9) for i in range(n)]
+    reference = [draw_token(candidates, slots[i], 9) for i in range(n)]
     assert sampled(slots, logits[:2], "reference").token_ids.flatten().tolist() == reference[:2]
     if kind in ("narrow", "normal", "half", "bfloat16") and name in ("top_p 0.5", "typical 0.9", "bans"):
         assert _cpu.flat_draws() - before > n / 2

@@ -13,7 +13,7 @@ from tailrace.errors import ParameterError
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key, validation
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 
 V = 700
 
@@ -164,7 +164,7 @@ def law_of(fields: dict) -> torch.Tensor:
         eos_token_ids=[39],
         handled_by_caller=validation.CALLER_FIELDS,
     )
-    candidates = distribution(row, slots[0])
+    candidates = compute_distribution(row, slots[0])
     law = torch.zeros(40, dtype=torch.float64)
     law[candidates.ids] = candidates.probabilities()
     return law
@@ -243,10 +243,10 @@ def test_a_token_taken_back_is_as_if_never_said():
     }
     slots = Slots(1, V)
     slots.add(0, SamplingParams(**fields), key=1, prompt=[1, 2, 3], output=[4, 1, 2])
-    before = distribution(logits(1)[0], slots[0])
+    before = compute_distribution(logits(1)[0], slots[0])
     for count in (1, 3):
         slots.commit([0], [[30, 2, 1][:count]])
         slots.rewind(0, count)
-        after = distribution(logits(1)[0], slots[0])
+        after = compute_distribution(logits(1)[0], slots[0])
         assert torch.equal(after.ids, before.ids)
         assert torch.equal(after.logits, before.logits)

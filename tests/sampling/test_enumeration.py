@@ -22,7 +22,7 @@ from tailrace.kernels.program import mask_of
 from tailrace.kernels.rows import Rule
 from tailrace.params import SamplingParams
 from tailrace.sampling import Slots, reference, verify
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot import Slot
 
 PROMPT, OUTPUT = [1, 0], [2]
 PARAMS: dict[str, dict] = {
@@ -80,7 +80,7 @@ def emitted(
 
     def run(choices: Choices) -> Text:
         monkeypatch.setattr(verify.kernels, "uniform", lambda *_: Uniform(choices))
-        monkeypatch.setattr(reference, "draw", lambda s, *_: int(s.ids[choices.pick(s.probabilities().tolist())]))
+        monkeypatch.setattr(reference, "draw_token", lambda s, *_: int(s.ids[choices.pick(s.probabilities().tolist())]))
         text: Text = ()
         for _ in range(world.drafts):
             q = world.proposal(text)
@@ -91,7 +91,7 @@ def emitted(
         masks = masks[-shift_mask:] + masks[:-shift_mask]
         logits = [torch.tensor(world.logits(t)) for t in texts]
         drafts = verify.Drafts(len(PROMPT) + len(OUTPUT), text, q, rule)
-        return tuple(verify.verify(verify.DraftRows(logits, slots[0], drafts, masks))[0])
+        return tuple(verify.verify_request(verify.DraftRows(logits, slots[0], drafts, masks))[0])
 
     return law_of(run)
 
@@ -200,8 +200,8 @@ def test_a_shifted_mask_is_seen(rule, shift, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["exact", "rejection", "block"])
 def test_penalties_that_do_not_see_the_drafts_are_seen(rule, monkeypatch):
-    monkeypatch.setattr(RequestSlot, "extend", lambda slot, tokens: None)
-    monkeypatch.setattr(RequestSlot, "pop", lambda slot: None)
+    monkeypatch.setattr(Slot, "extend", lambda slot, tokens: None)
+    monkeypatch.setattr(Slot, "pop", lambda slot: None)
     assert error(World(4, 2, PARAMS["penalties"], False), rule, True, monkeypatch) > 1e-3
 
 
@@ -214,15 +214,15 @@ def test_accepting_everything_is_seen(rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_residual_that_is_the_whole_target_is_seen(rule, monkeypatch):
-    rest = verify.remainder
-    monkeypatch.setattr(verify, "remainder", lambda p, q, scale: rest(p, torch.zeros_like(p), 1.0))
+    rest = verify.compute_remainder
+    monkeypatch.setattr(verify, "compute_remainder", lambda p, q, scale: rest(p, torch.zeros_like(p), 1.0))
     assert error(World(4, 2, {}, False), rule, True, monkeypatch) > 1e-3
 
 
 @pytest.mark.long
 def test_a_residual_without_its_scale_is_seen(monkeypatch):
-    rest = verify.remainder
-    monkeypatch.setattr(verify, "remainder", lambda p, q, scale: rest(p, q, 1.0))
+    rest = verify.compute_remainder
+    monkeypatch.setattr(verify, "compute_remainder", lambda p, q, scale: rest(p, q, 1.0))
     assert error(World(4, 3, {}, False), "block", True, monkeypatch) > 1e-3
 
 

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from kernels.backends import DEVICES, QUIET
 from sampling import record_laws, test_cases, test_guided_rows, test_mixed
 from tailrace.errors import ParameterError
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.kernels.rows import RULES
-from tailrace.options import Watermark
+from tailrace.request.options import Watermark
 from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots, explain, processors, sample
 from tailrace.sampling.backends import BackendName
 from tailrace.sampling.explain import explain_row, what_if
 from tailrace.sampling.guidance import raw_row
 from tailrace.sampling.reference import BadRowError
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot import Slot
 
 BACKENDS: tuple[BackendName, ...] = ("reference", "cpu")
 EVERYTHING = {**test_mixed.PARAMS, **test_mixed.RARE}
@@ -43,7 +43,7 @@ def state_of(slots: Slots) -> list:
             entry.basis,
             dict(entry.sequence_state.forced),
             repr(entry.banned),
-            entry.edits,
+            entry.edit_methods,
         )
         for entry in slots.slots
         if entry is not None
@@ -298,8 +298,11 @@ def test_a_processor_that_fails_is_its_own_requests(monkeypatch):
 # ---- what the tests would see
 
 FAULTS = {
-    "another position": ("walk", lambda walk: lambda raw, slot, position, mask: walk(raw, slot, position + 1, mask)),
-    "no mask": ("walk", lambda walk: lambda raw, slot, position, mask: walk(raw, slot, position, None)),
+    "another position": (
+        "walk_row",
+        lambda walk: lambda raw, slot, position, mask: walk(raw, slot, position + 1, mask),
+    ),
+    "no mask": ("walk_row", lambda walk: lambda raw, slot, position, mask: walk(raw, slot, position, None)),
     "no guidance": (
         "draft_rows_of",
         lambda of: lambda slots, x, rows, i: of(slots, x, replace(rows, guidance=None), i),
@@ -308,7 +311,7 @@ FAULTS = {
         "draft_rows_of",
         lambda of: lambda slots, x, rows, i: of(slots, x, replace(rows, proposals=None), i),
     ),
-    "the slot is not put back": ("unchanged", lambda unchanged: lambda slot: nullcontext()),
+    "the slot is not put back": ("preserve_slot", lambda unchanged: lambda slot: nullcontext()),
 }
 
 
@@ -335,7 +338,7 @@ def test_a_state_that_does_not_follow_the_drafts_is_seen(monkeypatch):
         slot.updates.clear()  # as if nothing had been drawn
     records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
     assert [[record.token_id for record in one] for one in records] == drawn
-    monkeypatch.setattr(RequestSlot, "update_of", lambda slot, token: (token, None))
+    monkeypatch.setattr(Slot, "update_of", lambda slot, token: (token, None))
     records = Sampler(slots).explain(logits, rows, ExplainOptions(3))
     assert [[record.token_id for record in one] for one in records] != drawn
 

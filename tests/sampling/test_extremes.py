@@ -17,18 +17,18 @@ import torch
 from field_examples import company, example, replaced_by_mirostat
 from kernels.backends import DEVICES, QUIET
 from tailrace.errors import ParameterError
-from tailrace.fields import Field
 from tailrace.kernels.gpu import refine
 from tailrace.kernels.gpu.refine import HANDLED
 from tailrace.kernels.program import STAGES
 from tailrace.kernels.status import EMPTY, OK
-from tailrace.options import Watermark
-from tailrace.params import FIELDS, SamplingParams, switches
+from tailrace.params import FIELDS, SamplingParams, list_switches
+from tailrace.request.fields import Field
+from tailrace.request.options import Watermark
 from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.backends.edit_table import EditTable
 from tailrace.sampling.history import Suffixes
 from tailrace.sampling.pipeline import EDITS, REFINEMENTS
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 
 INF = math.inf
 TINY = 1e-320  # less than the least normal double
@@ -68,7 +68,7 @@ ENDS: dict[str, list[dict]] = {
 }
 for name in REFINEMENTS.keys() - ENDS.keys() - {"p_less"}:  # whose bound may be a value of the row exactly
     ENDS[name] = [
-        company(of) | {of: end} for of in switches(name) for end in (*ends_of(FIELDS[of]), example(FIELDS[of]))
+        company(of) | {of: end} for of in list_switches(name) for end in (*ends_of(FIELDS[of]), example(FIELDS[of]))
     ]
 
 
@@ -231,13 +231,13 @@ def test_agreements_of_any_length_grow_and_are_taken_back(seed):
         else:
             tokens.append(rng.randrange(kinds))
             found.append(tokens[-1])
-        assert list(zip(*(part.tolist() for part in found.agreements()), strict=True)) == by_hand(tokens, breakers)
+        assert list(zip(*(part.tolist() for part in found.find_agreements()), strict=True)) == by_hand(tokens, breakers)
         if rng.random() < 0.2:  # which one of the two goes on does not matter
             twin = found.copy()
             twins.append((found, list(tokens)))
             found = twin
     for twin, said in twins:
-        assert list(zip(*(part.tolist() for part in twin.agreements()), strict=True)) == by_hand(said, breakers)
+        assert list(zip(*(part.tolist() for part in twin.find_agreements()), strict=True)) == by_hand(said, breakers)
 
 
 def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
@@ -263,7 +263,7 @@ def test_copies_share_what_is_known_of_the_prompt(monkeypatch):
     for index in range(5):
         other = Slots(1, 200)
         other.add(0, params, key=1, prompt=[5, 6, 7, 5, 6, 7, 5, 6], output=[7] * index, handled_by_caller=("n",))
-        written = [EditTable.of(edits) for edits in (slots.edits[index], other.edits[0])]
+        written = [EditTable.of(edits) for edits in (slots[index].next_edits, other[0].next_edits)]
         assert len({repr((e.banned, e.before, e.later, e.penalty.counts.lists())) for e in written}) == 1
         assert slots[index].history.counts is written[0].penalty.counts
 
@@ -273,13 +273,13 @@ def test_dry_grows_with_the_stretch_as_far_as_it_goes(period):
     """Base 1.02: held at 3.5 when stretches were followed for 64 tokens more than are allowed."""
     slots, tokens = Slots(1, 200), list(range(period)) * (400 // period)
     slots.add(0, SamplingParams(dry_multiplier=1.0, dry_base=1.02), key=1, prompt=tokens)
-    [edit] = slots.edits[0]
+    [edit] = slots[0].next_edits
     n = len(tokens) - period if period > 1 else len(tokens) - 1
     assert edit.ids.tolist() == [0]
     assert edit.values == pytest.approx(-(1.02 ** (n - 2)), rel=1e-6)
     slots.commit([0], [[0]])
-    assert slots.edits[0][0].values == pytest.approx(-(1.02 ** (n - 1)), rel=1e-6)
-    assert np.isfinite(slots.edits[0][0].values).all()
+    assert slots[0].next_edits[0].values == pytest.approx(-(1.02 ** (n - 1)), rel=1e-6)
+    assert np.isfinite(slots[0].next_edits[0].values).all()
 
 
 # ---- what is learnt
@@ -291,7 +291,7 @@ def test_mirostat_1_truncates_k():
     row = -torch.log(torch.arange(1, vocab + 1, dtype=torch.float64)).float()
     slots = Slots(1, vocab)
     slots.add(0, SamplingParams(mirostat=1, mirostat_tau=mu / 2), key=1, prompt=[0])
-    assert distribution(row, slots[0]).ids.tolist() == [0, 1]
+    assert compute_distribution(row, slots[0]).ids.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("fields", [{"mirostat": 1}, {"mirostat": 2}, {"adaptive_target": 0.2}])

@@ -12,7 +12,7 @@ from kernels.backends import DEVICES, QUIET
 from sampling.test_backends import PARAMS, rows_of, slots_for
 from tailrace.kernels.rows import RULES
 from tailrace.sampling import Guidance, Rows, Sampler, SamplingParams, Slots
-from tailrace.sampling.guidance import combined
+from tailrace.sampling.guidance import combine_rows
 
 INF = math.inf
 SCALES = (1.5, 0.0, 1.0, 0.3, 7.0, 1.0001, 40.0, 2.0)
@@ -40,7 +40,7 @@ def guided(n: int) -> Guidance:
 
 def the_same(slots: Slots, backend: str, logits: torch.Tensor, rows: Rows) -> None:
     got = Sampler(slots, backend)(logits.to(DEVICES[backend]), rows)
-    ready, plain = combined(logits, rows)
+    ready, plain = combine_rows(logits, rows)
     assert plain.guidance is None
     wanted = Sampler(slots, backend)(ready.to(DEVICES[backend]), plain)
     assert torch.equal(got.token_ids, wanted.token_ids)

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kernels.backends import DEVICES, QUIET
+from sampling import test_backends
+from sampling.test_backends import slots_for
 from tailrace.kernels.rows import RULES
-from tailrace.kernels.status import FAILED, NAN, OK, PROCESSOR
+from tailrace.kernels.status import EMPTY, FAILED, NAN, OK, PROCESSOR
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, processors, verify
 
@@ -75,6 +77,39 @@ def test_case_of_the_issue_a_peaked_row_that_falls_back_under_rule_block():
     assert (out.status.tolist(), out.num_tokens.tolist()) == ([OK, OK], [2, 2])
 
 
+# ---- rows of which nothing is left
+
+NORMALIZED = {
+    f"normalize_logits {name}": fields | {"normalize_logits": True}
+    for name, fields in test_backends.PARAMS.items()
+    if "processors" not in fields
+}
+EMPTIED = test_backends.PARAMS | NORMALIZED
+
+
+@pytest.mark.few(12)
+@QUIET
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *itertools.product(EMPTIED, ["reference", "cpu"]),
+        *(pytest.param(name, "gpu", marks=pytest.mark.long) for name in EMPTIED),
+        *((name, "gpu") for name in ("greedy", "top_p", "normalize_logits top_p")),
+    ],
+)
+def test_row_without_finite_logits_is_empty(name, backend):
+    """Whether the model, the mask, or both together leave nothing; the neighbour's row is as ever."""
+    vocab = 257
+    slots = slots_for(EMPTIED[name], vocab, 4)
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(5))
+    logits[1], logits[2, 5:] = -INF, -INF
+    masks = torch.zeros(3, -(-vocab // 32), dtype=torch.int32)
+    masks[1], masks[2, 1] = -1, -1  # all; 32 to 63
+    rows = Rows.plain(range(4), range(4), [9] * 4, mask=[0, 1, 2, 1], masks=masks)
+    out = Sampler(slots, backend)(logits.to(DEVICES[backend]), rows)
+    assert out.status.tolist() == [EMPTY, EMPTY, EMPTY, OK]
+
+
 # ---- one request fails alone
 
 
@@ -122,8 +157,8 @@ def test_whatever_the_reference_raises_is_its_requests_alone(where, backend, mon
             else:
                 patch.setattr(
                     verify,
-                    where if where == "logprobs_of" else "choose",
-                    failing(getattr(verify, where if where == "logprobs_of" else "choose"), good),
+                    "report_logprobs" if where == "logprobs_of" else "choose_token",
+                    failing(getattr(verify, "report_logprobs" if where == "logprobs_of" else "choose_token"), good),
                 )
             out = Sampler(slots, backend)(logits, rows)
         assert out.status.tolist() == [OK, FAILED if good == 0 else OK, OK]

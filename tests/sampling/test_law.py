@@ -21,7 +21,7 @@ from tailrace import kernels
 from tailrace.kernels.dispatch import find
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, reference
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 
 ALPHA = 1e-6
 V = 40
@@ -90,7 +90,7 @@ def by_kernels(fields: dict, draws: int) -> torch.Tensor:
 
 def by_reference(fields: dict, draws: int) -> torch.Tensor:
     """The same from the reference's distribution and the reference's noise, many positions at once."""
-    alive = distribution(torch.tensor(LOGITS), slots_for(fields)[0])
+    alive = compute_distribution(torch.tensor(LOGITS), slots_for(fields)[0])
     return counted(alive.ids, alive.logits, torch.arange(draws))
 
 
@@ -192,9 +192,9 @@ def test_coarse_noise_is_seen(monkeypatch):
     slots.add(0, SamplingParams(), key=5, prompt=[1])
     row = torch.full((65_536,), math.log(1e-7))
     row[0] = 0.0
-    candidates = distribution(row, slots[0])
+    candidates = compute_distribution(row, slots[0])
     monkeypatch.setattr(reference.kernels, "gumbel", coarse)
-    wins = sum(reference.draw(candidates, slots[0], position) != 0 for position in range(1000))
+    wins = sum(reference.draw_token(candidates, slots[0], position) != 0 for position in range(1000))
     expected = 1000 * 65_535e-7
     assert (
         wins < expected / 2
@@ -227,7 +227,7 @@ def test_draws_that_skip_most_tokens_have_the_law(fields, kind):
     }[kind]
     slots = Slots(1, WIDE)
     slots.add(0, SamplingParams(**fields), key=9, prompt=[1])
-    alive = distribution(row, slots[0])
+    alive = compute_distribution(row, slots[0])
     law = torch.zeros(WIDE, dtype=torch.float64)
     law[alive.ids] = alive.probabilities()
     found = torch.zeros(WIDE)
@@ -254,13 +254,13 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_seen(fault):
     fields = {"temperature": 0.7, "top_p": 0.9}
-    ids, logits = FAULTS[fault](distribution(torch.tensor(LOGITS), slots_for(fields)[0]))
+    ids, logits = FAULTS[fault](compute_distribution(torch.tensor(LOGITS), slots_for(fields)[0]))
     assert p_value(counted(ids, logits, torch.arange(2**15)), expected(fields)) < ALPHA
 
 
 def test_noise_that_repeats_is_seen():
     """Off by one: a position that is not counted up. Half of the positions share one noise."""
-    alive = distribution(torch.tensor(LOGITS), slots_for({})[0])
+    alive = compute_distribution(torch.tensor(LOGITS), slots_for({})[0])
     positions = torch.arange(2**13)
     positions[::2] = 5
     assert p_value(counted(alive.ids, alive.logits, positions), expected({})) < ALPHA
@@ -268,7 +268,7 @@ def test_noise_that_repeats_is_seen():
 
 def test_penalties_that_count_the_prompt_are_seen():
     fields = {"presence_penalty": 1.5}
-    wrong = distribution(torch.tensor(LOGITS), slots_for(fields, prompt=(), output=(2, 3, 4, 4))[0])
+    wrong = compute_distribution(torch.tensor(LOGITS), slots_for(fields, prompt=(), output=(2, 3, 4, 4))[0])
     assert p_value(counted(wrong.ids, wrong.logits, torch.arange(2**13)), expected(fields)) < ALPHA
 
 

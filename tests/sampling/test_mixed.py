@@ -13,15 +13,14 @@ import pytest
 import torch
 
 from kernels.backends import DEVICES, QUIET
+from tailrace.kernels.constants import FALLS_BACK
 from tailrace.kernels.cpu.sample import CPUStep
-from tailrace.kernels.output import FALLS_BACK
 from tailrace.kernels.rows import RULES, Rows
 from tailrace.kernels.status import EMPTY, OK
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Sampler, Slots
-from tailrace.sampling.backends import BackendName
-from tailrace.sampling.backends.cpu import CPUBackend
+from tailrace.sampling.backends import BackendName, backend_of
 from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.backends.draft_programs import write_draft_programs
 from tailrace.sampling.sequence_state import SequenceState
@@ -121,7 +120,7 @@ def world(seed: int, asked: list[dict]) -> tuple[Slots, torch.Tensor, Rows]:
             slots[i].banned[slots[i].num_output + 1] = {2, 3}
         if rng.random() < 0.2:
             slots[i].sequence_state.force(slots[i].num_output + rng.randrange(5), [rng.randrange(12)])
-            slots.refresh(i)
+            slots.refresh_edits(i)
         drafts.append([rng.randrange(12) for _ in range(rng.randrange(5))])
         positions.append(len(prompt) + len(output))
     count = sum(map(len, drafts)) + len(drafts)
@@ -194,7 +193,7 @@ def test_every_rule_on_a_gpu(step, rule, dense, monkeypatch):
     )
     for i in range(rows.num_requests):
         slots[i].sequence_state.forced.clear()
-        slots.refresh(i)
+        slots.refresh_edits(i)
     compare(slots, logits, rows, backend="gpu")
 
 
@@ -207,9 +206,9 @@ def test_the_same_tokens_in_many_more_steps(seed):
 
 def test_only_the_rare_fall_back():
     slots, logits, rows = world(3, [*PARAMS.values(), *RARE.values()])
-    step = CPUStep(logits, rows, slots.observer("cpu", CPUBackend).programs)
+    step = CPUStep(logits, rows, backend_of(slots, "cpu", torch.device("cpu")).programs)
     moving = [i for i in range(rows.num_requests) if slots[i].moves_with_drafts]
-    programs = slots.observer("cpu", CPUBackend).programs
+    programs = backend_of(slots, "cpu", torch.device("cpu")).programs
     step.use_row_programs(write_draft_programs(programs, slots, rows, moving), programs)
     falls_back = step.run().status == FALLS_BACK
     assert falls_back.tolist() == [False] * len(PARAMS) + [True] * len(RARE)
@@ -272,7 +271,7 @@ def test_what_is_learnt_and_keyed_by_is_seen(fault):
     """The planted faults: mirostat's μ is a bit too large in the kernels, or the tournaments hear of a token that
     nobody said."""
     slots, logits, rows = world(3, [*PARAMS.values()] * 2)
-    for record, slot in zip(slots.observer("cpu", CPUBackend).programs.records, slots.slots, strict=False):
+    for record, slot in zip(backend_of(slots, "cpu", torch.device("cpu")).programs.records, slots.slots, strict=False):
         assert slot is not None
         if fault == "another state":
             record.state[0] += 1.0

@@ -59,3 +59,10 @@ def test_named_tokens_that_cannot_be_had(fields, words):
     with pytest.raises(ParameterError, match=words) as caught:
         Slots(1, 40).add(0, SamplingParams(**fields), key=1, prompt=[1])
     assert caught.value.param == "logprob_token_ids"
+
+
+def test_a_token_that_is_named_twice_is_listed_once():
+    """In the order of the first mentions."""
+    params = SamplingParams(logprobs=0, logprob_token_ids=[7, 3, 7, 3, 5])
+    assert params.logprob_token_ids == (7, 3, 5)
+    assert params.alternatives == 3

@@ -123,7 +123,7 @@ def test_what_is_forced_comes_at_once(world):
 def test_a_device_that_does_not_follow_is_seen(world, monkeypatch):
     """The planted fault: what a token changes never gets there."""
     world.step()
-    monkeypatch.setattr(DeviceSlots, "_amendments", lambda *_: [])
+    monkeypatch.setattr(DeviceSlots, "_list_amendments", lambda *_: [])
     with pytest.raises(AssertionError):
         world.steps(6)
 
@@ -236,7 +236,7 @@ def test_what_is_drawn_elsewhere_is_not_followed(monkeypatch):
     slots.add(0, SamplingParams(mirostat=2, presence_penalty=1.0), key=1, prompt=[1, 2])
     sampler, logits = Sampler(slots, "gpu"), torch.randn(1, V, generator=torch.Generator().manual_seed(1))
     sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [2]))
-    monkeypatch.setattr(DeviceSlots, "_follow", lambda *_: pytest.fail("followed for nothing"))
+    monkeypatch.setattr(DeviceSlots, "_update_owner", lambda *_: pytest.fail("followed for nothing"))
     sampler(logits.to(DEVICES["gpu"]), Rows.plain([0], [0], [3]))
     monkeypatch.undo()
     slots.remove(0)  # another one in its place is

@@ -25,7 +25,7 @@ def only(row: torch.Tensor, tokens: list[int], *, id: int) -> None:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.setattr(processors, "REGISTERED", {})
-    processors.load("only=sampling.test_processors:only , double=math:sqrt")
+    processors.load_processors("only=sampling.test_processors:only , double=math:sqrt")
 
 
 def drawn(fields: list[dict]) -> tuple[list[int], list[int]]:
@@ -93,4 +93,4 @@ def test_unknown_names_and_bad_settings_are_refused():
         drawn([{"processors": {"nobody": {}}}])
     for spec in ("x", "x=nowhere:f", "x=math:nothing", "only=math:sqrt", "=math:sqrt"):
         with pytest.raises(ConfigError, match="processors"):
-            processors.load(spec)
+            processors.load_processors(spec)

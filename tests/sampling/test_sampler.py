@@ -16,11 +16,11 @@ from field_examples import DRAWN
 from field_examples import example as example_of
 from oracles import brute
 from tailrace.kernels.status import EMPTY, INF, NAN, OK
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Rows, Sampler, Slots, request_key
 from tailrace.sampling.pipeline import REFINEMENTS
-from tailrace.sampling.reference import BadRowError, distribution
+from tailrace.sampling.reference import BadRowError, compute_distribution
 
 V = 61
 EOS = 60
@@ -178,7 +178,7 @@ def test_kept_sets_probabilities_and_draws_are_the_oracles(params, kind, seed, p
         assert token == int(reference.token_ids[0, 0])
         assert edited[token] >= max(edited) - 1e-4 * max(1.0, abs(max(edited)))
         return
-    candidates = distribution(row, slots[0], position)
+    candidates = compute_distribution(row, slots[0], position)
     alive = brute.refine(edited, ask)
     got, wanted = candidates.ids.tolist(), sorted(alive)
     if got != wanted:  # float32 logits may fall on the other side of a threshold that they all but touch
@@ -320,7 +320,7 @@ def test_case_04_tiny_temperatures_are_greedy_never_token_0(temperature):
 
 
 def kept(row: torch.Tensor, **fields) -> list[int]:
-    return distribution(row, slots_with((SamplingParams(**fields), 0, [], []), vocab=len(row))[0]).ids.tolist()
+    return compute_distribution(row, slots_with((SamplingParams(**fields), 0, [], []), vocab=len(row))[0]).ids.tolist()
 
 
 def test_case_03_top_p_near_one_and_zero():
@@ -347,10 +347,10 @@ def test_case_07_top_p_takes_its_mass_from_what_top_k_left():
 
 def test_case_07_temperature_and_repetition_penalty_act_once():
     row = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    p = distribution(row, slots_with((SamplingParams(temperature=0.5), 0, [], []), vocab=4)[0]).probabilities()
+    p = compute_distribution(row, slots_with((SamplingParams(temperature=0.5), 0, [], []), vocab=4)[0]).probabilities()
     torch.testing.assert_close(p.float(), (row / 0.5).softmax(0))
     params = SamplingParams(repetition_penalty=2.0)
-    penalised = distribution(row, slots_with((params, 0, [0, 0, 3], [0]), vocab=4)[0])
+    penalised = compute_distribution(row, slots_with((params, 0, [0, 0, 3], [0]), vocab=4)[0])
     torch.testing.assert_close(penalised.probabilities().float(), torch.tensor([1.0, 1.0, 0.0, -2.0]).softmax(0))
 
 
@@ -358,17 +358,17 @@ def test_case_09_penalty_scopes():
     """Frequency and presence look at the output alone; repetition also at the prompt, each distinct token once."""
     row = torch.zeros(5)
     params = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
-    got = distribution(row, slots_with((params, 0, [1, 1, 2], [2, 2, 3]), vocab=5)[0]).raw
+    got = compute_distribution(row, slots_with((params, 0, [1, 1, 2], [2, 2, 3]), vocab=5)[0]).raw
     torch.testing.assert_close(got, torch.tensor([0.0, 0.0, -2.5, -1.5, 0.0]))
 
 
 def test_history_follows_the_committed_tokens():
     slots = slots_with((SamplingParams(frequency_penalty=1.0, bad_words=((3, 4),)), 0, [3], []), vocab=6)
     row = torch.zeros(6)
-    assert 4 not in distribution(row, slots[0]).ids.tolist()
+    assert 4 not in compute_distribution(row, slots[0]).ids.tolist()
     for token in (2, 2, 5) * 20:
         slots.commit([0], [[token]])
-    got = distribution(row, slots[0])
+    got = compute_distribution(row, slots[0])
     assert got.ids.tolist() == list(range(6))
     torch.testing.assert_close(got.logits, torch.tensor([0.0, 0.0, -40.0, 0.0, 0.0, -20.0]))
 
@@ -465,7 +465,7 @@ def test_an_edit_that_overflows_is_an_error_not_a_missing_token():
     slots = slots_with((params, 0, [0], []), vocab=3)
     row = torch.tensor([1e37, 1.0, 0.0])
     with pytest.raises(BadRowError) as bad:
-        distribution(row, slots[0])
+        compute_distribution(row, slots[0])
     assert bad.value.status == INF
     assert Sampler(slots)(row[None], Rows.plain([0], [0], [1])).status.tolist() == [INF]
 

@@ -17,29 +17,23 @@ from tailrace.errors import ParameterError
 from tailrace.kernels.output import SamplingMask
 from tailrace.kernels.rows import RULES, Guidance, Rows
 from tailrace.params import SamplingParams
-from tailrace.sampler_fields import CUTS
+from tailrace.request.fields import removes_most
 from tailrace.sampling import Sampler, Slots
-from tailrace.sampling.backends.cpu import CPUBackend
+from tailrace.sampling.backends import backend_of
 from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.pipeline import beyond_device
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 
 V = test_mixed.V
 # where the mass that is asked for lies within rounding of all there is, or within a run of equals
 ROUNDED = ("top_p nearly all", "tail-free first")
-# where a sum of the rows here ends within 1e-7 of the mass that is asked for: 0.8 and 0.6 of 255 equals are whole
-# numbers, and of 33,000 entries each has less
-AT_THE_BOUND = {
-    ("top_p most", 33_000),
-    ("typical most", 33_000),
-    ("top_p before temperature", 255),
-    ("typical", 255),
-}
+# where each entry at the bound has less than the sums' rounding: 1e-7
+BELOW_ROUNDING = {("top_p most", 33_000)}
 
 
 def asking(fields: dict) -> dict:
     """The same with the report; where nothing cuts, top_k lets everything through."""
-    cuts = any(name in CUTS for name in fields)
+    cuts = any(removes_most(FIELDS[name]) for name in fields)
     return fields | ({} if cuts else {"top_k": 10**6}) | {"return_sampling_mask": True}
 
 
@@ -58,15 +52,19 @@ def lists(mask: SamplingMask | None) -> list[list[int]]:
     return [part.tolist() for part in mask.parts()]
 
 
-def test_what_cuts_is_what_is_declared_to():
-    declared = {name for name, field in FIELDS.items() if field.kind == "truncation" and not field.needs}
-    assert declared <= set(CUTS)
-    assert set(CUTS) - declared == {"allowed_token_ids", "grammar", "p_less_norm"} - declared
+def test_a_mask_needs_a_truncation_or_an_edit_that_excludes_most_tokens():
+    needed = FIELDS["return_sampling_mask"].needs
+    assert len(needed) == len(set(needed))
+    assert {"top_k", "p_less_norm", "mirostat", "allowed_token_ids", "grammar"} < set(needed)
+    for name, field in FIELDS.items():
+        switch = field.kind == "truncation" and not field.needs
+        assert (name in needed) == (switch or field.excludes == "most"), name
+    assert not {"bad_words", "min_tokens", "min_k_tau"} & set(needed)
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"temperature": 0.7, "presence_penalty": 1.0}])
 def test_a_request_that_nothing_cuts_is_refused(fields):
-    with pytest.raises(ParameterError, match="return_sampling_mask has no effect without top_k or top_p or") as caught:
+    with pytest.raises(ParameterError, match=r"has no effect without .*top_k or top_p or") as caught:
         SamplingParams(**fields, return_sampling_mask=True)
     assert caught.value.param == "return_sampling_mask"
 
@@ -81,7 +79,7 @@ def test_a_request_that_nothing_cuts_is_refused(fields):
         pytest.param(name, vocab, marks=[] if meets(name, vocab) and vocab < 4000 else pytest.mark.long)
         for name in ASKED
         for vocab in (1, 2, 16, 255, 256, 257, 4097, 33_000)
-        if not (name in ROUNDED and vocab > 16) and (name, vocab) not in AT_THE_BOUND
+        if not (name in ROUNDED and vocab > 16) and (name, vocab) not in BELOW_ROUNDING
     ],
 )
 def test_survivors_are_the_candidates(name, vocab):
@@ -96,13 +94,13 @@ def test_survivors_are_the_candidates(name, vocab):
             continue
         assert token in ids
         slot = slots[i]
-        assert ids == ([token] if slot.params.greedy else distribution(logits[i], slot, 9).ids.tolist())
+        assert ids == ([token] if slot.params.greedy else compute_distribution(logits[i], slot, 9).ids.tolist())
 
 
 @pytest.mark.parametrize("vocab", [4097, 33_000])
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_p": 0.6, "temperature": 1.7}, {"typical_p": 0.6}])
 def test_of_rows_so_flat_that_candidates_are_not_collected(fields, vocab):
-    """There the boundary alone is known (csrc/flat_rows.h), and the ids are looked for once more."""
+    """There the boundary alone is known (csrc/sample/flat_rows.h), and the ids are looked for once more."""
     kinds = rows_of(vocab)
     logits = torch.stack([kinds[kind] for kind in ("normal", "flat", "two values", "steps")]) * 0.7
     slots, before = slots_for(asking(fields), vocab, len(logits)), _cpu.flat_draws()
@@ -231,7 +229,7 @@ def test_a_kernel_that_cuts_elsewhere_is_seen(fault):
     logits = torch.randn(20, V, generator=torch.Generator().manual_seed(3)) * 9
     rows = Rows.plain(range(20), range(20), [1] * 20)
     agree(slots, logits, rows)
-    for record in slots.observer("cpu", CPUBackend).programs.records:
+    for record in backend_of(slots, "cpu", torch.device("cpu")).programs.records:
         if fault == "a stage less":
             record.num_stages -= 1
         else:

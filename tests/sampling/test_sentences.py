@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from sampling import test_cases, test_mixed
-from tailrace import figures, sentences
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain import numbers as figures
+from tailrace.explain import sentences
+from tailrace.explain.record import ExplainOptions, Explanation
+from tailrace.params import FIELDS
+from tailrace.request.method_order import STEPS
 from tailrace.sampling import Rows, Sampler, SamplingParams, Slots
-from tailrace.sampling.pipeline import EDIT_ORDER, REFINEMENT_ORDER
 
 WORDS = dict(enumerate(["the", "a", "cat", "dog", "sat", "on", "mat"]))
 
@@ -25,10 +27,14 @@ def record_of(fields: dict, row: list[float], *, key: int = 1, output: tuple[int
     return Sampler(slots).explain(torch.tensor([row] * rows.num_rows), rows)[0][0]
 
 
-def test_a_method_without_a_sentence_is_seen():
-    assert set(sentences.EDITS) == {"grammar", *EDIT_ORDER}
-    assert set(sentences.LABELS) == {"draft", *REFINEMENT_ORDER}
-    assert set(sentences.MOVED) | set(sentences.CUT) < set(sentences.LABELS)
+def test_labels_begin_a_sentence_and_name_fields_of_their_method():
+    for entry in STEPS.values():
+        values = {name: field.default for name, field in FIELDS.items()}
+        label = entry.label(values) if callable(entry.label) else entry.label
+        assert label
+        assert not label.endswith(".")
+        for name in sentences.fields_in(label):
+            assert entry.name in (FIELDS[name].edit, FIELDS[name].refinement)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,12 +119,12 @@ def test_what_is_said_of_the_draw(fields, draw, of_the):
     ],
 )
 def test_a_share_is_never_rounded_to_the_whole(p, shown):
-    assert figures.percent(p) == shown
+    assert figures.format_percent(p) == shown
 
 
 def test_numbers():
-    assert [figures.chance(p) for p in (1.0, 0.31, 0.99961, 1.5e-7)] == ["1", "0.310", "0.9996", "1.50e−07"]
-    assert [figures.seeds(p) for p in (1.0, 0.9999, 0.31, 0.0042, 0.0)] == [
+    assert [figures.format_probability(p) for p in (1.0, 0.31, 0.99961, 1.5e-7)] == ["1", "0.310", "0.9996", "1.50e−07"]
+    assert [figures.format_frequency(p) for p in (1.0, 0.9999, 0.31, 0.0042, 0.0)] == [
         "in every seed",
         "in more than 99 of 100 seeds",
         "in 31 of 100 seeds",
@@ -128,7 +134,7 @@ def test_numbers():
 
 
 def test_no_figure_is_less_than_nothing():
-    assert figures.significant(-0.0) == "0"
+    assert figures.format_digits(-0.0) == "0"
 
 
 def test_a_certain_token_has_no_negative_entropy():

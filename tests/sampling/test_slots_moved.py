@@ -130,7 +130,7 @@ def state_of(slots: Slots, slot: int) -> tuple:
         entry.num_output,
         history and history.tokens,
         history and history.counts and history.counts.lists(),
-        repr(slots.edits[slot]),
+        repr(entry.next_edits),
     )
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.options import Grammar, RepetitionDetection, Speculation, ThinkingBudget, Watermark
 from tailrace.params import NEUTRAL, SamplingParams
+from tailrace.request.options import Grammar, RepetitionDetection, Speculation, ThinkingBudget, Watermark
 from tailrace.sampling import Rows, Sampler, SequenceState, Slots, processors
 from tailrace.sampling.guidance import guide
 from tailrace.sampling.processors import register
@@ -163,7 +163,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ban": (lambda lib, **a: lib.slots.ban(**a), {"slot": 0, "token": 1}),
     "exclude": (lambda lib, **a: lib.slots.exclude(**a), {"slot": 0, "token": 1}),
     "force": (lambda lib, **a: lib.slots.force(**a), {"slot": 0, "tokens": [1]}),
-    "refresh": (lambda lib, **a: lib.slots.refresh(**a), {"slot": 0}),
+    "refresh": (lambda lib, **a: lib.slots.refresh_edits(**a), {"slot": 0}),
     "positions": (lambda lib, **a: lib.slots.positions(**a), {"rows": Rows.plain([0], [0])}),
     "plain": (
         lambda lib, **a: lib.draw(Rows.plain(**a)),
@@ -252,8 +252,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                     "source": "a",
                     "whitespace": 2,
                     "after": None,
-                    "opening_token_id": None,
-                    "entry_token_id": None,
+                    "other_closings": (),
+                    "opening_token_ids": ((1, 2),),
+                    "entry_token_ids": (3,),
                     "close_in_time": False,
                 },
             ),

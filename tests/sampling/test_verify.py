@@ -136,8 +136,8 @@ def test_accepting_everything_is_seen(monkeypatch):
 
 @pytest.mark.long
 def test_drawing_what_was_rejected_from_the_whole_target_is_seen(monkeypatch):
-    rest = verify.remainder
-    monkeypatch.setattr(verify, "remainder", lambda p, q, scale: rest(p, torch.zeros_like(p), 1.0))
+    rest = verify.compute_remainder
+    monkeypatch.setattr(verify, "compute_remainder", lambda p, q, scale: rest(p, torch.zeros_like(p), 1.0))
     found = outcomes(2000, "rejection", "reference", True)
     assert p_value(continued(found), brute.plain_law(TARGETS, K + 1)) < ALPHA
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Rows, Sampler, Slots
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 from tailrace.sampling.watermark import detect, green_list
 
 V = 500
@@ -55,7 +55,7 @@ def test_the_tournament_keeps_the_distribution_on_average_over_keys():
     for key in range(keys):
         slots = Slots(1, 5)
         slots.add(0, SamplingParams(watermark=Watermark(kind="synthid", key=key, depth=6)), key=1, prompt=[1, 2, 3, 4])
-        candidates = distribution(row, slots[0])
+        candidates = compute_distribution(row, slots[0])
         total[candidates.ids] += candidates.probabilities()
     assert torch.allclose(total / keys, row.double().softmax(0), atol=0.03)
 
@@ -66,7 +66,7 @@ def test_a_context_that_was_there_before_is_not_marked():
     def marked(prompt: list[int]) -> bool:
         slots = Slots(1, 5)
         slots.add(0, SamplingParams(watermark=Watermark(kind="synthid", key=3, context=3)), key=1, prompt=prompt)
-        candidates, p = distribution(row, slots[0]), torch.zeros(5, dtype=torch.float64)
+        candidates, p = compute_distribution(row, slots[0]), torch.zeros(5, dtype=torch.float64)
         p[candidates.ids] = candidates.probabilities()
         return not torch.allclose(p, row.double().softmax(0), atol=1e-6)
 

@@ -103,6 +103,33 @@ def test_each_row_has_sglangs_distribution(backend):
     assert g_of(counts[1], wrong) > limit(V)
 
 
+def test_after_an_error_sglangs_own_sampler_draws(monkeypatch, caplog):
+    """The tokens have SGLang's distribution. An error ends no scheduler, and is logged once."""
+    configure("tailrace", monkeypatch)
+    torch.manual_seed(1)
+    logits, times = logits_of(len(ROWS)), 600
+    sampler, counts = sglang.create_sampler(), torch.zeros(len(ROWS), V, dtype=torch.float64)
+
+    def planted(*args, **more):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.integrations.sglang.sampler.sample", planted)
+        for _ in range(times):
+            output = LogitsProcessorOutput(next_token_logits=logits.clone())
+            ids = sampler.forward(output, batch_of(ROWS), True, [2] * 5, [None] * 5, torch.full((5,), 9))
+            counts[torch.arange(5), ids] += 1
+        greedy = LogitsProcessorOutput(next_token_logits=logits[:1].clone())
+        ids = sampler.forward(greedy, batch_of(ROWS[:1]), False, [0], [None], torch.full((1,), 9))
+        assert ids.tolist() == logits[:1].argmax(-1).tolist()
+    for row, fields in enumerate(ROWS):
+        expected = truth(logits[row], fields)
+        assert not counts[row][expected == 0].any()
+        assert g_of(counts[row], expected) < limit(int((expected > 0).sum()))
+    assert sampler.errors == {"RuntimeError": times + 1}
+    assert caplog.text.count("RuntimeError: planted") == 1
+
+
 def truth(logits: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
     if fields["temperature"] == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(), V).double()

@@ -62,7 +62,7 @@ def split(
 ) -> list[Segment]:
     splitter = ChannelSplitter(form, tools, start)
     out = [segment for piece in pieces for segment in splitter.feed(piece)]
-    out += splitter.flush()
+    out += splitter.flush(cut=True)
     whole = "".join(pieces)
     thought = [segment.text for segment in out if segment.channel == "reasoning"]
     assert "".join(whole[begin:end] for begin, end in splitter.thoughts) == "".join(thought)
@@ -145,8 +145,11 @@ def test_a_second_thought_would_be_seen():
 
 @pytest.mark.parametrize("name", MARKED)
 def test_no_marker_begins_another(name):
-    """Then the earliest marker is known as soon as it is complete."""
+    """Then the earliest marker is known as soon as it is complete. In Muse the shorter one is taken, and its reader
+    leaves the rest to the longer one."""
     for tools in TOOL_FORMATS.values():
+        if name == "muse" == next(key for key, form in TOOL_FORMATS.items() if form is tools):
+            continue
         marks = {*MARKED[name].openings, *MARKED[name].closings, *MARKED[name].frame, *dict(tools.markers)}
         assert not [(a, b) for a in marks for b in marks if a != b and b.startswith(a)]
 
@@ -217,10 +220,10 @@ def test_a_thought_may_go_on_after_its_call():
 @pytest.mark.parametrize("cut_at", range(1, len(TAGGED)))
 def test_a_call_that_is_cut_in_a_thought(cut_at):
     splitter = ChannelSplitter(THINK, HERMES, "opened")
-    out = joined([*splitter.feed("hm" + TAGGED[:cut_at]), *splitter.flush()])
+    out = joined([*splitter.feed("hm" + TAGGED[:cut_at]), *splitter.flush(cut=True)])
     if splitter.calls:
         assert [segment.channel for segment in out] == ["reasoning", "tool"]
-        assert splitter.cut_call == (cut_at < TAGGED.index("}}") + 2)
+        assert splitter.cut_call == (cut_at < TAGGED.index("}}") + 1)
     else:
         assert out == [Segment("reasoning", "hm" + TAGGED[:cut_at])]
 

@@ -57,7 +57,23 @@ CASES: dict[str, Told] = {
         "",
         [("f", '{"a": 1}')],
     ),
-    '<|channel|>analysis to=python code<|message|>print("x")<|call|>': ("", "", [("python", 'print("x")')]),
+    # what is no object is no call
+    '<|channel|>analysis to=python code<|message|>print("x")<|call|>': ('print("x")', "", []),
+    "<|channel|>commentary to=functions.f<|message|>Hello<|call|>": ("", "Hello", []),
+    # usual mistakes of JSON
+    **{
+        f"<|channel|>commentary to=functions.f<|message|>{written}<|call|>": ("", "", [("f", read)])
+        for written, read in (
+            ('{"a": 1,}', '{"a": 1}'),
+            ("{'a': 1}", '{"a": 1}'),
+            ('{"a": [1', '{"a": [1]}'),
+            ('{"a": 1', '{"a": 1}'),
+            ('{"a": 1,', '{"a": 1}'),
+            ('{"a": 1}}', '{"a": 1}'),
+            ('"{\\"a\\": 1}"', '{"a": 1}'),
+            ("null", "{}"),
+        )
+    },
     "<|channel|>commentary to=functions.f<|message|><|call|>": ("", "", [("f", "{}")]),
     # a preamble, then several calls
     "<|channel|>commentary<|message|>I look.<|end|>"
@@ -101,7 +117,7 @@ def test_what_a_request_may_ask():
         assert split([text], prompt) == split(list(text), prompt) == told
 
 
-@pytest.mark.parametrize(("written", "cut"), [('{"a": 1}', False), ('{"a": ', True), ("", True), ("5", False)])
+@pytest.mark.parametrize(("written", "cut"), [('{"a": 1}', False), ('{"a": ', True), ("", True)])
 def test_a_call_that_ends_with_the_text_is_whole_if_its_arguments_are(written, cut):
     """The mark that ends a call ends the answer as well, and is not part of its text."""
     splitter = HarmonySplitter(PROMPT)

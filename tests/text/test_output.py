@@ -97,6 +97,31 @@ def test_what_tokens_spell_is_the_text(name, data):
             assert whole.text[begin:].startswith(token_bytes)
 
 
+BEGUN = "😀".encode()
+CUT = {  # of a vocabulary: the text of a character of which two bytes came, and the bytes of its tokens
+    "byte-level": ("\ufffd", [BEGUN[:1], BEGUN[1:2]]),
+    "pieces": ("\ufffd\ufffd", [BEGUN[:1], BEGUN[1:2]]),
+    "fallback, metaspace": ("\ufffd\ufffd", [b"", b""]),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("size", [2, 4])
+def test_tokens_of_a_cut_character_keep_their_bytes(name, size):
+    """As docs/api/logprobs.md has it. A whole character's bytes are the text's."""
+    tokenizer = ALL[name]
+    forms = [(f"<0x{byte:02X}>", spelled(bytes([byte]))) for byte in BEGUN[:size]]
+    ids = [tokenizer.backend.token_to_id(form[name == "byte-level"]) for form in forms]
+    stream = TextStream(tokenizer, SamplingParams(logprobs=0, output_kind="final"))
+    stream.feed([tokenizer.backend.token_to_id("hello"), *ids], entries(size + 1))
+    whole = stream.flush("length")
+    spelt = [whole.spelt.get(place, tokenizer.bytes_of(id)) for place, id in enumerate(whole.token_ids)]
+    if size == 4:
+        assert whole.text == b"".join(part or b"" for part in spelt).decode() == "hello😀"
+    else:
+        assert (whole.text, spelt) == (f"hello{CUT[name][0]}", [b"hello", *CUT[name][1]])
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_cuts_everything_at_the_token_that_completes_it(include):
     stream = TextStream(TOKENIZER, SamplingParams(stop=("stop",), include_stop_str_in_output=include, logprobs=0))

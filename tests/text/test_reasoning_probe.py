@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
-
 import pytest
 from tokenizers import AddedToken
 
-from tailrace.config import ServerConfig
-from tailrace.text.reasoning import ALIASES, HARMONY_MARKS, REASONING_FORMATS
+from tailrace.text.reasoning import HARMONY_MARKS, REASONING_FORMATS
 from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tokenizer import Tokenizer
 from text.vocabularies import byte_level
@@ -61,8 +58,3 @@ def test_found_by_what_is_written(case):
 
 def test_a_model_without_a_template_shows_nothing():
     assert find_reasoning(byte_level()) is None
-
-
-def test_the_setting_has_all_names():
-    names = get_args(get_type_hints(ServerConfig)["reasoning_parser"])
-    assert sorted(names) == sorted(["auto", "none", "identity", *REASONING_FORMATS, *ALIASES])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from examples import examples
 from tailrace.errors import ParameterError
-from tailrace.options import MarkedSpan
 from tailrace.params import SamplingParams
+from tailrace.request.options import MarkedSpan
 from tailrace.text import stop_regex as module
 from tailrace.text.stop_regex import Patterns, RegexSearch
 from tailrace.text.stop_strings import Match, PatternSearch, StringSearch, stop_search
@@ -197,7 +197,7 @@ def test_hostile_patterns_are_read_or_refused_at_once(expression):
 def test_what_is_not_used_any_more_is_forgotten():
     kept = weakref.WeakSet()
     for i in range(100):
-        found = module.patterns("stop_regex", (f"x{i}y",))
+        found = module.compile_request_patterns("stop_regex", (f"x{i}y",))
         RegexSearch(found).push("x")
         kept.add(found)
         del found
@@ -295,7 +295,27 @@ def test_nothing_is_searched_where_nothing_is_asked():
 
 
 def test_patterns_are_walked_for_every_sequence_of_a_request():
-    assert module.patterns("banned_regex", ("a{50}",), 8)
+    assert module.compile_request_patterns("banned_regex", ("a{50}",), 8)
     with pytest.raises(ParameterError, match=r"banned_regex: .* with n = 64 at most 24") as caught:
-        module.patterns("banned_regex", ("a{50}",), 64)
+        module.compile_request_patterns("banned_regex", ("a{50}",), 64)
     assert caught.value.param == "banned_regex"
+
+
+@pytest.mark.parametrize(
+    ("expressions", "every"),
+    [
+        ((r"\S",), True),
+        (("..?",), True),
+        (("[a-z]", "[^a-z]"), True),
+        ((r"\w", r"\W"), True),
+        (("x", "[^x]b?"), True),
+        (tuple(f"[^{char}]" for char in "abc"), True),
+        (("[^é]",), False),
+        (("x", "(?i)[^x]"), False),
+        (("..", "x"), False),
+        (("[a-z]", "[^a-z][a-z]"), False),
+        ((), False),
+    ],
+)
+def test_patterns_may_match_every_character_together(expressions, every):
+    assert module.compile_request_patterns("banned_regex", expressions).any_character == every

@@ -165,7 +165,7 @@ def test_what_a_template_must_not_do_is_said(monkeypatch, source):
 def test_what_is_no_template_is_said_at_load(tmp_path, source, words):
     make_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(source)
-    with pytest.raises(ModelLoadError, match=f"the chat template 'default' can't be read: .*({words})"):
+    with pytest.raises(ModelLoadError, match=f"{tmp_path}: the chat template 'default' can't be read: .*({words})"):
         Tokenizer.load(tmp_path)
 
 

@@ -37,6 +37,18 @@ PLACES: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "config, several": ({"chat_template": NAMED}, {}),
     "file": (None, {"chat_template_jinja": "plain"}),
     "file before config": ({"chat_template": "other"}, {"chat_template_jinja": "plain"}),
+    "config before a processor's file": (
+        {"chat_template": "plain"},
+        {"chat_template_json": {"chat_template": "other"}},
+    ),
+    "config before a processor's settings": (
+        {"chat_template": "plain"},
+        {"processor_config_json": {"chat_template": "other"}},
+    ),
+    "file before a processor's": (
+        None,
+        {"chat_template_jinja": "plain", "chat_template_json": {"chat_template": "other"}},
+    ),
     "folder": (None, {"chat_template_jinja": "plain", "additional_chat_templates__tool_use_jinja": "tools"}),
     "folder before config": (
         {"chat_template": "other"},
@@ -56,8 +68,16 @@ def test_templates_are_found_where_transformers_finds_them(tmp_path, name):
         assert wanted in ("plain", "tools")
 
 
-def test_processors_keep_theirs_in_chat_template_json(tmp_path):
-    put(tmp_path, {"chat_template": "other"}, chat_template_json={"chat_template": "plain"})
+@pytest.mark.parametrize("file", ["chat_template_json", "processor_config_json"])
+def test_template_of_a_processor_counts_where_the_tokenizer_has_none(tmp_path, file):
+    put(tmp_path, **{file: {"chat_template": "plain"}})
+    assert Tokenizer.load(tmp_path).render_chat(USER) == "plain"
+
+
+def test_of_a_processors_templates_its_settings_go_first(tmp_path):
+    """As transformers' processors have it."""
+    held = {"chat_template": "plain"}
+    put(tmp_path, processor_config_json=held, chat_template_json={"chat_template": "other"})
     assert Tokenizer.load(tmp_path).render_chat(USER) == "plain"
 
 

@@ -1,9 +1,9 @@
 """vLLM really started, on a tiny model of random weights: `python started.py MODEL MODE` prints a line of JSON.
 
 Modes: alone; masks, with sampling masks; tensor, two ranks of tensor parallelism; data, two engines of data
-parallelism; v2, its V2 runner, all of whose kernels and tailrace's run in Triton's interpreter. The line has tokens, of
-each request; ranks, of each process what its sampler gave at each step; planted, the same where each rank has keys of
-its own; fallbacks, of each process what vLLM's own sampler served.
+parallelism; v2, its V2 runner, all of whose kernels and tailrace's run in Triton's interpreter; v2-error, the same with
+an error in tailrace. The line has tokens, of each request; ranks, of each process what its sampler gave at each step;
+planted, the same where each rank has keys of its own; fallbacks, of each process what vLLM's own sampler served.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ ENGINE: dict[str, Any] = {
     "gpu_memory_utilization": 0.1,
     "disable_log_stats": True,
 }
+# vLLM's kernel for top-k and top-p does not run in the interpreter
+UNCUT = [index for index, fields in enumerate(SEEDED) if not {"top_k", "top_p"} & set(fields)]
 PROMPT, TOKENS = [5, 6, 7], 12
 # where the alone run's environment differs from the shell's
 COMMON = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_CI_ENV": "1"}
 COMMON |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
 
-def asked(count: int = TOKENS) -> list[Any]:
+def asked(count: int = TOKENS, kinds: list[dict[str, Any]] = SEEDED + UNSEEDED) -> list[Any]:
     from vllm import SamplingParams
 
     common = {"max_tokens": count, "ignore_eos": True, "detokenize": False}
-    return [SamplingParams(**common, **fields) for fields in SEEDED + UNSEEDED]
+    return [SamplingParams(**common, **fields) for fields in kinds]
 
 
 def record(worker: Any) -> None:
@@ -100,13 +102,12 @@ def masked(model: str) -> dict[str, Any]:
     }
 
 
-def together(model: str, ranks: int, count: int = TOKENS) -> dict[str, Any]:
+def together(model: str, ranks: int, params: list[Any]) -> dict[str, Any]:
     """One engine of so many ranks."""
     from vllm import LLM
 
     engine = LLM(model, tensor_parallel_size=ranks, **ENGINE)
     engine.collective_rpc(record)
-    params = asked(count)
     prompts = [{"prompt_token_ids": PROMPT} for _ in params]
     found = engine.generate(prompts, params, use_tqdm=False)
     ranks_found = engine.collective_rpc(recorded)
@@ -140,8 +141,9 @@ async def apart(model: str) -> dict[str, Any]:
         engine.shutdown()
 
 
-def interpreted(model: str) -> dict[str, Any]:
-    """The V2 runner asks for Triton with a device of its own; its interpreter needs none."""
+def interpreted(model: str, planted: bool = False) -> dict[str, Any]:
+    """The V2 runner asks for Triton with a device of its own; its interpreter needs none. planted: tailrace's second
+    draw raises an error."""
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from triton.backends import backends
 
@@ -154,18 +156,29 @@ def interpreted(model: str) -> dict[str, Any]:
         raise AssertionError("a step has waited for the device")
 
     Pending.wait = wait
+    begin, calls = v2.Sampler.begin, []
+
+    def failing(*args: Any) -> Pending:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("planted")
+        return begin(*args)
+
+    if planted:
+        v2.Sampler.begin = failing  # type: ignore[method-assign]
     v2.Sampler = functools.partial(v2.Sampler, backend="gpu")
-    return together(model, 1, 4)
+    return together(model, 1, asked(4, [SEEDED[index] for index in UNCUT]) if planted else asked(4))
 
 
 if __name__ == "__main__":
     os.environ |= COMMON
     folder, mode = sys.argv[1:]
     result = {
-        "alone": lambda: together(folder, 1),
+        "alone": lambda: together(folder, 1, asked()),
         "masks": lambda: masked(folder),
-        "tensor": lambda: together(folder, 2),
+        "tensor": lambda: together(folder, 2, asked()),
         "data": lambda: asyncio.run(apart(folder)),
         "v2": lambda: interpreted(folder),
+        "v2-error": lambda: interpreted(folder, planted=True),
     }[mode]()
     print("\nRESULT " + json.dumps(result), flush=True)

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tailrace.integrations.vllm import layout, masks, patches, register, v2
 
-REPLACED = [*patches.OURS, *(() if layout.problem(masks.WANTED) else masks.OURS)]
+REPLACED = [*patches.OURS, *(() if layout.describe_missing(masks.WANTED) else masks.OURS)]
 V2 = ("__init__", "add_request", "sample")
 
 
@@ -31,7 +31,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
 
 
-@pytest.mark.skipif(bool(layout.problem(masks.WANTED)), reason="this vLLM has no place for masks")
+@pytest.mark.skipif(bool(layout.describe_missing(masks.WANTED)), reason="this vLLM has no place for masks")
 @pytest.mark.parametrize(
     ("where", "name"),
     [
@@ -74,7 +74,7 @@ def test_another_v2_sampler_samples_by_itself(
     before = {one: getattr(of_v2.Sampler, one) for one in V2}
     theirs = of_v2.Sampler
     monkeypatch.delattr(where, name)
-    v2.install()
+    v2.install_v2()
     assert "samples by itself in its V2 runner: this vLLM is built differently" in caplog.text
     assert all(getattr(theirs, one, before[one]) is before[one] for one in V2)
 
@@ -88,7 +88,7 @@ def test_a_v2_sampler_that_is_told_less_samples_by_itself(
         raise AssertionError
 
     monkeypatch.setattr(of_v2.Sampler, "sample", sample)
-    v2.install()
+    v2.install_v2()
     assert re.search(r"tailrace is off, .* \S+Sampler\.\w+ begins with .* in the place of \w+", caplog.text)
     assert not any(hasattr(getattr(of_v2.Sampler, one), "theirs") for one in V2)
 

@@ -18,7 +18,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from tailrace.integrations.vllm import layout, masks
 
-pytestmark = pytest.mark.skipif(bool(layout.problem(masks.WANTED)), reason="this vLLM has no place for them")
+pytestmark = pytest.mark.skipif(bool(layout.describe_missing(masks.WANTED)), reason="this vLLM has no place for them")
 MODEL = SimpleNamespace(**{**vars(CONFIG.model_config), "return_sampling_mask": True})
 MASKED: Any = SimpleNamespace(**{**vars(CONFIG), "model_config": MODEL})
 FIELDS: list[dict[str, Any]] = [

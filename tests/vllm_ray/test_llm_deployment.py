@@ -38,8 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(kind | {"chat_template": "{{ messages[0].content }}"}))
     sizes = [part for name, size in SIZES.items() for part in (f"--{name}", str(size))]
-    script = ROOT / "bench" / "random_model.py"
-    subprocess.run([sys.executable, str(script), str(folder), "--tokenizer", str(folder / "none"), *sizes], check=True)
+    words = [str(folder), "--tokenizer", str(folder / "none"), *sizes]
+    subprocess.run([sys.executable, "-m", "bench.random_model", *words], cwd=ROOT, check=True)
     return folder
 
 

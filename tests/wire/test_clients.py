@@ -15,9 +15,9 @@ import pytest
 from tailrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, EngineDeadError, ModelLoadError
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.params import SamplingParams
-from tailrace.runners.scripted import named
+from tailrace.runners.scripted import make_scripted
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.in_process_client import InProcessClient
 from tailrace.wire.messages import Failed, Finished, ModelInfo, Replay, Tokens
@@ -114,7 +114,7 @@ class BlockingStream:
 
 def inproc() -> InProcessClient:
     settings = config()
-    runner = named("scripted:count:1", VOCAB, 16)
+    runner = make_scripted("scripted:count:1", VOCAB, 16)
     return InProcessClient(Engine(runner, ModelInfo("scripted", VOCAB, 4096, [2]), settings.cache, settings.scheduler))
 
 

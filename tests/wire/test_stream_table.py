@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.explanation import Draw, Explanation, ModelView
+from tailrace.explain.record import Draw, Explanation, ModelView
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Failed, Finished, TokenLogprobs, Tokens, encoder, from_engine
 from tailrace.wire.stream_table import ALTERNATIVE_BYTES, ENTRY_BYTES, ID_BYTES, StreamTable, record_bytes
@@ -20,7 +20,7 @@ def one(index: int, token: int, with_logprobs: bool) -> Tokens:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), min_size=1, max_size=20), st.booleans(), st.booleans()
 )
 def test_joining_keeps_every_sequences_tokens_and_its_end_behind_them(drawn, with_logprobs, ends):
-    open_stream, _ = StreamTable().open([1], SamplingParams(n=4), "id", 0, 0.0)
+    open_stream, _ = StreamTable().add_stream([1], SamplingParams(n=4), "id", 0, 0.0)
     events = [one(index, token, with_logprobs) for index, token in drawn]
     indices = {index for index, _ in drawn}
     if ends:
@@ -42,7 +42,7 @@ def test_joining_keeps_every_sequences_tokens_and_its_end_behind_them(drawn, wit
 
 
 def test_what_was_fetched_is_not_written_to_any_more():
-    open_stream, _ = StreamTable().open([1], SamplingParams(), "id", 0, 0.0)
+    open_stream, _ = StreamTable().add_stream([1], SamplingParams(), "id", 0, 0.0)
     open_stream.add(one(0, 1, False))
     (before,) = open_stream.take()
     open_stream.add(one(0, 2, False))
@@ -52,27 +52,27 @@ def test_what_was_fetched_is_not_written_to_any_more():
 
 def test_whoever_is_over_its_bound_is_told():
     streams, told = StreamTable(), []
-    open_stream, _ = streams.open([1], SamplingParams(), "id", 0, 0.0)
+    open_stream, _ = streams.add_stream([1], SamplingParams(), "id", 0, 0.0)
     open_stream.max_bytes, open_stream.full = 3 * ID_BYTES, lambda: told.append(open_stream.held)
     for token in range(5):
-        streams.deliver([Tokens("id", open_stream.epoch, 0, [token])])
+        streams.deliver_messages([Tokens("id", open_stream.epoch, 0, [token])])
     assert told == [4 * ID_BYTES, 5 * ID_BYTES]
 
 
 def test_closing_may_keep_what_has_arrived():
     for keep in (False, True):
         streams = StreamTable()
-        open_stream, _ = streams.open([1], SamplingParams(), "id", 0, 0.0)
-        streams.deliver([Tokens("id", open_stream.epoch, 0, [7])])
+        open_stream, _ = streams.add_stream([1], SamplingParams(), "id", 0, 0.0)
+        streams.deliver_messages([Tokens("id", open_stream.epoch, 0, [7])])
         assert streams.close(open_stream, keep)
-        streams.deliver([Tokens("id", open_stream.epoch, 0, [8])])  # too late
+        streams.deliver_messages([Tokens("id", open_stream.epoch, 0, [8])])  # too late
         assert [event.token_ids for event in open_stream.take()] == ([[7]] if keep else [])
 
 
 def test_records_of_why_tokens_came_are_joined_and_counted():
     model, draw = ModelView([1.0], [1.0], [1], 0.0, 0.0), Draw([1.0], [0.0], [1.0], 5)
     records = [Explanation(i, 3 + i, "0" * 16, 5, "drawn", [5], model, [], [], draw, [""]) for i in range(3)]
-    open_stream, _ = StreamTable().open([1], SamplingParams(), "id", 0, 0.0)
+    open_stream, _ = StreamTable().add_stream([1], SamplingParams(), "id", 0, 0.0)
     for record in records:
         open_stream.add(Tokens("id", 1, 0, [5], explanations=[record]))
     assert open_stream.held == 3 * (ID_BYTES + record_bytes(records[0]))

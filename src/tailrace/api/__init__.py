@@ -1,5 +1,5 @@
 """Text → HTTP: the OpenAI-compatible front end. Knows the tokenizer and the wire's client; no engine and no tensor."""
 
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 
-needs("serve")
+require_extra("serve")

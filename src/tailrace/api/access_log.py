@@ -36,7 +36,7 @@ class Observer:
     def ended(self, record: RequestRecord, usage: Usage) -> None:
         """Write the line and the span."""
         if self._server.log_requests and access.isEnabledFor(logging.INFO):
-            self._log(record, usage)
+            self._log_request(record, usage)
         if self.tracing is not None:
             self.tracing.write(record, usage, record.model, self._server)
 
@@ -52,7 +52,7 @@ class Observer:
         if flushing.is_alive():
             log.warning("some traces could not be sent within %g s and are lost", FLUSH_S)
 
-    def _log(self, record: RequestRecord, usage: Usage) -> None:
+    def _log_request(self, record: RequestRecord, usage: Usage) -> None:
         reasons, cached = record.finish_reasons, usage.prompt_tokens_details.cached_tokens
         how = [*dict.fromkeys(reasons)]
         how += [f"ended by {record.cause}"] if record.cause else []

@@ -96,7 +96,7 @@ class AggregatedChoice:
 
 
 class Folded(NamedTuple, Generic[ChunkT]):
-    """What a stream has said in all. last: its last chunk. choices: by index, in order."""
+    """The content of a whole stream. last: its last chunk. choices: by index, in order."""
 
     last: ChunkT
     usage: Usage
@@ -104,7 +104,7 @@ class Folded(NamedTuple, Generic[ChunkT]):
     sampling_params: dict[str, Any] | UnsetType
 
 
-async def fold(
+async def fold_chunks(
     chunks: AsyncGenerator[ChunkT, None], add: Callable[[ChunkT, Callable[[int], AggregatedChoice]], None]
 ) -> Folded[ChunkT]:
     """All chunks of a stream. `chunks` is closed in every case; its errors are passed on.
@@ -142,7 +142,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     named_logprobs: list[list[float]] | UnsetType = UNSET
 
-    def add(chunk: ChatChunk, choice_of: Callable[[int], AggregatedChoice]) -> None:
+    def collect_chunk(chunk: ChatChunk, choice_of: Callable[[int], AggregatedChoice]) -> None:
         nonlocal prompt_token_ids, prompt_logprobs, named_logprobs
         prompt_token_ids = chunk.prompt_token_ids or prompt_token_ids
         prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
@@ -162,7 +162,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
             so_far.add_records(choice.explanations)
             so_far.add_mask(choice.sampling_mask)
 
-    whole = await fold(chunks, add)
+    whole = await fold_chunks(chunks, collect_chunk)
     return ChatCompletion(
         id=whole.last.id,
         created=whole.last.created,
@@ -197,11 +197,11 @@ def _chat_choice(index: int, whole: AggregatedChoice) -> ChatChoice:
 async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completion:
     """All chunks → the full answer. `chunks` is closed in every case; its errors are passed on."""
 
-    def add(chunk: Completion, choice_of: Callable[[int], AggregatedChoice]) -> None:
+    def collect_chunk(chunk: Completion, choice_of: Callable[[int], AggregatedChoice]) -> None:
         for choice in chunk.choices:
             so_far = choice_of(choice.index)
             so_far.text.append(choice.text)
-            so_far.logprobs = _joined(so_far.logprobs, choice.logprobs)
+            so_far.logprobs = _join_logprobs(so_far.logprobs, choice.logprobs)
             so_far.end(choice.finish_reason, choice.stop_reason)
             so_far.add_ids(choice.token_ids)
             so_far.add_records(choice.explanations)
@@ -210,7 +210,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
             so_far.prompt_logprobs = choice.prompt_logprobs or so_far.prompt_logprobs
             so_far.prompt_token_id_logprobs = choice.prompt_token_id_logprobs or so_far.prompt_token_id_logprobs
 
-    whole = await fold(chunks, add)
+    whole = await fold_chunks(chunks, collect_chunk)
     return Completion(
         id=whole.last.id,
         created=whole.last.created,
@@ -238,7 +238,7 @@ def _completion_choice(index: int, whole: AggregatedChoice) -> CompletionChoice:
     )
 
 
-def _joined(so_far: CompletionLogprobs | None, new: CompletionLogprobs | None) -> CompletionLogprobs | None:
+def _join_logprobs(so_far: CompletionLogprobs | None, new: CompletionLogprobs | None) -> CompletionLogprobs | None:
     if so_far is None or new is None:
         return so_far or new
     for name in so_far.__struct_fields__:

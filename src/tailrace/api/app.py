@@ -21,17 +21,18 @@ from tailrace.api.disconnect import cancel_all
 from tailrace.api.error_handlers import HANDLERS
 from tailrace.api.event_loop_lag import observe_event_loop_lag
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.openapi import openapi
+from tailrace.api.openapi import get_openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
+from tailrace.api.response_warnings import WARNING
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
 from tailrace.api.routes.explain import explain_output
-from tailrace.api.routes.generate import generate
-from tailrace.api.routes.health import health, ping, version
+from tailrace.api.routes.generate import generate_outputs
+from tailrace.api.routes.health import get_health, get_ping, get_version
 from tailrace.api.routes.messages import count_tokens, create_message
-from tailrace.api.routes.metrics import metrics
+from tailrace.api.routes.metrics import get_metrics
 from tailrace.api.routes.models import list_models, retrieve_model
-from tailrace.api.routes.page import asset, fields, index, moved, status
+from tailrace.api.routes.page import get_asset, get_fields, get_index, get_status, redirect_page
 from tailrace.api.routes.requests import cancel_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
 from tailrace.api.routes.stored_responses import (
@@ -40,9 +41,10 @@ from tailrace.api.routes.stored_responses import (
     list_input_items,
     retrieve_response,
 )
-from tailrace.api.routes.tokenize import detokenize, tokenize
+from tailrace.api.routes.tokenize import detokenize_tokens, tokenize_input
 from tailrace.api.trace_exporters import start_tracing
-from tailrace.api.worker_queries import answer
+from tailrace.api.trailing_slash import TrailingSlash
+from tailrace.api.worker_queries import answer_question
 from tailrace.config import ServerConfig
 from tailrace.wire.async_client import AsyncClient
 
@@ -54,7 +56,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", create_chat_completion),
     ("POST", "/v1/completions", create_completion),
-    ("POST", "/generate", generate),
+    ("POST", "/generate", generate_outputs),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
     ("POST", "/v1/responses", create_response),
@@ -67,22 +69,22 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/explain", explain_output),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
-    ("POST", "/tokenize", tokenize),
-    ("POST", "/detokenize", detokenize),
-    ("GET", "/openapi.json", openapi),
-    ("GET", "/health", health),
-    ("GET", "/ping", ping),
-    ("POST", "/ping", ping),
-    ("GET", "/version", version),
-    ("GET", "/metrics", metrics),
+    ("POST", "/tokenize", tokenize_input),
+    ("POST", "/detokenize", detokenize_tokens),
+    ("GET", "/openapi.json", get_openapi),
+    ("GET", "/health", get_health),
+    ("GET", "/ping", get_ping),
+    ("POST", "/ping", get_ping),
+    ("GET", "/version", get_version),
+    ("GET", "/metrics", get_metrics),
 )
 PAGE: tuple[tuple[str, str, Endpoint], ...] = (
-    ("GET", "/", index),
-    ("GET", "/page/fields.json", fields),
-    ("GET", "/page/status", status),
-    ("GET", "/page", moved),
-    ("GET", "/page/", moved),
-    ("GET", "/page/{path:path}", asset),
+    ("GET", "/", get_index),
+    ("GET", "/page/fields.json", get_fields),
+    ("GET", "/page/status", get_status),
+    ("GET", "/page", redirect_page),
+    ("GET", "/page/", redirect_page),
+    ("GET", "/page/{path:path}", get_asset),
 )
 
 
@@ -111,10 +113,10 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
     """
 
     for service in front.services.values():
-        service.client.answer = partial(answer, front)
+        service.client.answer = partial(answer_question, front)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def run_lifespan(app: Starlette) -> AsyncIterator[None]:
         front.observer.tracing = start_tracing(os.environ)
         tasks = [asyncio.create_task(observe_event_loop_lag(front.metrics.event_loop_lag))]
         for service in front.services.values():
@@ -132,16 +134,16 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
             await front.observer.close()
 
     app = Starlette(
-        routes=routes(ROUTES + PAGE if front.config.page else ROUTES),
-        middleware=middleware(front.config),
+        routes=make_routes(ROUTES + PAGE if front.config.page else ROUTES),
+        middleware=make_middleware(front.config),
         exception_handlers=HANDLERS,
-        lifespan=lifespan,
+        lifespan=run_lifespan,
     )
     app.state.front = front
     return app
 
 
-def routes(table: Iterable[tuple[str, str, Endpoint]]) -> list[Route]:
+def make_routes(table: Iterable[tuple[str, str, Endpoint]]) -> list[Route]:
     """One route per path, so that a 405 lists all methods of the path."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for method, path, endpoint in table:
@@ -154,16 +156,16 @@ def by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
     if len(endpoints) == 1:
         return next(iter(endpoints.values()))
 
-    async def chosen(request: Request) -> Response:
+    async def call_endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
-    return chosen
+    return call_endpoint
 
 
-def middleware(config: ServerConfig) -> list[Middleware]:
+def make_middleware(config: ServerConfig) -> list[Middleware]:
     """The middleware, outermost first."""
-    found, origins = [Middleware(RequestIdMiddleware)], listed(config.cors_origins)
-    hosts = hosts_of(listed(config.allowed_hosts), config.host)
+    found, origins = [Middleware(TrailingSlash), Middleware(RequestIdMiddleware)], split_commas(config.cors_origins)
+    hosts = hosts_of(split_commas(config.allowed_hosts), config.host)
     if hosts is not None:
         found.append(Middleware(Site, hosts=hosts, origins=origins))
     if origins:
@@ -173,14 +175,14 @@ def middleware(config: ServerConfig) -> list[Middleware]:
                 allow_origins=origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID],
+                expose_headers=[REQUEST_ID, WARNING],
             )
         )
-    if keys := listed(config.api_keys):
+    if keys := split_commas(config.api_keys):
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
     return found
 
 
-def listed(words: str) -> list[str]:
+def split_commas(words: str) -> list[str]:
     """The words between the commas."""
     return [word for part in words.split(",") if (word := part.strip())]

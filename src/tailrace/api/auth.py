@@ -15,7 +15,7 @@ from tailrace.errors import AuthenticationError
 
 # load balancers, scrapers and tools have no key
 OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
-PAGE = re.compile(r"/|/page(?:/.*)?", re.DOTALL)  # a browser that opens the page has none yet
+PAGE = re.compile(r"/|/page(?:/.*)?", re.DOTALL)  # a browser opens the page before it has a key
 
 
 class ApiKeys:
@@ -27,7 +27,7 @@ class ApiKeys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._open(scope["path"]) or scope["method"] == "OPTIONS":
+        if scope["type"] != "http" or self._is_open_path(scope["path"]) or scope["method"] == "OPTIONS":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -41,12 +41,15 @@ class ApiKeys:
         error = AuthenticationError(
             "Incorrect API key provided" if given or token else "an API key is required: Authorization: Bearer …"
         )
-        response = error_handlers.answer(
-            scope, error.status, error_handlers.body(error), {"www-authenticate": "Bearer", "connection": "close"}
+        response = error_handlers.make_error_response(
+            scope,
+            error.status,
+            error_handlers.make_error_body(error),
+            {"www-authenticate": "Bearer", "connection": "close"},
         )
         await response(scope, receive, send)
 
-    def _open(self, path: str) -> bool:
+    def _is_open_path(self, path: str) -> bool:
         return path in OPEN or (self._page and PAGE.fullmatch(path) is not None)
 
 
@@ -67,20 +70,22 @@ class Site:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin")
-        if host and not self._called(host):
+        if host and not self._is_known_host(host):
             message = f"this server is not called {host[:200]!r}; --allowed-hosts names what it is called"
-        elif origin is not None and not self._ours(origin.lower(), host):
+        elif origin is not None and not self._is_allowed_origin(origin.lower(), host):
             message = f"pages of {origin[:200]!r} may not call this server; --cors-origins names those that may"
         else:
             return await self._app(scope, receive, send)
-        response = error_handlers.answer(scope, 403, error_handlers.of_http(403, message), {"connection": "close"})
+        response = error_handlers.make_error_response(
+            scope, 403, error_handlers.of_http(403, message), {"connection": "close"}
+        )
         await response(scope, receive, send)
 
-    def _called(self, host: str) -> bool:
+    def _is_known_host(self, host: str) -> bool:
         name = name_of(host)
         return name in self._hosts or (LOOPBACK in self._hosts and is_loopback(name))
 
-    def _ours(self, origin: str, host: str) -> bool:
+    def _is_allowed_origin(self, origin: str, host: str) -> bool:
         return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
 
 

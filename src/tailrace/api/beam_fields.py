@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailrace.api.beam_search import BeamRequest, BeamSearch
+from tailrace.api.sampling import own_fields
 from tailrace.errors import ParameterError
-from tailrace.params import FIELDS, NEUTRAL, SamplingParams
+from tailrace.params import FIELDS, SamplingParams, find_idle
 
 if TYPE_CHECKING:
     from tailrace.api.request_record import RequestOrigin
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
     from tailrace.api.schema.completions import CompletionRequest
     from tailrace.api.service import Service
 
-# fields that a beam search replaces or can't use
-NOT_WITH_BEAMS = (
-    *(field.http_name or name for name, field in FIELDS.items() if not field.beams),
-    *("top_logprobs", "echo", "preset", "return_sampling_params", "cfg_scale"),
-)
+# fields of requests alone that a beam search can't use → the values at which they ask for nothing
+NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "top_logprobs": (),
+    "echo": (),
+    "preset": (),
+    "return_sampling_params": (),
+    "cfg_scale": (1.0,),
+}
+NO_NOISE = 0.0  # a temperature that a search has anyway: it draws nothing
 MAX_BEAMS = 64
 MAX_PENALTY = 10.0
 
@@ -36,15 +41,12 @@ def beam_request(
     Raises:
         ParameterError: fields that a beam search does not take, or out of range.
     """
-    for name in NOT_WITH_BEAMS:
-        given = getattr(ask, name, None)
-        if not (given is None or given is False or given in ([], {}, "") or given == NEUTRAL.get(name)):
-            raise ParameterError(f"{name} can't be had with use_beam_search", name)
+    check_fields(ask)
     width, n = params.n if ask.best_of is None else ask.best_of, params.n
-    if not n <= width <= MAX_BEAMS:
-        field, least = ("n", 1) if ask.best_of is None else ("best_of", n)
+    if n > MAX_BEAMS or width > MAX_BEAMS or width < n:
+        field, value, least = ("n", n, 1) if n > MAX_BEAMS else ("best_of", width, n)
         raise ParameterError(
-            f"{field} must be an integer in [{least}, {MAX_BEAMS}] with use_beam_search, got {width}", field
+            f"{field} must be an integer in [{least}, {MAX_BEAMS}] with use_beam_search, got {value}", field
         )
     penalty = 1.0 if ask.length_penalty is None else ask.length_penalty
     if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
@@ -57,8 +59,28 @@ def beam_request(
     return BeamRequest(service, id, prompt, params, search, origin)
 
 
+def check_fields(ask: ChatRequest | CompletionRequest) -> None:
+    """Raise ParameterError, naming the field, for a field of the request that a beam search would ignore."""
+    for name, nothing in NOT_WITH_BEAMS.items():
+        if (given := getattr(ask, name, None)) and given not in nothing:
+            raise ParameterError(f"{name} can't be had with use_beam_search", name)
+    named = {name: field.http_name or name for name, field in FIELDS.items() if field.http}
+    own = own_fields(ask)
+    given = {name: value for name in named if (value := own.get(name, getattr(ask, named[name], None))) is not None}
+    if "seed" not in own:  # given as "none"
+        given.pop("seed", None)
+    idle = find_idle(given.keys(), given)
+    for name, value in given.items():
+        nothing = value is False or value in ((), [], {}, "") or FIELDS[name].neutral(value)
+        if FIELDS[name].beams or nothing or name in idle or (name == "temperature" and value == NO_NOISE):
+            continue
+        raise ParameterError(f"{named[name]} can't be had with use_beam_search", named[name])
+
+
 def check_no_beams(ask: ChatRequest | CompletionRequest) -> None:
-    """Raise ParameterError for fields of beam search in a request without one."""
+    """Raise ParameterError for fields of beam search in a request without one, unless it turns the search off."""
+    if ask.use_beam_search is False:
+        return
     for name, given in (
         ("length_penalty", ask.length_penalty not in (None, 1.0)),
         ("early_stopping", ask.early_stopping),

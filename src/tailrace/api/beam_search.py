@@ -2,9 +2,10 @@
 engine.
 
 Semantics of transformers' beam search (Sutskever et al., arXiv 1409.3215; length penalty as in Wu et al., arXiv
-1609.08144, simplified): of all continuations of all beams the 2 · width best are looked at; those among the first
-`width` that end in EOS are finished with score Σ logprob / length^penalty, the best others go on. Each step asks the
-engine for every beam's likeliest tokens; the prefix cache shares their prompts.
+1609.08144, simplified). A step ranks all continuations of all beams and keeps the best (1 + E) · width. E is the
+number of EOS ids, at least 1. Those among the first `width` that end in EOS are finished with score Σ logprob /
+length^penalty. The best others continue. Each step asks the engine for every beam's likeliest tokens. The prefix cache
+shares the beams' prompts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,7 +24,7 @@ from tailrace.api.generation import details_of
 from tailrace.api.request_record import UNKNOWN, RequestOrigin
 from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Usage
 from tailrace.errors import EngineError, TailraceError
-from tailrace.params import SamplingParams
+from tailrace.params import FIELDS, SamplingParams
 from tailrace.text.output import Delta, TextStream
 from tailrace.text.splitter import ReasoningTokens
 from tailrace.wire.messages import Failed, FinishReason, TokenLogprobs, Tokens
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tailrace.wire.async_stream import AsyncStream
 
 T = TypeVar("T")
+
+REFINED = {name: field.default for name, field in FIELDS.items() if field.kind in ("reshape", "truncation")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """The state of a search. Feed `step` until `done`; `best` are the finished ones, best first.
+    """The state of a search. Call `step` until `done`; then `select_best` returns the finished beams, best first.
 
     Args:
         early_stopping: True ends as soon as `width` are finished; False when no running beam's present score could beat
@@ -80,32 +83,32 @@ class BeamSearch:
         best = [Beam((*beam.tokens, token), total) for total, beam, token in continued[: self.candidates]]
         for place, beam in enumerate(best):
             if beam.tokens[-1] in self.eos and place < self.width:
-                self._finish(beam, "stop")
+                self._finish_beam(beam, "stop")
         self.running = [beam for beam in best if beam.tokens[-1] not in self.eos][: self.width]
         length = len(best[0].tokens) if best else self.max_tokens
-        if not self.running or length >= self.max_tokens or self._hopeless(length):
+        if not self.running or length >= self.max_tokens or self._is_decided(length):
             if length >= self.max_tokens:
                 for beam in self.running:
-                    self._finish(beam, "length")
+                    self._finish_beam(beam, "length")
             self.running, self.done = [], True
 
     def cut(self) -> None:
         """End the search here: running beams are finished as they are."""
         for beam in self.running:
-            self._finish(beam, "abort")
+            self._finish_beam(beam, "abort")
         self.running, self.done = [], True
 
-    def best(self, n: int) -> list[Beam]:
+    def select_best(self, n: int) -> list[Beam]:
         """The n best finished ones."""
         return self.finished[:n]
 
-    def _finish(self, beam: Beam, reason: FinishReason) -> None:
+    def _finish_beam(self, beam: Beam, reason: FinishReason) -> None:
         score = beam.total / max(1, len(beam.tokens)) ** self.length_penalty
         self.finished.append(Beam(beam.tokens, beam.total, score, reason))
         self.finished.sort(key=lambda done: -done.score)
         del self.finished[self.width :]
 
-    def _hopeless(self, length: int) -> bool:
+    def _is_decided(self, length: int) -> bool:
         """No running beam can become one of the best."""
         if len(self.finished) < self.width:
             return False
@@ -134,17 +137,11 @@ class BeamRequest:
         self.id, self.prompts, self.params = id, [prompt], params
         self._service, self._metrics, self._search = service, service.metrics, search
         self._record = service.observer.begin(service.model_name, origin, id, params)
-        # the engine's part: one token, and what else could have come, of the edited logits
-        self._asked = msgspec.structs.replace(
-            params,
-            n=1,
-            temperature=0.0,
-            max_tokens=1,
-            min_tokens=0,
-            logprobs=search.candidates,
-            logprobs_mode="processed",
-            ignore_eos=True,
-        )
+        # the engine's part: one token, and what else could have come, of the edited logits. The model's own defaults
+        # may hold refinements, which a search has no use for.
+        one: dict[str, Any] = {"n": 1, "temperature": 0.0, "max_tokens": 1, "min_tokens": 0, "ignore_eos": True}
+        one |= {"logprobs": search.candidates, "logprobs_mode": "processed"}
+        self._asked = msgspec.structs.replace(params, **(REFINED | one))
         self.thoughts: list[ReasoningTokens] | None = None  # per choice, where the endpoint counts them
         self._streams: list[AsyncStream] = []
         self._failure: TailraceError | None = None
@@ -175,7 +172,7 @@ class BeamRequest:
 
     @property
     def _best(self) -> list[Beam]:
-        return self._search.best(self.params.n)
+        return self._search.select_best(self.params.n)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, delta): the best beams, best first; of each its whole text and then its end.
@@ -184,8 +181,8 @@ class BeamRequest:
             TailraceError: the engine refused or failed, or `fail` was called. Everything of the request has ended by
                 then.
         """
-        with self._service.answering(self, self._record):
-            await self._run()
+        with self._service.track_request(self, self._record):
+            await self._run_search()
             for place, beam in enumerate(self._best):
                 self._metrics.finished.labels(beam.reason).inc()
                 self._record.finished(place, beam.reason)
@@ -198,33 +195,33 @@ class BeamRequest:
         """End the search: running beams are finished as they are, with the finish reason "abort". Idempotent."""
         if not self._search.done and self._cut is None:
             self._cut = cause
-            self._end(cause)
+            self._end_request(cause)
 
     def abort(self, cause: str) -> None:
         """End the search; no beam is returned. Idempotent."""
         if not self._search.done and not self._aborted:
             self._aborted = True
-            self._end(cause)
+            self._end_request(cause)
 
     def fail(self, error: TailraceError, cause: str) -> None:
         """End the search; `deltas` then raises the error."""
         self._failure = error
         if not self._search.done:
-            self._record.interrupted(cause, error)
+            self._record.record_interruption(cause, error)
         self.abort(cause)
 
-    def _end(self, cause: str) -> None:
-        self._record.interrupted(cause)
+    def _end_request(self, cause: str) -> None:
+        self._record.record_interruption(cause)
         self._metrics.aborted.labels(cause).inc()
         for stream in self._streams:
             stream.abort(cause)
         self._streams.clear()
 
-    async def _run(self) -> None:
+    async def _run_search(self) -> None:
         """Feed the search until it is done, or cut."""
         search = self._search
         while not search.done:
-            entries = await asyncio.gather(*(self._one(beam) for beam in search.running))
+            entries = await asyncio.gather(*(self._expand_beam(beam) for beam in search.running))
             if self._aborted:
                 raise self._failure or asyncio.CancelledError
             if self._cut is not None:
@@ -236,7 +233,7 @@ class BeamRequest:
             self._record.first_token()
             search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in whole])
 
-    async def _one(self, beam: Beam) -> TokenLogprobs | None:
+    async def _expand_beam(self, beam: Beam) -> TokenLogprobs | None:
         """The likeliest tokens that could follow a beam; None where the stream ended before they came."""
         if self._aborted or self._cut is not None:
             return None

@@ -17,7 +17,7 @@ def best_of(
 ) -> Callable[[AsyncGenerator[Completion, None]], Awaitable[Completion]]:
     """A fold that keeps the best n of each prompt's `best` choices, best first. Usage counts all choices."""
 
-    async def fold(chunks: AsyncGenerator[Completion, None]) -> Completion:
+    async def fold_best(chunks: AsyncGenerator[Completion, None]) -> Completion:
         whole = await fold_completion(chunks)
         kept: list[CompletionChoice] = []
         for first in range(0, len(whole.choices), best):
@@ -29,7 +29,7 @@ def best_of(
         ]
         return msgspec.structs.replace(whole, choices=choices)
 
-    return fold
+    return fold_best
 
 
 def mean_logprob(choice: CompletionChoice) -> float:

@@ -1,7 +1,8 @@
 """The body of a request → a schema struct, or an error that names what is wrong. Knows no endpoint.
 
-msgspec checks the fields of the schema. Other fields are ignored and logged once per name. Fields that would have
-changed the answer, were they served, are refused.
+msgspec checks the fields of the schema. Names and forms of other servers are read as the schema's fields
+(aliases.py). Other fields are ignored and logged once per name. Fields that would have changed the answer, were they
+served, are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -18,11 +19,12 @@ from starlette.requests import Request
 
 from tailrace import _cpu
 from tailrace.api import error_handlers
-from tailrace.api.json_place import not_a_number, out_of_range
-from tailrace.api.schema.common import TOLERATED
+from tailrace.api.aliases import ALIASES, READ, resolve_aliases
+from tailrace.api.json_place import OUT_OF_RANGE, not_a_number, out_of_range
+from tailrace.api.schema.common import TOLERATED, GenerateRequest
 from tailrace.api.work_queue import JSON_BYTES
+from tailrace.base.memory_trim import trim_memory
 from tailrace.errors import ParameterError, RequestError
-from tailrace.memory_trim import trim_memory
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,14 @@ _logged: set[str] = set()
 _giving_back: asyncio.TimerHandle | None = None
 
 
+class Body(NamedTuple, Generic[T]):
+    """A body that has been read. size: its bytes. names: field → the name that the body has for it."""
+
+    ask: T
+    size: int
+    names: dict[str, str]
+
+
 class BodyReader(Generic[T]):
     """Reads bodies of one schema. `refused`: field → values at which it asks for nothing. others: fields that are read
     elsewhere."""
@@ -51,15 +61,18 @@ class BodyReader(Generic[T]):
         self, schema: type[T], refused: Mapping[str, tuple[Any, ...]], others: frozenset[str] = frozenset()
     ) -> None:
         self._decode = msgspec.json.Decoder(schema).decode
-        self._known = frozenset(schema.__struct_fields__) | TOLERATED | others
+        self._fields = frozenset(schema.__struct_fields__)
+        self._aliased = issubclass(schema, GenerateRequest)
+        self._known = self._fields | TOLERATED | others
         self._refused = refused
-        self._unserved = sorted((TOLERATED | others | refused.keys()) - set(schema.__struct_fields__))
+        unserved = sorted((TOLERATED | others | refused.keys()) - self._fields)
+        self._unserved = [name for name in unserved if name.isidentifier()]  # a field of a struct has such a name
         # The schema and the fields that are known but not served: nearly every body is read by this alone, in one pass.
         fields = [(name, msgspec.Raw, None) for name in self._unserved]
         strict = msgspec.defstruct(schema.__name__, fields, bases=(schema,), kw_only=True, forbid_unknown_fields=True)
         self._decode_strict = msgspec.json.Decoder(cast(type[T], strict)).decode
 
-    async def read(self, request: Request) -> T:
+    async def read(self, request: Request) -> Body[T]:
         """The decoded body.
 
         Raises:
@@ -69,30 +82,34 @@ class BodyReader(Generic[T]):
         """
         return await self.decode(request, await read_raw(request))
 
-    async def decode(self, request: Request, raw: bytes) -> T:
-        """The same of a body that has been read."""
-        front = request.app.state.front
-        return await front.work_queue.run(
-            request, lambda: self.decoded(raw, front.config.max_body_items), len(raw) // JSON_BYTES
-        )
+    async def decode(self, request: Request, raw: bytes) -> Body[T]:
+        """The same of bytes that have been read."""
+        front, names = request.app.state.front, dict[str, str]()
+        size = len(raw) // JSON_BYTES
+        ask = await front.work_queue.run(request, lambda: self.decoded(raw, front.config.max_body_items, names), size)
+        return Body(ask, len(raw), names)
 
-    def decoded(self, raw: bytes, max_items: int) -> T:
-        """See `read`. Decoding holds the interpreter's lock to its end, so the size of the body is checked first."""
+    def decoded(self, raw: bytes, max_items: int, used: dict[str, str] | None = None) -> T:
+        """See `read`. Decoding holds the interpreter's lock to its end, so the size of the body is checked first.
+        used: gets field → the name that the body has for it."""
         check_items(raw, max_items)
         try:
             body = self._decode_strict(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._decode_lenient(raw)
+            return self._decode_lenient(raw, {} if used is None else used)
         for name in self._unserved:
             if value := getattr(body, name):
                 self._check_refused(name, value)
                 setattr(body, name, None)  # a view of the whole body, which must not live as long as the request
         return body
 
-    def _decode_lenient(self, raw: bytes) -> T:
-        """A body with fields that nobody knows, or one that is refused: then the error names what is wrong."""
+    def _decode_lenient(self, raw: bytes, used: dict[str, str]) -> T:
+        """A body with names of other servers, with fields that nobody knows, or one that is refused: then the error
+        names what is wrong."""
         try:
             fields = _decode_fields(raw)
+            if self._aliased:
+                fields, raw = self._resolve_fields(fields, raw, used)
             for name in fields.keys() - self._known:
                 if name in self._refused:
                     self._check_refused(name, fields[name])
@@ -100,11 +117,24 @@ class BodyReader(Generic[T]):
                     log_once(name)
             return self._decode(raw)
         except msgspec.ValidationError as error:
-            raise out_of_range(error_handlers.of_validation(error), raw) from error
+            raise out_of_range(error_handlers.of_validation(error), raw).rename_fields(used) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if named := not_a_number(error, raw):
                 raise named from error
             raise RequestError(f"the body is not valid JSON: {error_handlers.of_json(error, raw)}") from error
+
+    def _resolve_fields(
+        self, fields: dict[str, msgspec.Raw], raw: bytes, used: dict[str, str]
+    ) -> tuple[dict[str, msgspec.Raw], bytes]:
+        """The fields without other servers' names, and the body with them."""
+        given = {name: decode_value(name, value) for name, value in fields.items() if name in READ}
+        made, names = resolve_aliases(given, self._fields)
+        used |= names
+        rest = {name: value for name, value in fields.items() if name in self._fields or name not in ALIASES}
+        if not made and len(rest) == len(fields):
+            return fields, raw
+        rest |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in made.items()}
+        return rest, msgspec.json.encode(rest)
 
     def _check_refused(self, name: str, value: msgspec.Raw) -> None:
         if name not in self._refused:
@@ -124,7 +154,6 @@ async def read_raw(request: Request) -> bytes:
     raw = await read_bytes(request, request.app.state.front.config.max_body_mib << 20)
     if len(raw) > LARGE:
         give_back_later()
-    request.state.size = len(raw)
     return raw
 
 
@@ -163,7 +192,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     parts, size = [], 0
-    async for part in unpacked(request):
+    async for part in decompress_body(request):
         size += len(part)
         if size > limit:
             raise too_large
@@ -171,7 +200,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def unpacked(request: Request) -> AsyncGenerator[bytes, None]:
+async def decompress_body(request: Request) -> AsyncGenerator[bytes, None]:
     """The body in pieces, decompressed; where it was compressed, a piece has at most PIECE bytes.
 
     Raises:
@@ -213,6 +242,20 @@ def check_items(raw: bytes, limit: int) -> None:
             f"the body: at most {limit} objects, lists and strings are taken at once, and {OTHERS * limit} other "
             f"values (--max-body-items), got {parts} and {values}"
         )
+
+
+def decode_value(name: str, value: msgspec.Raw) -> Any:
+    """Return the value of a field.
+
+    Raises:
+        ParameterError: it holds a number that no double can be.
+    """
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.ValidationError as error:
+        within = f"{name}{error_handlers.of_validation(error).param or ''}"
+        body = msgspec.json.encode({name: value})
+        raise out_of_range(ParameterError(f"{within}: {OUT_OF_RANGE}", within), body) from error
 
 
 def log_once(name: str) -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tailrace.api.chat_prompt import SWITCHES
-from tailrace.errors import ParameterError
-from tailrace.options import MarkedSpan, ThinkingBudget
+from tailrace.request.options import MarkedSpan, ThinkingBudget
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.harmony import MESSAGE, START, HarmonySplitter
 from tailrace.text.reasoning import ReasoningFormat, Start, start_of, start_within
+from tailrace.text.reasoning_probe import SWITCHES
 from tailrace.text.splitter import Splitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, ToolFormat, ToolSchemas, tool_schemas
 
@@ -35,15 +34,17 @@ class Channels(NamedTuple):
     separate: bool = True
     end: str = ""
 
-    def splitter(self) -> Splitter:
+    def make_splitter(self) -> Splitter:
         """A new splitter, for one choice."""
         form = self.reasoning
         if form is not None and form.harmony:
             return HarmonySplitter(self.end, self.separate, self.tools is not None)
         separate = form is not None and self.separate and form.split
         splitter = ChannelSplitter(form if separate else None, self.tools, self.start, self.declared)
+        if self.tools is not None and self.tools.header and self.end.endswith(self.tools.header):
+            splitter.begin(self.tools.header)
         if form is not None and not form.split and self.start == "opened":
-            splitter.prepend(form.opening)
+            splitter.prepend_content(form.opening)
         return splitter
 
     @property
@@ -90,8 +91,12 @@ def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channe
 
 
 def start_in(form: ReasoningFormat, ask: ChatRequest, end: str, reads: Callable[[str], bool]) -> Start:
-    """Where the answer begins. A request may turn thinking off, and the prompt may not show it. end: of the prompt.
-    reads: tells which variables the template reads; a switch that it does not read turns nothing off."""
+    """Return whether a thought is open at the answer's start.
+
+    A request may turn thinking off without a trace in the prompt.
+    end: the end of the prompt. reads: True for a variable that the template reads. Other switches turn nothing off.
+    """
+    kwargs = ask.chat_template_kwargs or {}
     if form.harmony:
         thought = end.rpartition(START)[2].partition(MESSAGE)[0] + MESSAGE == f"assistant{form.opening}"
         return "opened" if thought else "unknown"
@@ -100,65 +105,56 @@ def start_in(form: ReasoningFormat, ask: ChatRequest, end: str, reads: Callable[
         return start_within(last if isinstance(last, str) else end, form)
     if (start := start_of(end, form)) != "unknown":
         return start
-    if any((ask.chat_template_kwargs or {}).get(name) is False and reads(name) for name in SWITCHES):
+    if any(name in SWITCHES and value == SWITCHES[name][1] and reads(name) for name, value in kwargs.items()):
         return "closed"
     return "opened" if form.starts_inside else "unknown"
 
 
-class Freedom(NamedTuple):
-    """The text before what a grammar constrains. after: the span that is free. opening_id: the token with which the
-    model may open that span itself. entry_id: the token that ends it as well, the grammar's first."""
-
-    after: MarkedSpan | None = None
-    opening_id: int | None = None
-    entry_id: int | None = None
-
-
-def reasoning_before(service: Service, ask: ChatRequest, channels: Channels, of_calls: bool) -> Freedom:
-    """What the model may think before the text that a grammar constrains. Nothing where it does not think: a switch of
-    the template turns it off, or the template has closed the thought already.
+def reasoning_before(service: Service, ask: ChatRequest, channels: Channels, of_calls: bool) -> dict[str, Any]:
+    """What the model may think before the text that a grammar constrains, as fields of Grammar. Nothing where it does
+    not think: a switch of the template turns it off, or the template has closed the thought already.
 
     Args:
         of_calls: the grammar is that of tool calls.
     """
-    form, token_id = service.reasoning, service.tokenizer.backend.token_to_id
+    form = service.reasoning
     if form is None or (channels.start == "closed" and not form.harmony):
-        return Freedom()
+        return {}
     if form.harmony:  # the grammar of calls has the thoughts in it; content begins with its message
-        final = MarkedSpan("", f"<|channel|>final{MESSAGE}", opened=True)
         begun = MESSAGE in channels.end.rpartition(START)[2]
-        return Freedom() if of_calls or begun else Freedom(final)
-    entry = None
+        return {} if of_calls or begun else {"after": MarkedSpan("", f"<|channel|>final{MESSAGE}", opened=True)}
+    opened = channels.start == "opened"
+    if ask.continue_final_message and not opened:
+        return {}
+    fields: dict[str, Any] = {
+        "after": MarkedSpan(form.opening, form.closing, opened),
+        "other_closings": tuple(closing for closing in form.closings if closing != form.closing),
+    }
     if of_calls and form.calls != "text" and service.tools is not None:
-        entry = token_id(service.tools.markers[0][0])
-    opening = token_id(form.opening)
-    if channels.start == "opened":
-        return Freedom(MarkedSpan(form.opening, form.closing, opened=True), None, entry)
-    if ask.continue_final_message or opening is None:
-        return Freedom()
-    return Freedom(MarkedSpan(form.opening, form.closing), opening, entry)
+        fields["entry_token_ids"] = encode_marker(service, service.tools.markers[0][0])
+    if not opened:
+        fields["opening_token_ids"] = tuple(encode_marker(service, opening) for opening in form.openings)
+    return fields
+
+
+def encode_marker(service: Service, marker: str) -> tuple[int, ...]:
+    """Return a marker's token ids: mostly one."""
+    return tuple(service.tokenizer.encode(marker, add_special_tokens=False))
 
 
 def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> dict[str, Any]:
     """The fields of SamplingParams that follow from the channels: special tokens that are shown, spans without stops,
-    and the thinking budget.
-
-    Raises:
-        ParameterError: a thinking budget, and the markers of the model's reasoning are not known.
-    """
+    and the thinking budget."""
     tokenizer, form = service.tokenizer, service.reasoning
     ids = (tokenizer.backend.token_to_id(mark) for mark in channels.marks)
     shown = tuple(sorted(tokenizer.special_ids.intersection(id for id in ids if id is not None)))
     outside = channels.spans if ask.stop_scope == "content" else ()
     thinking = None
     if ask.thinking_token_budget is not None:
-        if form is None or not form.split:
-            raise ParameterError(
-                "thinking_token_budget: how this model marks its thinking is not known (--reasoning-parser names it)",
-                "thinking_token_budget",
-            )
+        assert form is not None  # see check_budget
         if (span := channels.thought) is not None:
-            names = [name for name, tools in TOOL_FORMATS.items() if tools is channels.tools and not form.harmony]
+            models = None if channels.tools is None or form.harmony else channels.tools.models
+            names = [name for name, tools in TOOL_FORMATS.items() if tools.models == models]
             thinking = ThinkingBudget(
                 max_tokens=ask.thinking_token_budget,
                 span=span,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.requests import Request
 
-from tailrace.api.body import log_once
 from tailrace.api.prompt_length import check_length
-from tailrace.api.service import service_of
+from tailrace.api.thinking_fields import list_unread_names, wish_of, with_thinking
 from tailrace.errors import ParameterError
 
 if TYPE_CHECKING:
+    from tailrace.api.received import Received
     from tailrace.api.schema.chat import ChatMessage, Conversation, Part
     from tailrace.text.tokenizer import Tokenizer
 
@@ -34,10 +33,9 @@ RESERVED = frozenset(
         "truncation",
     }
 )
-# the names under which templates ask how much to think, and whether
-EFFORTS = ("reasoning_effort", "reasoning_strength", "thinking_effort")
-SWITCHES = ("enable_thinking", "thinking")
-C = TypeVar("C", bound="Conversation")
+UNSEEN_TOOLS = "the model's chat template does not write tools, so the model does not see them"
+DROPPED_TEXT = "the model's chat template leaves out text beside tool calls, so the model does not see that text"
+MAX_NAMES, MAX_NAME = 8, 64  # that a warning holds, and characters of each
 REFUSED_OF_MESSAGES = {"audio": "only text can be served", "function_call": "not supported; tool_calls has its place"}
 
 
@@ -69,31 +67,11 @@ def check_messages(ask: Conversation) -> None:
     for name in kwargs:
         if name in RESERVED:
             raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
-    if ask.reasoning_effort not in (None, kwargs.get("reasoning_effort", ask.reasoning_effort)):
-        raise ParameterError(
-            f"reasoning_effort ({ask.reasoning_effort!r}) and chat_template_kwargs.reasoning_effort "
-            f"({kwargs['reasoning_effort']!r:.100}) differ",
-            "reasoning_effort",
-        )
-
-
-def with_effort(tokenizer: Tokenizer, ask: C) -> C:
-    """The request with its reasoning_effort moved to the variables that the chat template reads. "none" turns thinking
-    off, any other effort turns it on, where the template has a switch; what chat_template_kwargs holds stays."""
-    effort, reads = ask.reasoning_effort, tokenizer.template_reads
-    if effort is None:
-        return ask
-    found: dict[str, Any] = {name: effort != "none" for name in SWITCHES if reads(name)}
-    if effort != "none" or not found:
-        found |= {name: effort for name in EFFORTS if reads(name)}
-    if not found:
-        log_once("reasoning_effort (the chat template does not ask for it)")
-    kwargs = {**found, **(ask.chat_template_kwargs or {})}
-    return msgspec.structs.replace(ask, chat_template_kwargs=kwargs, reasoning_effort=None)  # type: ignore[arg-type, return-value]
+    wish_of(ask)
 
 
 async def encode_chat(
-    request: Request, ask: Conversation, with_tools: bool = True, field: str = "messages", bound: bool = True
+    received: Received[Any], ask: Conversation, with_tools: bool = True, field: str = "messages", bound: bool = True
 ) -> list[int]:
     """The prompt's token ids, through the model's chat template.
 
@@ -104,15 +82,44 @@ async def encode_chat(
         RequestError: a part that is not text, or the template refuses the messages. ContextLengthError: they are too
             long.
     """
-    service = service_of(request)
+    service = received.service
 
-    def work() -> list[int]:
+    def encode_messages() -> list[int]:
         text = chat_text(service.tokenizer, ask, with_tools)
+        if ask.tools and with_tools:
+            check_tools_seen(received, ask)
+        messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
+        if service.tokenizer.drops_text(messages, ask.tools if with_tools else None, ask.documents or None):
+            received.warn(DROPPED_TEXT)
+        if names := list_unread_names(service.tokenizer, ask.chat_template_kwargs or {}):
+            received.warn(unread_warning(names))
         if bound:
             check_length(service, text, field)
-        return service.tokenizer.encode(text, add_special_tokens=False)
+        return service.tokenizer.encode(text, add_special_tokens=bool(ask.add_special_tokens))
 
-    return await service.work_queue.run(request, work, request.state.size)
+    return await received.run(encode_messages, received.size)
+
+
+def unread_warning(names: list[str]) -> str:
+    """Return the warning about names that the template does not read, of which a header may hold the words alone."""
+    named = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= MAX_NAME]
+    shown = ", ".join(named[:MAX_NAMES]) or "some names"
+    return f"chat_template_kwargs: the model's chat template does not read {shown}"
+
+
+def check_tools_seen(received: Received[Any], ask: Conversation) -> None:
+    """Warn in the log, once per model, and in the answer's headers if the model does not see the tools.
+
+    Raises:
+        ParameterError: likewise, where the operator refuses such requests.
+    """
+    messages, service = [{"role": message.role} for message in ask.messages], received.service
+    if service.tokenizer.writes_tools(messages, ask.documents or None):
+        return
+    if service.config.unseen_tools == "refuse":
+        raise ParameterError(f"tools: {UNSEEN_TOOLS}", "tools")
+    received.warn(UNSEEN_TOOLS)
+    service.warn_once(f"tools of requests are not seen: {UNSEEN_TOOLS}; --unseen-tools refuse makes them an error")
 
 
 def chat_text(tokenizer: Tokenizer, ask: Conversation, with_tools: bool = True) -> str:
@@ -121,7 +128,7 @@ def chat_text(tokenizer: Tokenizer, ask: Conversation, with_tools: bool = True) 
     Raises:
         RequestError: a part that is not text, or the template refuses the messages.
     """
-    ask = with_effort(tokenizer, ask)
+    ask = with_thinking(tokenizer, ask)
     options: dict[str, Any] = {**(ask.chat_template_kwargs or {}), "documents": ask.documents or None}
     continued = bool(ask.continue_final_message)
     options["add_generation_prompt"] = not continued if ask.add_generation_prompt is None else ask.add_generation_prompt
@@ -161,7 +168,7 @@ def text_part(part: Part, name: str) -> dict[str, Any]:
     """A part of a content, which must be text.
 
     Raises:
-        ParameterError: it is not, or has none.
+        ParameterError: the part is of another type, or its text is missing.
     """
     if part.type not in ("text", "refusal"):
         raise ParameterError(f'{name}.type must be "text" or "refusal", got {part.type!r:.100}', f"{name}.type")

@@ -29,7 +29,7 @@ class ChunkHead(TypedDict):
     system_fingerprint: str
 
 
-def head(service: Service, id: str) -> ChunkHead:
+def make_chunk_head(service: Service, id: str) -> ChunkHead:
     """The shared fields of an answer that begins now."""
     return {
         "id": id,
@@ -39,7 +39,7 @@ def head(service: Service, id: str) -> ChunkHead:
     }
 
 
-def effective(request: GenerateRequest, generation: Work) -> dict[str, Any] | UnsetType:
+def dump_params(request: GenerateRequest, generation: Work) -> dict[str, Any] | UnsetType:
     """The parameters really used, with defaults and presets, if the request asks for them. The seed only if one was
     given."""
     return msgspec.to_builtins(generation.params, str_keys=True) if request.return_sampling_params else UNSET
@@ -66,7 +66,7 @@ class UsageReporter:
         return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
 
-def pieces(delta: Delta, with_ids: bool) -> Iterator[Delta]:
+def split_delta(delta: Delta, with_ids: bool) -> Iterator[Delta]:
     """The delta as one or two pieces, none if it shows nothing. Text and end are separate: some clients read no text
     from the chunk with the finish reason."""
     reported = delta.logprobs or delta.explanations or delta.survivors

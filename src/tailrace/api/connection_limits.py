@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
+from tailrace.api.connection_state import list_waits
 from tailrace.api.request_head import RefusedError
 from tailrace.config import ServerConfig
 
@@ -20,11 +21,12 @@ class ConnectionLimits:
     """One per front end, shared by its connections.
 
     Attributes:
+        waits: how long a connection may stay in each state.
         waiting: connections without a complete request; the one that has waited longest comes first.
     """
 
     def __init__(self, config: ServerConfig, max_files: int) -> None:
-        self.config = config
+        self.config, self.waits = config, list_waits(config)
         self.limit = max(1, min(config.max_connections, max_files))
         self.waiting: dict[Droppable, None] = {}
         self._addresses: Counter[str] = Counter()

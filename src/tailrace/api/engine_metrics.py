@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tailrace.api.histogram import buckets
+from tailrace.api.histogram import accumulate_buckets
 from tailrace.wire.messages import DURATION_EDGES_S, Stats
 
 # name, help, value
@@ -100,7 +100,7 @@ class EngineCollector(Collector):
             for key, value in values(stats).items():
                 family.add_metric([key], value)
             yield family
-        yield from durations(stats)
+        yield from collect_durations(stats)
 
 
 def by_place(counts: Sequence[int]) -> dict[str, float]:
@@ -113,18 +113,18 @@ def in_seconds(total_ms: Mapping[str, float]) -> dict[str, float]:
     return {name: value / 1e3 for name, value in total_ms.items()}
 
 
-def durations(stats: Stats) -> Iterator[Metric]:
+def collect_durations(stats: Stats) -> Iterator[Metric]:
     """Histograms of the engine's turns and of the parts of its steps; empty before the engine has sent its counters."""
     turns = HistogramMetricFamily(
         "tailrace_engine_turn_duration_seconds",
         "A turn of the engine's thread: receive messages, run a step, send its messages.",
     )
     if stats.turn_counts:
-        turns.add_metric([], buckets(DURATION_EDGES_S, stats.turn_counts), stats.turn_ms / 1e3)
+        turns.add_metric([], accumulate_buckets(DURATION_EDGES_S, stats.turn_counts), stats.turn_ms / 1e3)
     yield turns
     parts = HistogramMetricFamily(
         "tailrace_engine_step_duration_seconds", "Each part of a step, and of the turn around it.", labels=["part"]
     )
     for part, counts in stats.step_counts.items():
-        parts.add_metric([part], buckets(DURATION_EDGES_S, counts), stats.step_ms.get(part, 0.0) / 1e3)
+        parts.add_metric([part], accumulate_buckets(DURATION_EDGES_S, counts), stats.step_ms.get(part, 0.0) / 1e3)
     yield parts

@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from tailrace import _cpu
 from tailrace.api.anthropic_errors import anthropic_body, is_anthropic
+from tailrace.api.request_id import id_of, write_id
 from tailrace.api.schema.errors import ErrorBody, Problem
 from tailrace.errors import (
     BY_CODE,
@@ -29,7 +30,7 @@ from tailrace.errors import (
     ParameterError,
     RequestError,
     TailraceError,
-    bounded,
+    shorten_text,
 )
 from tailrace.wire.messages import Failed
 
@@ -61,7 +62,7 @@ _PATH = re.compile(r"^(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`$", 
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
-def body(error: TailraceError) -> ErrorBody:
+def make_error_body(error: TailraceError) -> ErrorBody:
     """OpenAI's body for an error of ours."""
     return ErrorBody(Problem(str(error), error.type, getattr(error, "param", None), error.code))
 
@@ -69,7 +70,7 @@ def body(error: TailraceError) -> ErrorBody:
 def of_any(error: Exception) -> ErrorBody:
     """The body for any exception. For a bug of ours the log gets the traceback, and the client a plain sentence."""
     if isinstance(error, TailraceError):
-        return body(error)
+        return make_error_body(error)
     log.error("a bug of ours", exc_info=error)
     return ErrorBody(
         Problem("internal error; the server's log says more", TailraceError.type, None, TailraceError.code)
@@ -82,13 +83,17 @@ def of_failed(message: Failed, grammar_field: str = "grammar") -> TailraceError:
     if not issubclass(cls, RequestError):
         return cls(message.message)
     if message.param == "grammar":
-        return renamed(message.message, grammar_field, cls if issubclass(cls, GrammarError) else ParameterError)
+        return rename_grammar_error(
+            message.message, grammar_field, cls if issubclass(cls, GrammarError) else ParameterError
+        )
     return cls(message.message, message.param)
 
 
-def renamed(message: str, field: str, kind: type[RequestError] = ParameterError) -> RequestError:
+def rename_grammar_error(message: str, field: str, kind: type[RequestError] = ParameterError) -> RequestError:
     """An error about a grammar, under the name of the field that the grammar came in."""
     text = message.removeprefix("grammar: ")
+    if field in ("tools", "tool_choice") and not text.startswith(field):
+        text = f"the schemas of these tools can't be enforced: {text}"
     return kind(text if text.startswith(field) else f"{field}: {text}", field)
 
 
@@ -121,21 +126,37 @@ def of_json(error: Exception, raw: bytes) -> str:
     )
 
 
-def answer(scope: Scope, status: int, problem: ErrorBody, headers: Mapping[str, str] | None = None) -> Response:
-    """An error as a response, in the shape of the endpoint that was asked."""
-    shaped: msgspec.Struct = problem
+def make_error_response(
+    scope: Scope,
+    status: int,
+    problem: ErrorBody,
+    headers: Mapping[str, str] | None = None,
+    request_id: str | None = None,
+) -> Response:
+    """An error as a response, in the shape of the endpoint that was asked. request_id: None is that of the headers."""
+    shaped, id = problem, request_id or id_of(scope)
     if is_anthropic(scope):
-        shaped = anthropic_body(problem, status, scope.get("state", {}).get("request_id"))
-    return Response(_encode(shaped), status, headers, "application/json")
+        shaped = anthropic_body(problem, status, id)
+    response = Response(_encode(shaped), status, headers, "application/json")
+    write_id(response.headers, scope, id)
+    return response
+
+
+def error_response(scope: Scope, error: TailraceError, request_id: str | None = None) -> Response:
+    """An error that tailrace raised on purpose. A fault of the server is logged, a fault of the caller is not."""
+    if error.status >= 500:
+        log.error("%s %s: %s", scope["method"], scope["path"], error)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
+    return make_error_response(scope, error.status, make_error_body(error), headers, request_id)
 
 
 def of_http(status: int, message: str) -> ErrorBody:
     """An error of HTTP itself, in OpenAI's shape."""
     kind = RequestError.type if status < 500 else TailraceError.type
-    return ErrorBody(Problem(bounded(message, MAX_CHARS), kind, None, HTTP_CODES.get(status, "http_error")))
+    return ErrorBody(Problem(shorten_text(message, MAX_CHARS), kind, None, HTTP_CODES.get(status, "http_error")))
 
 
-def raw(status: int, message: str) -> bytes:
+def encode_error_response(status: int, message: str) -> bytes:
     """A whole HTTP answer as bytes, for a connection that is refused; the connection ends with it."""
     content = _encode(of_http(status, message))
     lines = (
@@ -150,12 +171,9 @@ def raw(status: int, message: str) -> bytes:
 
 
 async def on_tailrace_error(request: Request, error: Exception) -> Response:
-    """An error that tailrace raised on purpose. A fault of the server is logged, a fault of the caller is not."""
+    """An error of ours that no endpoint has answered."""
     assert isinstance(error, TailraceError)
-    if error.status >= 500:
-        log.error("%s %s: %s", request.method, request.url.path, error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
-    return answer(request.scope, error.status, body(error), headers)
+    return error_response(request.scope, error)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -166,7 +184,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         404: f"there is no {path} here",
         405: f"{path} does not take {request.method}",
     }.get(error.status_code, error.detail)
-    return answer(request.scope, error.status_code, of_http(error.status_code, message), error.headers)
+    return make_error_response(request.scope, error.status_code, of_http(error.status_code, message), error.headers)
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
@@ -176,7 +194,7 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """A bug of ours."""
-    return answer(request.scope, 500, of_any(error))
+    return make_error_response(request.scope, 500, of_any(error))
 
 
 HANDLERS: dict[Any, Any] = {

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tailrace.api.logprobs import Labels, named
+from tailrace.api.logprobs import Labels, label_bytes
 from tailrace.api.schema.explain import TokenExplanation
-from tailrace.explanation import ExplainOptions, Explanation
-from tailrace.sentences import sentences_of
+from tailrace.explain.record import ExplainOptions, Explanation
+from tailrace.explain.sentences import sentences_of
 from tailrace.text.output import Delta, TextStream
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ CHARS = 16  # writing one shown token of a record costs as much as tokenizing so
 _encode = msgspec.json.Encoder().encode
 
 
-def written(labels: Labels, piece: Delta) -> list[msgspec.Raw]:
+def encode_records(labels: Labels, piece: Delta) -> list[msgspec.Raw]:
     """The records of a piece's tokens, without those behind a stop: one per entry of its logprobs, were they asked
     for."""
-    return [write(labels, record, data) for record, data in records_of(piece)]
+    return [encode_record(labels, record, data) for record, data in records_of(piece)]
 
 
 def records_of(piece: Delta) -> Iterator[tuple[Explanation, bytes | None]]:
@@ -37,10 +37,10 @@ def records_of(piece: Delta) -> Iterator[tuple[Explanation, bytes | None]]:
             yield record, data
 
 
-def write(labels: Labels, record: Explanation, data: bytes | None = None) -> msgspec.Raw:
+def encode_record(labels: Labels, record: Explanation, data: bytes | None = None) -> msgspec.Raw:
     """A TokenExplanation. data: as in `records_of`."""
     label, own, _ = labels.names[record.token_id]
-    token, spelt = (named(data)[0] if data else label), (own if data is None else list(data))
+    token, spelt = (label_bytes(data)[0] if data else label), (own if data is None else list(data))
     return msgspec.Raw(
         _encode(
             TokenExplanation(
@@ -54,15 +54,18 @@ def write(labels: Labels, record: Explanation, data: bytes | None = None) -> msg
     )
 
 
-def spelling(tokenizer: Tokenizer, output: OutputOrigin, eos_token_ids: Sequence[int]) -> Mapping[int, bytes | None]:
-    """Place in a whole output → the bytes that its text has of that token, where they are not the token's own: as the
-    answer has it."""
+def spell_output(
+    tokenizer: Tokenizer, output: OutputOrigin, eos_token_ids: Sequence[int], stop_token_id: int | None
+) -> Mapping[int, bytes | None]:
+    """Return, by place in a whole output, the bytes that the answer's text has of a token, if they are not its own.
+
+    stop_token_id: the token that ended the output, if one did.
+    """
     params = msgspec.structs.replace(output.params, explain=ExplainOptions(), output_kind="cumulative")
     stream = TextStream(tokenizer, params, eos_token_ids, output.prompt)
     whole = stream.feed(output.output)
     if not stream.finished:
-        ends = (*eos_token_ids, *params.stop_token_ids)
-        whole = stream.flush("stop" if output.output[-1] in ends else "length", output.output[-1])
+        whole = stream.flush("length" if stop_token_id is None else "stop", stop_token_id)
     return whole.spelt
 
 

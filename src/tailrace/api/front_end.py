@@ -13,7 +13,7 @@ from starlette.requests import Request
 from tailrace.api.access_log import Observer
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.api.response_store import ResponseStore
-from tailrace.api.service import Service, Shared
+from tailrace.api.service import Service, Shared, check_parsers
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError
@@ -32,11 +32,15 @@ class FrontEnd:
         named: the operator has named the models; metrics and log lines name them too.
         attached: another process owns the engines, and ends this one.
 
+    Raises:
+        ConfigError: see check_parsers.
+
     Attributes:
         over: set when the front end can't go on: a model could not be loaded at all, or no engine is left.
     """
 
     def __init__(self, config: ServerConfig, named: bool = False, attached: bool = False) -> None:
+        check_parsers(config)
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
         self.adapted: dict[str, Service] = {}  # adapter name → service
@@ -69,7 +73,7 @@ class FrontEnd:
         """
         service = self.services[name] = Service(self._shared, client, tokenizer, name, defaults or {})
         self._counted[name if self.named else ""] = service.metrics
-        self.adapted |= {adapter: service.adapted(adapter) for adapter in adapters}
+        self.adapted |= {adapter: service.with_adapter(adapter) for adapter in adapters}
         return service
 
     @property
@@ -86,7 +90,7 @@ class FrontEnd:
         """The service of a model or adapter by name; None is the default.
 
         Raises:
-            ModelNotFoundError: there is none of that name.
+            ModelNotFoundError: no model or adapter has this name.
         """
         if name is None:
             return self.default
@@ -131,13 +135,3 @@ async def no_others() -> None:
 def front_of(request: Request) -> FrontEnd:
     """The front end behind a request."""
     return request.app.state.front
-
-
-def service_for(request: Request, model: str | None) -> Service:
-    """The service of the model that a request names; `service_of` returns it from here on.
-
-    Raises:
-        ModelNotFoundError: there is no such model.
-    """
-    request.state.service = front_of(request).find(model)
-    return request.state.service

@@ -111,7 +111,7 @@ class Generation:
             TailraceError: a sequence failed, or `fail` was called. Everything of the request has ended by then.
         """
         try:
-            with self._service.answering(self, self._record):
+            with self._service.track_request(self, self._record):
                 await self._submit_all()
                 sources = [self._of_prompt(p) for p in range(len(self.prompts))]
                 async with contextlib.aclosing(merge_iterators(sources) if len(sources) > 1 else sources[0]) as merged:
@@ -137,7 +137,7 @@ class Generation:
         Idempotent."""
         if self._open and self._cut is None:
             self._cut = cause
-            self._record.interrupted(cause)
+            self._record.record_interruption(cause)
             self._metrics.aborted.labels(cause).inc()
             for stream in self._streams:
                 stream.abort(cause, keep=True)
@@ -146,7 +146,7 @@ class Generation:
         """End the open sequences; nothing more comes of them. Idempotent."""
         if self._open:
             self._open, self._aborted = 0, True
-            self._record.interrupted(cause)
+            self._record.record_interruption(cause)
             self._metrics.aborted.labels(cause).inc()
             for stream in self._streams:
                 stream.abort(cause)
@@ -155,10 +155,10 @@ class Generation:
         """End the open sequences; `deltas` then raises the error."""
         self._failure = error
         if self._open:
-            self._record.interrupted(cause, error)
+            self._record.record_interruption(cause, error)
         self.abort(cause)
 
-    def _interval(self) -> tuple[int, float]:
+    def _choose_interval(self) -> tuple[int, float]:
         """Tokens and seconds of one event: the request's, or the server's."""
         asked, config = self._origin, self._service.config
         tokens = config.stream_interval if asked.interval is None else asked.interval
@@ -175,17 +175,17 @@ class Generation:
                 until_s = time.perf_counter() + SLICE_S
             if self._aborted:
                 raise self._failure or asyncio.CancelledError
-            stream = self._submit(prompt)
+            stream = self._submit_prompt(prompt)
             stream.set_limit(service.config.stream_buffer_kib << 10, self._on_backlog)
             if self._origin.streamed:
-                stream.set_interval(*self._interval())
+                stream.set_interval(*self._choose_interval())
             self._streams.append(stream)
             self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
             self._open += n
             if self._cut is not None:
                 stream.abort(self._cut, keep=True)
 
-    def _submit(self, prompt: list[int]) -> AsyncStream:
+    def _submit_prompt(self, prompt: list[int]) -> AsyncStream:
         service, priority = self._service, self._origin.priority
         return service.client.submit(prompt, self.params, id=self.id, priority=priority, adapter=service.adapter)
 
@@ -203,10 +203,10 @@ class Generation:
         clock = TokenClock(self._service, self._arrival_s, self._record)
         async with stream:
             while events := await stream.next():
-                for event in self._kept(p, events):
+                for event in self._filter_events(p, events):
                     if isinstance(event, Tokens):
                         self._cached[p] = max(self._cached[p], event.cached_tokens)
-                        clock.admitted(event.queued_s)
+                        clock.observe_queue_time(event.queued_s)
                         if event.key is not None:
                             self._keys[p * n + event.index] = event.key
                     if isinstance(event, (Tokens, Finished)):
@@ -214,7 +214,7 @@ class Generation:
                         self._accepted += sum(event.drafts[1::2])
                     if event.index not in open_:  # its text ended before the engine heard of it
                         continue
-                    delta = self._delta(p, event, clock)
+                    delta = self._make_delta(p, event, clock)
                     if delta.finish_reason is not None:
                         self._metrics.finished.labels(delta.finish_reason).inc()
                         self._record.finished(p * n + event.index, delta.finish_reason)
@@ -237,7 +237,7 @@ class Generation:
                 raise asyncio.CancelledError
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
-    def _kept(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
+    def _filter_events(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
         """Keep what is no delta, the logprobs of the prompt; return the other events."""
         if not self.params.scores_prompt:
             return events
@@ -246,18 +246,18 @@ class Generation:
                 self._scores[p].keep(event)
         return [event for event in events if not isinstance(event, PromptLogprobs)]
 
-    def _delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
+    def _make_delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
         text = self._texts[p * self.params.n + event.index]
         match event:
             case Tokens():
-                clock.tick(event.index, len(event.token_ids))
+                clock.observe_tokens(event.index, len(event.token_ids))
                 return text.feed(event.token_ids, event.logprobs, event.explanations, event.survivors)
             case Finished():
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
                 raise error_handlers.of_failed(event, self._grammar_field)
             case PromptLogprobs() | Replayed():
-                raise AssertionError("_kept has kept these")
+                raise AssertionError("_filter_events has kept these")
 
 
 def details_of(
@@ -278,12 +278,12 @@ class TokenClock:
         self._arrival_s, self._record = arrival_s, record
         self._last_s: dict[int, float] = {}  # per sequence
 
-    def admitted(self, queued_s: float) -> None:
+    def observe_queue_time(self, queued_s: float) -> None:
         """The prompt waited so many seconds for a slot. Counted with its first token."""
         if not self._last_s:
             self._metrics.queue_time.observe(queued_s)
 
-    def tick(self, index: int, num_tokens: int) -> None:
+    def observe_tokens(self, index: int, num_tokens: int) -> None:
         """`num_tokens` tokens of sequence `index` have just come."""
         now_s = time.perf_counter()
         if not self._last_s:

@@ -31,10 +31,10 @@ class FastHistogram(Collector):
     def collect(self) -> Iterator[Metric]:
         """The family; each bucket counts all smaller durations as well."""
         found = HistogramMetricFamily(self._name, self._text)
-        found.add_metric([], buckets(self._edges_s, self._counts), self._total_s)
+        found.add_metric([], accumulate_buckets(self._edges_s, self._counts), self._total_s)
         yield found
 
 
-def buckets(edges_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+def accumulate_buckets(edges_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
     """As Prometheus has it: (upper edge, how many are not above it)."""
     return list(zip([*map(str, map(float, edges_s)), "+Inf"], accumulate(counts), strict=True))

@@ -12,22 +12,23 @@ import msgspec
 from tailrace.api.schema.generate import RENAMED
 from tailrace.api.token_fields import MAX_API_BIAS
 from tailrace.errors import ParameterError
-from tailrace.field_checks import MAX_BIAS
-from tailrace.fields import Range, number
 from tailrace.params import FIELDS
+from tailrace.request.field_checks import MAX_BIAS
+from tailrace.request.fields import Range, format_exact_number
 
 _MARK = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity|nan|inf(?:inity)?)\b", re.IGNORECASE)
 LONGEST = len(b"-infinity")
 FARTHEST = 100_000  # bytes that are read for a name: others wait meanwhile
-# Or a string, which may hold digits; one that is cut off ends where the text does, so that no byte is read twice.
+# A string or a number. A string may hold digits. A string that is cut off ends with the text, so no byte is read twice.
 _NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|-?[0-9][0-9.eE+-]*', re.DOTALL)
 CANDIDATES = 16  # numbers whose place is looked for
 SHOWN = 40  # characters of a number
 OUT_OF_RANGE = "number out of range"  # msgspec's words for one beyond a double's
 WITHIN = ("sampling_params", "what_if")  # objects of sampling fields
 RANGES = {field.http_name or name: field.range for name, field in FIELDS.items() if field.range is not None}
+RANGES |= {alias: field.range for field in FIELDS.values() if field.range is not None for alias in field.aliases}
 RANGES |= {other: RANGES[name] for other, name in RENAMED.items() if name in RANGES}
 RANGES |= dict.fromkeys(("max_output_tokens", "max_completion_tokens"), RANGES["max_tokens"])
 RANGES |= {
@@ -52,8 +53,8 @@ def not_a_number(error: Exception, raw: bytes) -> ParameterError | None:
 
 
 def out_of_range(error: ParameterError, raw: bytes = b"") -> ParameterError:
-    """The error that names the field and its range, where `error` is about a number that no double can be; else
-    `error` itself. raw: the JSON, which has the keys of mappings, that msgspec does not name."""
+    """Return an error that names the field and its range if `error` is about a number that no double can hold.
+    Otherwise return `error` itself. raw: the JSON. It has the keys of mappings, which msgspec does not name."""
     if not str(error).endswith(OUT_OF_RANGE):
         return error
     place = re.compile(re.escape(error.param or "").replace(re.escape("[...]"), r"\..+"), re.DOTALL)
@@ -61,17 +62,17 @@ def out_of_range(error: ParameterError, raw: bytes = b"") -> ParameterError:
     endless = (found for found in numbers if math.isinf(as_float(found[0])))
     for found in islice(endless, CANDIDATES):
         if place.fullmatch(field := field_at(raw, found.start())):
-            return beyond(field, found[0][:SHOWN].decode())
-    return beyond(error.param or "", "")
+            return make_range_error(field, found[0][:SHOWN].decode())
+    return make_range_error(error.param or "", "")
 
 
-def beyond(field: str, given: str) -> ParameterError:
+def make_range_error(field: str, given: str) -> ParameterError:
     """The error about a number that no double can be."""
     first, _, rest = field.partition(".")
     name = re.split(r"[.\[]", rest if first in WITHIN else first)[0]
     what = f", got {given}" if given else ""
     if (allowed := RANGES.get(name)) is None:
-        most = number(sys.float_info.max)
+        most = format_exact_number(sys.float_info.max)
         return ParameterError(f"{field or 'the body'}: numbers must be in [-{most}, {most}]{what}", field or None)
     kind = "an integer" if allowed.whole else "a number"
     return ParameterError(f"{field} must be {kind} in {allowed}{what}", field)

@@ -46,31 +46,37 @@ class Table(dict[int, T]):
 class Labels:
     """How tokens are written.
 
-    Attributes:
-        tokenizer: whose tokens they are.
-        names: id → (text or escaped bytes, bytes, whether it is text).
-        written: id → JSON of the token, still open, as a format for its logprob: `{"token":…,"logprob":%s,"bytes":[…]`.
+    Args:
+        text: labels by text; those made here are by id then, as in vLLM where a request asks for it: "token_id:7".
+
+    - tokenizer: whose tokens they are. text: labels of the same tokens by their text.
+    - names: id → (text or escaped bytes, bytes, whether it is text).
+    - written: id → JSON of the token, still open, as a format for its logprob: `{"token":…,"logprob":%s,"bytes":[…]`.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.names = Table(lambda id: named(tokenizer.bytes_of(id)))
+    def __init__(self, tokenizer: Tokenizer, text: Labels | None = None) -> None:
+        self.tokenizer, self._as_ids, self.text = tokenizer, text is not None, text or self
+        self.names = Table(self._label_token)
         self.written = Table(lambda id: self.write(id, self.names[id][1]))
 
     def write(self, id: int, data: list[int]) -> str:
         """See `written`. data: the bytes that the text has of the token, which name it; without any, the token has its
         own name."""
-        label = named(bytes(data))[0] if data else self.names[id][0]
+        label = label_bytes(bytes(data))[0] if data and not self._as_ids else self.names[id][0]
         token = msgspec.json.encode(label).decode().replace("%", "%%")
         return f'{{"token":{token},"logprob":%s,"bytes":{msgspec.json.encode(data).decode()}'
 
-    def legacy(self, id: int, data: bytes | None = None) -> str:
+    def _label_token(self, id: int) -> tuple[str, list[int], bool]:
+        data = self.tokenizer.bytes_of(id)
+        return (f"token_id:{id}", list(data), True) if self._as_ids else label_bytes(data)
+
+    def legacy_label(self, id: int, data: bytes | None = None) -> str:
         """The name of a token in the logprobs of completions. data: as in `write`; None: all bytes of the token."""
-        label, _, whole = named(data) if data else self.names[id]
+        label, _, whole = label_bytes(data) if data and not self._as_ids else self.names[id]
         return label if whole else f"bytes:{label}"
 
 
-def named(data: bytes) -> tuple[str, list[int], bool]:
+def label_bytes(data: bytes) -> tuple[str, list[int], bool]:
     """Bytes as a name: see Labels.names."""
     try:
         return data.decode("utf-8"), list(data), True
@@ -78,19 +84,19 @@ def named(data: bytes) -> tuple[str, list[int], bool]:
         return "".join(f"\\x{byte:02x}" for byte in data), list(data), False
 
 
-def finite(logprob: float) -> float:
+def clamp_logprob(logprob: float) -> float:
     """−inf becomes FLOOR."""
     return logprob if logprob > FLOOR else FLOOR
 
 
-def likeliest(entry: TokenLogprobs, top: int) -> Iterator[tuple[int, float]]:
+def iter_top_tokens(entry: TokenLogprobs, top: int) -> Iterator[tuple[int, float]]:
     """The `top` likeliest tokens with their logprobs, without those of probability 0, whose order means nothing."""
     for other, logprob in zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True):
         if logprob > -math.inf:
             yield other, logprob
 
 
-def delivered(piece: Delta) -> Iterable[tuple[int, TokenLogprobs, int, bytes | None]]:
+def iter_delivered_tokens(piece: Delta) -> Iterable[tuple[int, TokenLogprobs, int, bytes | None]]:
     """The tokens of a piece, without those behind a stop: (id, logprobs, offset in the text, bytes that the text has of
     the token). None for the bytes: all bytes of the token."""
     ids, entries, spelt = piece.token_ids, piece.logprobs or (), piece.spelt
@@ -105,7 +111,9 @@ def delivered(piece: Delta) -> Iterable[tuple[int, TokenLogprobs, int, bytes | N
 
 def chat_logprobs(labels: Labels, piece: Delta, top: int) -> ChatLogprobs:
     """Chat's shape, with `top` alternatives each. Written directly as JSON, from a part per token id that is kept."""
-    return ChatLogprobs([_chat_entry(labels, id, entry, data, top) for id, entry, _, data in delivered(piece)])
+    return ChatLogprobs(
+        [_chat_entry(labels, id, entry, data, top) for id, entry, _, data in iter_delivered_tokens(piece)]
+    )
 
 
 def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, data: bytes | None, top: int) -> msgspec.Raw:
@@ -114,7 +122,7 @@ def _chat_entry(labels: Labels, id: int, entry: TokenLogprobs, data: bytes | Non
     # all numbers at once, by a library that writes them ten times as fast as repr; −inf is null there
     numbers = _encode([entry.logprob, *entry.top_logprobs[:top]])[1:-1].decode()
     if "null" in numbers:
-        possible = dict(likeliest(entry, top))
+        possible = dict(iter_top_tokens(entry, top))
         others = list(possible)
         numbers = _encode([entry.logprob, *possible.values()])[1:-1].decode().replace("null", str(FLOOR))
     tops = "},".join([written[other] for other in others])
@@ -133,10 +141,10 @@ def prompt_logprobs(
     found: PromptLogprobEntries = [None] * begin
     for id, entry in zip(token_ids[begin:], entries, strict=True):
         here = {
-            other: PromptLogprob(finite(logprob), rank, labels.names[other][0])
-            for rank, (other, logprob) in enumerate(likeliest(entry, top), start=1)
+            other: PromptLogprob(clamp_logprob(logprob), rank, labels.names[other][0])
+            for rank, (other, logprob) in enumerate(iter_top_tokens(entry, top), start=1)
         }
-        here.setdefault(id, PromptLogprob(finite(entry.logprob), entry.rank, labels.names[id][0]))
+        here.setdefault(id, PromptLogprob(clamp_logprob(entry.logprob), entry.rank, labels.names[id][0]))
         found.append(msgspec.Raw(_encode(here)))
     return found
 
@@ -166,24 +174,26 @@ class CompletionLogprobsWriter:
     def write(self, piece: Delta) -> CompletionLogprobs:
         """The next tokens. The sampled token is always among its alternatives, so there may be one more than asked
         for."""
-        return self._write((id, entry, self._begin + offset, data) for id, entry, offset, data in delivered(piece))
+        return self._write_logprobs(
+            (id, entry, self._begin + offset, data) for id, entry, offset, data in iter_delivered_tokens(piece)
+        )
 
-    def _write(self, tokens: Iterable[tuple[int, TokenLogprobs, int, bytes | None]]) -> CompletionLogprobs:
+    def _write_logprobs(self, tokens: Iterable[tuple[int, TokenLogprobs, int, bytes | None]]) -> CompletionLogprobs:
         lists = CompletionLogprobs([], [], [], [], *(([], []) if self._entropies else ()))
         for id, entry, offset, data in tokens:
-            lists.tokens.append(self._labels.legacy(id, data))
-            lists.token_logprobs.append(finite(entry.logprob))
-            lists.top_logprobs.append(self._alternatives(id, entry))
+            lists.tokens.append(self._labels.legacy_label(id, data))
+            lists.token_logprobs.append(clamp_logprob(entry.logprob))
+            lists.top_logprobs.append(self._label_alternatives(id, entry))
             lists.text_offset.append(offset)
             if not isinstance(lists.entropy, UnsetType) and not isinstance(lists.varentropy, UnsetType):
                 lists.entropy.append(entry.entropy)
                 lists.varentropy.append(entry.varentropy)
         return lists
 
-    def _alternatives(self, id: int, entry: TokenLogprobs) -> dict[str, float]:
+    def _label_alternatives(self, id: int, entry: TokenLogprobs) -> dict[str, float]:
         by_name: dict[str, float] = {}
-        for other, logprob in likeliest(entry, self._top):
+        for other, logprob in iter_top_tokens(entry, self._top):
             # two tokens may spell the same: the likelier
-            by_name.setdefault(self._labels.legacy(other), finite(logprob))
-        by_name.setdefault(self._labels.legacy(id), finite(entry.logprob))
+            by_name.setdefault(self._labels.legacy_label(other), clamp_logprob(logprob))
+        by_name.setdefault(self._labels.legacy_label(id), clamp_logprob(entry.logprob))
         return by_name

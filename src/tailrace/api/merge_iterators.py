@@ -15,7 +15,7 @@ AT_ONCE = 64  # sources that begin, or end, in one turn of the loop
 Items = asyncio.Queue[tuple[T] | Exception | None]  # an item; what a source has raised; None: a source has ended
 
 
-async def pump(source: AsyncIterator[T], queue: Items[T]) -> None:
+async def queue_items(source: AsyncIterator[T], queue: Items[T]) -> None:
     """Put the items of one source into the queue."""
     try:
         async for item in source:
@@ -41,7 +41,7 @@ async def merge_iterators(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator
     left = len(sources)
     try:
         for source in sources:
-            pumps.append(asyncio.ensure_future(pump(source, queue)))
+            pumps.append(asyncio.ensure_future(queue_items(source, queue)))
             if len(pumps) % AT_ONCE == 0:
                 await asyncio.sleep(0)
         while left:

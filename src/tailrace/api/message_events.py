@@ -9,11 +9,13 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from tailrace.api.aggregate import last_seen
 from tailrace.api.schema.chat import ChatChunk, ToolCallDelta
 from tailrace.api.schema.common import Usage
 from tailrace.api.schema.messages import (
+    AppliedEdits,
     Block,
     InputJsonDelta,
     MessageEvent,
@@ -28,11 +30,11 @@ from tailrace.api.schema.messages import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from tailrace.text.templates.turns import INVALID
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-# a chat's finish reason → the stop reason; a stop string is told apart by what stopped it
+# a chat's finish reason → the stop reason; what stopped it distinguishes a stop string
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-INVALID = "INVALID_JSON"
 
 
 class MessageEvents:
@@ -40,12 +42,13 @@ class MessageEvents:
 
     Args:
         usage: the tokens so far. omit: leave out what the model thinks. capped: the context has room for fewer tokens
-            than the request allows.
+            than the request allows. managed: the request has context_management.
     """
 
-    def __init__(self, usage: Callable[[], Usage], omit: bool, capped: bool) -> None:
+    def __init__(self, usage: Callable[[], Usage], omit: bool, capped: bool, managed: bool = False) -> None:
         self.message: MessageObject | None = None
         self._usage, self._omit, self._capped = usage, omit, capped
+        self._edits = AppliedEdits() if managed else UNSET
         self._block: Block | None = None  # the open one
         self._text: list[str] = []
 
@@ -57,20 +60,21 @@ class MessageEvents:
                 model=chunk.model,
                 content=[],
                 usage=usage_of(self._usage()),
+                context_management=self._edits,
                 sampling_params=chunk.sampling_params,
             )
             yield MessageEvent(type="message_start", message=self.message)
         for choice in chunk.choices:
             delta = choice.delta
             if delta.reasoning_content:
-                yield from self._grow(ThinkingBlock, delta.reasoning_content)
+                yield from self._extend_block(ThinkingBlock, delta.reasoning_content)
             if delta.content:
-                yield from self._grow(TextBlock, delta.content)
+                yield from self._extend_block(TextBlock, delta.content)
             for call in delta.tool_calls or ():
-                yield from self._call(call)
+                yield from self._add_call(call)
             if choice.finish_reason is not None:
-                yield from self._close()
-                self._stop(choice.finish_reason, choice.stop_reason)
+                yield from self._close_block()
+                self._set_stop_reason(choice.finish_reason, choice.stop_reason)
 
     def end(self) -> Iterator[MessageEvent]:
         """All chunks have come."""
@@ -79,10 +83,11 @@ class MessageEvents:
         assert message.stop_reason is not None
         message.usage = usage_of(self._usage())
         delta = StopDelta(message.stop_reason, message.stop_sequence)
-        yield MessageEvent(type="message_delta", delta=delta, usage=message.usage)
+        edits = self._edits
+        yield MessageEvent(type="message_delta", delta=delta, usage=message.usage, context_management=edits)
         yield MessageEvent(type="message_stop")
 
-    def _stop(self, finish_reason: str, stopped_by: Any) -> None:
+    def _set_stop_reason(self, finish_reason: str, stopped_by: Any) -> None:
         assert self.message is not None
         reason = REASONS.get(finish_reason, "pause_turn")
         if reason == "end_turn" and isinstance(stopped_by, str):
@@ -96,33 +101,33 @@ class MessageEvents:
         assert self.message is not None
         return len(self.message.content) - 1
 
-    def _open(self, block: Block) -> Iterator[MessageEvent]:
-        yield from self._close()
+    def _open_block(self, block: Block) -> Iterator[MessageEvent]:
+        yield from self._close_block()
         assert self.message is not None
         self.message.content.append(block)
         self._block = block
         yield MessageEvent(type="content_block_start", index=self._index, content_block=block)
 
-    def _grow(self, kind: type[TextBlock] | type[ThinkingBlock], text: str) -> Iterator[MessageEvent]:
+    def _extend_block(self, kind: type[TextBlock] | type[ThinkingBlock], text: str) -> Iterator[MessageEvent]:
         if not isinstance(self._block, kind):
-            yield from self._open(TextBlock("") if kind is TextBlock else ThinkingBlock("", ""))
+            yield from self._open_block(TextBlock("") if kind is TextBlock else ThinkingBlock("", ""))
         self._text.append(text)
         if kind is TextBlock:
-            yield self._delta(TextDelta(text))
+            yield self._make_delta_event(TextDelta(text))
         elif not self._omit:
-            yield self._delta(ThinkingDelta(text))
+            yield self._make_delta_event(ThinkingDelta(text))
 
-    def _call(self, call: ToolCallDelta) -> Iterator[MessageEvent]:
+    def _add_call(self, call: ToolCallDelta) -> Iterator[MessageEvent]:
         if call.function.name:
-            yield from self._open(ToolUseBlock(call.id or "", call.function.name, {}))
+            yield from self._open_block(ToolUseBlock(call.id or "", call.function.name, {}))
         # held until the call ends: only then is it known whether the arguments are an object, and clients read them as
         # JSON while they come
         self._text.append(call.function.arguments or "")
 
-    def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> MessageEvent:
+    def _make_delta_event(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> MessageEvent:
         return MessageEvent(type="content_block_delta", index=self._index, delta=delta)
 
-    def _close(self) -> Iterator[MessageEvent]:
+    def _close_block(self) -> Iterator[MessageEvent]:
         block, text = self._block, "".join(self._text)
         self._block, self._text = None, []
         match block:
@@ -131,15 +136,15 @@ class MessageEvents:
             case TextBlock():
                 block.text = text
             case ThinkingBlock():
-                block.thinking, block.signature = "" if self._omit else text, signature(text)
-                yield self._delta(SignatureDelta(block.signature))
+                block.thinking, block.signature = "" if self._omit else text, hash_thought(text)
+                yield self._make_delta_event(SignatureDelta(block.signature))
             case ToolUseBlock():
                 block.input = input_of(text)
-                yield self._delta(InputJsonDelta(msgspec.json.encode(block.input).decode()))
+                yield self._make_delta_event(InputJsonDelta(msgspec.json.encode(block.input).decode()))
         yield MessageEvent(type="content_block_stop", index=self._index)
 
 
-def signature(thought: str) -> str:
+def hash_thought(thought: str) -> str:
     """A digest of a thought. Clients want one and hand it back; nothing depends on it."""
     return hashlib.sha256(thought.encode()).hexdigest()
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.chat_prompt import SWITCHES, check_messages, stray_result
+from tailrace.api.chat_prompt import check_messages, stray_result
 from tailrace.api.prepare import ChatInput, TokenLimit
-from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort
+from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort, ThinkingOptions
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.messages import Asked, InputMessage, InputTool, MessageBlock, MessagesRequest
 from tailrace.api.schema.structured import JsonSchema, JsonSchemaFormat
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.errors import ParameterError
+from tailrace.text.reasoning_probe import SWITCHES
 from tailrace.text.tool_parsers.functions import check_tools
 
 ERROR = "Error: "  # before the result of a tool that failed; a chat's messages have no field for it
+HEADER = "x-anthropic-billing-header:"  # see system_text
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # fields of all endpoints that mean nothing here, or have another name
 ABSENT = (
@@ -66,7 +68,7 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
     """
     if not ask.messages:
         raise ParameterError("messages must have at least one message, got none", "messages")
-    messages = [] if not ask.system else [ChatMessage(role="system", content=text_of(ask.system, "system"))]
+    messages = [] if not ask.system else [ChatMessage(role="system", content=system_text(ask.system, "system"))]
     for i, message in enumerate(ask.messages):
         messages += turns_of(message, f"messages[{i}]")
     if (stray := stray_result(messages)) is not None:
@@ -80,9 +82,10 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
     check_tools(flat, nested=False)
     chat = ChatRequest(
         messages=messages,
-        tools=[nested(tool) for tool in flat] or None,
-        chat_template_kwargs=template_options(ask),
+        tools=[nest_function(tool) for tool in flat] or None,
+        chat_template_kwargs=ask.chat_template_kwargs,
         reasoning_effort=effort_of(ask),
+        thinking=None if (on := switch_of(ask)) is None else ThinkingOptions(type="enabled" if on else "disabled"),
         add_generation_prompt=not continued,
         continue_final_message=continued,
     )
@@ -94,67 +97,84 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
 
 def turns_of(message: InputMessage, place: str) -> list[ChatMessage]:
     """A message as the turns of a chat: a tool's result is a turn of its own."""
+    role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):
-        return [ChatMessage(role=message.role, content=message.content)]
-    if message.role == "assistant":
+        return [ChatMessage(role=role, content=message.content)]
+    if role == "assistant":
         return [assistant_turn(message.content, place)]
-    if message.role == "system":
-        return [ChatMessage(role="system", content=text_of(message.content, f"{place}.content"))]
+    if role == "system":
+        return [ChatMessage(role="system", content=system_text(message.content, f"{place}.content"))]
     turns: list[ChatMessage] = []
     said: list[Part] = []
     for j, block in enumerate(message.content):
         here = f"{place}.content[{j}]"
         check_type(block, here, ("text", "tool_result"))
         if block.type == "text":
-            said.append(Part("text", required(block, "text", here)))
+            said.append(Part("text", require_field(block, "text", here)))
             continue
         if said:
-            turns.append(ChatMessage(role="user", content=joined(said)))
+            turns.append(ChatMessage(role="user", content=join_parts(said)))
             said = []
         turns.append(result_turn(block, here))
     if said or not turns:
-        turns.append(ChatMessage(role="user", content=joined(said)))
+        turns.append(ChatMessage(role="user", content=join_parts(said)))
     return turns
 
 
 def assistant_turn(blocks: list[MessageBlock], place: str) -> ChatMessage:
-    """What the model has said, thought and called. Thoughts that are redacted say nothing to a model of ours."""
+    """Return the model's turn: text, thoughts and calls. Redacted thoughts are dropped, because no model here can read
+    them."""
     said, thought, calls = [], [], []
     for j, block in enumerate(blocks):
         here = f"{place}.content[{j}]"
         check_type(block, here, ("text", "thinking", "redacted_thinking", "tool_use"))
         if block.type == "text":
-            said.append(required(block, "text", here))
+            said.append(require_field(block, "text", here))
         elif block.type == "thinking":
-            thought.append(required(block, "thinking", here))
+            thought.append(require_field(block, "thinking", here))
         elif block.type == "tool_use":
-            arguments = msgspec.json.encode(required(block, "input", here)).decode()
-            function = {"name": required(block, "name", here), "arguments": arguments}
-            calls.append({"id": required(block, "id", here), "type": "function", "function": function})
+            arguments = written_arguments({} if block.input is None else require_field(block, "input", here))
+            function = {"name": require_field(block, "name", here), "arguments": arguments}
+            calls.append({"id": require_field(block, "id", here), "type": "function", "function": function})
     return ChatMessage(
         role="assistant", content="".join(said), tool_calls=calls or None, reasoning_content="".join(thought) or None
     )
 
 
+def written_arguments(given: Any) -> str:
+    """Return the input of a tool_use as the text of a chat's arguments. A text is a call that was cut."""
+    return given if isinstance(given, str) else msgspec.json.encode(given).decode()
+
+
 def result_turn(block: MessageBlock, place: str) -> ChatMessage:
     """The result of a tool."""
-    content = text_of(block.content or "", f"{place}.content")
+    content = read_text_content(block.content or "", f"{place}.content")
     if block.is_error:
         parts = [Part("text", content)] if isinstance(content, str) else content
-        content = joined([Part("text", f"{ERROR}{parts[0].text}"), *parts[1:]])
-    return ChatMessage(role="tool", content=content, tool_call_id=required(block, "tool_use_id", place))
+        content = join_parts([Part("text", f"{ERROR}{parts[0].text}"), *parts[1:]])
+    return ChatMessage(role="tool", content=content, tool_call_id=require_field(block, "tool_use_id", place))
 
 
-def text_of(content: str | list[MessageBlock], place: str) -> str | list[Part]:
+def read_text_content(content: str | list[MessageBlock], place: str) -> str | list[Part]:
     """Content of which only text is served."""
     if isinstance(content, str):
         return content
     for j, block in enumerate(content):
         check_type(block, f"{place}[{j}]", ("text",))
-    return joined([Part("text", required(block, "text", f"{place}[{j}]")) for j, block in enumerate(content)])
+    return join_parts([Part("text", require_field(block, "text", f"{place}[{j}]")) for j, block in enumerate(content)])
 
 
-def joined(parts: list[Part]) -> str | list[Part]:
+def system_text(content: str | list[MessageBlock], place: str) -> str | list[Part]:
+    """Return the text of a system message without Claude Code's header for its vendor's accounts.
+
+    The header is a block of its own with a number that differs each time. With it no two prompts would share a prefix.
+    """
+    if isinstance(content, list):
+        content = [block for block in content if not (block.text or "").startswith(HEADER)]
+    return read_text_content(content, place)
+
+
+def join_parts(parts: list[Part]) -> str | list[Part]:
     """Parts as a chat's content; one alone is a string."""
     return parts if len(parts) > 1 else "".join(part.text or "" for part in parts)
 
@@ -165,13 +185,13 @@ def check_type(block: MessageBlock, place: str, served: Sequence[str]) -> None:
         raise ParameterError(f"{place}.type must be {' or '.join(served)}, got {block.type!r:.100}", f"{place}.type")
 
 
-def required(block: MessageBlock, name: str, place: str) -> Any:
+def require_field(block: MessageBlock, name: str, place: str) -> Any:
     """A field that blocks of this type have.
 
     Raises:
         ParameterError: it is missing.
     """
-    if (value := getattr(block, name)) is None:
+    if (value := getattr(block, name)) is None or value is msgspec.UNSET:
         raise ParameterError(f"{place}.{name}: required, but missing", f"{place}.{name}")
     return value
 
@@ -195,7 +215,7 @@ def tool_of(tool: InputTool, place: str) -> dict[str, Any]:
     return found | ({"input_examples": tool.input_examples} if tool.input_examples else {})
 
 
-def nested(tool: dict[str, Any]) -> dict[str, Any]:
+def nest_function(tool: dict[str, Any]) -> dict[str, Any]:
     """A flat function in the form of Chat, which is that of templates."""
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
@@ -217,17 +237,19 @@ def choice_of_tools(ask: Asked, tools: list[dict[str, Any]]) -> ToolChoice:
     return choice_of({"type": "function", "name": asked.name}, tools, many)
 
 
-def template_options(ask: Asked) -> dict[str, Any] | None:
-    """Arguments of the template: the request's own, and those that follow from its thinking."""
-    options: dict[str, Any] = {}
-    if ask.thinking is not None:
-        thinks = ask.thinking.type != "disabled"
-        if ask.thinking.type == "enabled" and ask.thinking.budget_tokens is None:
-            raise ParameterError("thinking.budget_tokens: required, but missing", "thinking.budget_tokens")
-        if ask.thinking.type != "enabled" and ask.thinking.budget_tokens is not None:
-            raise ParameterError('thinking.budget_tokens needs the type "enabled"', "thinking.budget_tokens")
-        options = dict.fromkeys(SWITCHES, thinks)
-    return options | (ask.chat_template_kwargs or {}) or None
+def switch_of(ask: Asked) -> bool | None:
+    """Whether to think, unless the template's own variable says it.
+
+    Raises:
+        ParameterError: a budget is given, but the type of thinking is not "enabled".
+    """
+    thinking = ask.thinking
+    if thinking is None:
+        return None
+    if thinking.type != "enabled" and thinking.budget_tokens is not None:
+        raise ParameterError('thinking.budget_tokens needs the type "enabled"', "thinking.budget_tokens")
+    own = any(name in (ask.chat_template_kwargs or {}) for name in SWITCHES)
+    return None if own else thinking.type != "disabled"
 
 
 def effort_of(ask: Asked) -> ReasoningEffort | None:

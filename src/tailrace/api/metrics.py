@@ -40,13 +40,13 @@ class Metrics:
         self.engine = EngineCollector(stats, ready, stalls)
         self._registry = CollectorRegistry()
         self._registry.register(WastedTokens(wasted))
-        self.time_to_first_token = self._histogram(
+        self.time_to_first_token = self._make_histogram(
             "time_to_first_token", "From the request's arrival to its first token, per prompt.", FIRST_TOKEN_S
         )
-        self.queue_time = self._histogram(
+        self.queue_time = self._make_histogram(
             "request_queue_time", "From a prompt's arrival at the engine until it got a slot.", FIRST_TOKEN_S
         )
-        self.e2e_latency = self._histogram(
+        self.e2e_latency = self._make_histogram(
             "e2e_request_latency", "From the request's arrival to its last token.", END_TO_END_S
         )
         self.inter_token_latency = FastHistogram(
@@ -55,14 +55,14 @@ class Metrics:
             BETWEEN_TOKENS_S,
         )
         self._registry.register(self.inter_token_latency)
-        self.finished = self._counter("finished", "Sequences that ended, by finish reason.", "finish_reason")
-        self.failed = self._counter("failed", "Requests that ended with an error, by its code.", "code")
-        self.aborted = self._counter("aborted", "Aborts sent to the engine, by cause.", "cause")
+        self.finished = self._make_counter("finished", "Sequences that ended, by finish reason.", "finish_reason")
+        self.failed = self._make_counter("failed", "Requests that ended with an error, by its code.", "code")
+        self.aborted = self._make_counter("aborted", "Aborts sent to the engine, by cause.", "cause")
 
-    def _histogram(self, name: str, text: str, edges_s: Sequence[float]) -> Histogram:
+    def _make_histogram(self, name: str, text: str, edges_s: Sequence[float]) -> Histogram:
         return Histogram(f"tailrace_{name}_seconds", text, buckets=edges_s, registry=self._registry)
 
-    def _counter(self, name: str, text: str, label: str) -> Counter:
+    def _make_counter(self, name: str, text: str, label: str) -> Counter:
         return Counter(f"tailrace_request_{name}_total", text, [label], registry=self._registry)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -101,7 +101,7 @@ class Exposition:
         """What this front end has counted, as text."""
         return generate_latest(self._registry)
 
-    def expose(self, counted: Sequence[bytes] = ()) -> bytes:
+    def render_metrics(self, counted: Sequence[bytes] = ()) -> bytes:
         """All metrics of the engines and the front ends, as text. counted: the text of each front end's `own`; none: of
         this one alone."""
         whole = CollectorRegistry()

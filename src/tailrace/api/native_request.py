@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from tailrace.api import error_handlers
+from tailrace.api.aliases import ALIASES, resolve_aliases
 from tailrace.api.json_place import out_of_range
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.generate import RENAMED, SAMPLING, NativeRequest
+from tailrace.api.schema.peers import HARMLESS, NOT_OFFERED
 from tailrace.errors import ParameterError, RequestError
 
 MAX_NEW_TOKENS = 128  # SGLang's default
-# what SGLang has in its sampling parameters and tailrace lacks → at which values it asks for nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "spaces_between_special_tokens": (None, True),
-    "beam_width": (None, 1),
-    "custom_params": (None,),
-}
 # fields of completions that an error may name → what they are here, where they are no sampling parameters
 OUTSIDE = {"logprobs": "top_logprobs_num", "prompt_logprobs": "logprob_start_len", "request_id": "rid"}
+FIELDS = SAMPLING | {*RENAMED.values()}  # of completions
 BACK = {old: new for new, old in RENAMED.items()}
-# where a message names another field than its own; and what that is here
-_ANOTHER = re.compile(r"\b(without|with|at most) (\w+)(?: or prompt_logprob_token_ids)?")
-MENTIONED = {**BACK, "prompt_logprobs": "logprob_start_len"}
+# fields of completions that an error may mention beside its own → their names here
+MENTIONED = {**BACK, **dict.fromkeys(("prompt_logprobs", "prompt_logprob_token_ids"), "logprob_start_len")}
 
 
 def prompts_of(ask: NativeRequest) -> list[Any]:
     """The prompts, each a string or token ids.
 
     Raises:
-        ParameterError: there is none, or they are given twice.
+        ParameterError: not exactly one of text and input_ids is given, or a prompt is empty or of another type.
     """
     if (ask.text is None) == (ask.input_ids is None):
         raise ParameterError("text: either text or input_ids must be given, and not both", "text")
@@ -47,8 +43,11 @@ def prompts_of(ask: NativeRequest) -> list[Any]:
 
 
 @contextmanager
-def native_names(ask: NativeRequest) -> Generator[None, None, None]:
+def native_names(ask: NativeRequest, names: Mapping[str, str]) -> Generator[None, None, None]:
     """Errors that name a field of completions name what it is here: `seed` is `sampling_params.sampling_seed`.
+
+    Args:
+        names: field → the name that the request has for it; see completion_of.
 
     Raises:
         RequestError: of the same kind.
@@ -56,15 +55,14 @@ def native_names(ask: NativeRequest) -> Generator[None, None, None]:
     try:
         yield
     except RequestError as error:
-        text, param = str(error), error.param or ""
-        field = param.split(".")[0].split("[")[0]
-        native = {"prompt": prompt_field(ask), **OUTSIDE}.get(field, field)
-        if field in SAMPLING | BACK.keys():
-            native = f"sampling_params.{BACK.get(field, field)}"
-        if native != field:
+        own, error = error.field, error.rename_fields({**MENTIONED, **names})
+        text, field, param = str(error), error.field, error.param or ""
+        native = {"prompt": prompt_field(ask), **OUTSIDE}.get(own, field)
+        if own in SAMPLING | BACK.keys():
+            native = f"sampling_params.{field}"
+        if native != own:
             begin = re.match(rf"{re.escape(field)}\b", text)
             text = f"{native}{text[len(field) :]}" if begin else f"{native}: {text}"
-        text = _ANOTHER.sub(lambda at: f"{at[1]} {MENTIONED.get(at[2], at[2])}", text)
         raise type(error)(text, (native + param[len(field) :]) or None) from error
 
 
@@ -73,20 +71,25 @@ def prompt_field(ask: NativeRequest) -> str:
     return "input_ids" if ask.text is None else "text"
 
 
-def completion_of(ask: NativeRequest) -> CompletionRequest:
-    """The same as a request for completions, but for its prompts.
+def completion_of(ask: NativeRequest, names: dict[str, str]) -> CompletionRequest:
+    """The same as a request for completions, but for its prompts. names: gets field → the name that the request has
+    for it.
 
     Raises:
         ParameterError: naming the field as completions do, or a sampling parameter that is not supported.
     """
-    given = {"max_new_tokens": MAX_NEW_TOKENS, **(ask.sampling_params or {})}
-    fields: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in NEUTRAL and value in NEUTRAL[name]:
-            continue
-        if name not in SAMPLING | RENAMED.keys():
-            raise ParameterError(f"sampling_params.{name}: not supported; leave it out", f"sampling_params.{name}")
-        fields[RENAMED.get(name, name)] = value
+    given = ask.sampling_params or {}
+    if others := sorted(given.keys() & BACK.keys()):
+        raise not_supported(others[0])
+    own = {RENAMED.get(name, name): value for name, value in given.items()}
+    made, used = resolve_aliases(own, FIELDS)
+    names |= used
+    fields: dict[str, Any] = {"max_tokens": MAX_NEW_TOKENS}
+    for name, value in ({name: own[name] for name in own if name not in ALIASES or name in FIELDS} | made).items():
+        if name in FIELDS:
+            fields[name] = value
+        elif name not in HARMLESS and value not in NOT_OFFERED.get(name, ()):
+            raise not_supported(name)
     if ask.return_sampling_mask:
         fields = {"logprobs_mode": "processed"} | fields | {"return_sampling_mask": True}
     fields["echo"] = fields["max_tokens"] == 0 or None  # then only the prompt is wanted
@@ -97,12 +100,18 @@ def completion_of(ask: NativeRequest) -> CompletionRequest:
         raise out_of_range(error_handlers.of_validation(error)) from error
 
 
+def not_supported(name: str) -> ParameterError:
+    """Return the error about a sampling parameter that there is not."""
+    return ParameterError(f"sampling_params.{name}: not supported; leave it out", f"sampling_params.{name}")
+
+
 def scored_from(ask: NativeRequest, prompts: list[list[int]]) -> int | None:
-    """From which place of the prompts on tokens have logprobs; None: no token that has one before it.
+    """Return the place from which the prompts' tokens have logprobs; None if no token of a prompt gets a logprob.
+
+    All prompts begin at the same place. A prompt gets no logprobs if that place is its last token or its end.
 
     Raises:
-        ParameterError: a prompt is too short for that. From the last two places of a prompt on no token has one; then
-            none of another prompt may have one either, because all prompts begin at one place. 0 is always possible.
+        ParameterError: a prompt is shorter than this, or only some prompts would get logprobs. 0 is always allowed.
     """
     first, lengths = ask.logprob_start_len, [len(prompt) for prompt in prompts]
     if first is None or first == -1:

@@ -3,21 +3,21 @@ need."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.requests import Request
 
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.prompt_length import check_length
 from tailrace.api.schema.chat import ChatMessage
-from tailrace.api.service import service_of
 from tailrace.errors import ParameterError, RequestError
-from tailrace.params import check_range
+from tailrace.params import NEUTRAL, check_range
 
 if TYPE_CHECKING:
+    from tailrace.api.received import Received
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.schema.common import GenerateRequest
+    from tailrace.api.schema.completions import CompletionRequest
     from tailrace.api.service import Service
 
 FIELD = "negative_prompt"
@@ -39,25 +39,36 @@ def guidance_scale(ask: GenerateRequest) -> float | None:
     return ask.cfg_scale if ask.guidance_scale is None else ask.guidance_scale
 
 
-async def negative_of_text(request: Request, given: str | list[int] | None, special: bool) -> tuple[int, ...]:
+def find_negative(ask: ChatRequest | CompletionRequest) -> str | list[Any] | None:
+    """Return the negative prompt, or None where it asks for nothing: guidance is turned off, or there is neither a
+    scale nor any text.
+
+    Raises:
+        ParameterError: see guidance_scale.
+    """
+    scale = guidance_scale(ask)
+    off = scale == NEUTRAL["guidance_scale"] or (scale is None and not ask.negative_prompt)
+    return None if off else ask.negative_prompt
+
+
+async def negative_of_text(received: Received[Any], ask: CompletionRequest, special: bool) -> tuple[int, ...]:
     """Token ids of a completion's negative prompt; () for none. special: add the tokenizer's special tokens, as for the
     prompt."""
+    given = find_negative(ask)
     if given is None:
         return ()
-    service = service_of(request)
+    service = received.service
     if isinstance(given, str):
         text = given
         check_length(service, text, FIELD)
-        given = await service.work_queue.run(
-            request, lambda: service.tokenizer.encode(text, add_special_tokens=special), request.state.size
-        )
+        given = await received.run(lambda: service.tokenizer.encode(text, add_special_tokens=special), received.size)
     return or_first_token(service, given)
 
 
-async def negative_of_chat(request: Request, ask: ChatRequest, with_tools: bool) -> tuple[int, ...]:
+async def negative_of_chat(received: Received[Any], ask: ChatRequest, with_tools: bool) -> tuple[int, ...]:
     """Token ids of a chat's negative prompt; () for none. A string is a message of the user; the rest is as in the chat
     itself."""
-    given, service = ask.negative_prompt, service_of(request)
+    given, service = find_negative(ask), received.service
     if given is None:
         return ()
     if isinstance(given, str):
@@ -70,14 +81,14 @@ async def negative_of_chat(request: Request, ask: ChatRequest, with_tools: bool)
     continued = bool(ask.continue_final_message) and messages[-1].role == "assistant"
     other = msgspec.structs.replace(ask, messages=messages, continue_final_message=continued)
     try:
-        return or_first_token(service, await encode_chat(request, other, with_tools))
+        return or_first_token(service, await encode_chat(received, other, with_tools))
     except RequestError as error:
         param = (error.param or FIELD).replace("messages", FIELD, 1)
         raise type(error)(str(error).replace("messages", FIELD, 1), param) from error
 
 
 def or_first_token(service: Service, ids: list[int]) -> tuple[int, ...]:
-    """The ids. Where there are none, the token that begins a text: a prompt that asks for nothing.
+    """Return the ids. An empty prompt becomes the token that begins a text: a prompt that asks for nothing.
 
     Raises:
         ParameterError: the model has no such token.
@@ -91,6 +102,6 @@ def or_first_token(service: Service, ids: list[int]) -> tuple[int, ...]:
     return tuple(ids) or (service.tokenizer.bos_id,)  # type: ignore[return-value]
 
 
-def longest(num_prompt: int, negative: tuple[int, ...], prompt_field: str) -> tuple[int, str]:
+def find_longer_prompt(num_prompt: int, negative: tuple[int, ...], prompt_field: str) -> tuple[int, str]:
     """The length of the longer prompt in tokens, and the field it came in."""
     return (len(negative), FIELD) if len(negative) > num_prompt else (num_prompt, prompt_field)

@@ -91,13 +91,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 
 
-async def openapi(request: Request) -> Response:
+async def get_openapi(request: Request) -> Response:
     """The document."""
-    return Response(document(), media_type="application/json")
+    return Response(build_document(), media_type="application/json")
 
 
 @cache
-def document() -> bytes:
+def build_document() -> bytes:
     """As JSON."""
     types = [
         kind for operation in OPERATIONS.values() for kind in (operation.takes, operation.gives) if kind is not None
@@ -111,7 +111,7 @@ def document() -> bytes:
     )  # 0: with echo, the prompt alone
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
-        paths.setdefault(path, {})[method.lower()] = described(operation, path, by_type)
+        paths.setdefault(path, {})[method.lower()] = describe_operation(operation, path, by_type)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -123,7 +123,7 @@ def document() -> bytes:
     )
 
 
-def described(operation: Operation, path: str, refs: dict[type, dict[str, Any]]) -> dict[str, Any]:
+def describe_operation(operation: Operation, path: str, refs: dict[type, dict[str, Any]]) -> dict[str, Any]:
     """One operation."""
     found: dict[str, Any] = {
         "summary": operation.summary,

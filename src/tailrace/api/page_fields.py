@@ -13,8 +13,9 @@ import msgspec
 from tailrace.api.presets import PRESETS
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.completions import CompletionRequest
-from tailrace.fields import KINDS, Field, Kind
 from tailrace.params import FIELDS, VOIDS, voids_of
+from tailrace.request.fields import KINDS, Field, Kind
+from tailrace.request.method_order import REFINEMENT_ORDER, STEPS
 
 # What a person gives: a switch, a number, one of several words, texts, token ids, text → number, or JSON.
 Form = Literal["switch", "integer", "number", "choice", "text", "texts", "ids", "map", "json"]
@@ -25,13 +26,16 @@ ENDPOINTS = {"chat": ChatRequest, "completion": CompletionRequest}
 class PageField(msgspec.Struct, frozen=True, omit_defaults=True):
     """One field, as a request over HTTP has it.
 
-    Attributes:
-        doc: one sentence. kind: a key of PageFields.kinds. method: of the sampler, by the name that a record has.
-        forms: endpoint → what a person gives; an endpoint without the field is left out. choices: of a "choice".
-        neutral: the value at which it does nothing; None: not giving it. off: how that is said where other values are
-            off too.
-        low, high: the least and the largest number. low_in, high_in: whether they are allowed themselves.
-        needs: fields without one of which it has no effect. voided_by: fields that take its effect away.
+    - doc: one sentence.
+    - kind: a key of PageFields.kinds.
+    - method: the sampler's method, by its name in a record.
+    - forms: endpoint → what a person gives; an endpoint without the field is left out.
+    - choices: the values of a "choice".
+    - neutral: the value at which the field does nothing; None: leaving it out.
+    - off: a key of OFF, if more values than the default are off.
+    - low, high: the least and the largest number. low_in, high_in: whether these are allowed themselves.
+    - needs: the field has no effect without one of these fields.
+    - voided_by: fields that take its effect away.
     """
 
     name: str
@@ -52,20 +56,33 @@ class PageField(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PageFields(msgspec.Struct, frozen=True):
-    """fields: in the order of docs/sampling.md. kinds: kind → what such fields do. presets: name → fields. defaults:
-    model → fields that a request may leave out. voids: what takes an effect away → in words."""
+    """All that the page knows of the fields.
+
+    - fields: in the order of docs/sampling.md.
+    - kinds: kind → what such fields do.
+    - presets: name → fields.
+    - defaults: model → fields that a request may leave out.
+    - voids: what takes an effect away → in words.
+    - refinements: names of methods in the default order.
+    - titles: name of a record's step → its title, if the name does not give it.
+    """
 
     fields: list[PageField]
     kinds: Mapping[Kind, str]
     presets: dict[str, dict[str, Any]]
     defaults: dict[str, dict[str, float | int]]
     voids: dict[str, str]
+    refinements: list[str]
+    titles: dict[str, str]
 
 
 def page_fields(defaults: dict[str, dict[str, float | int]]) -> PageFields:
     """All fields that a request may give. defaults: by model."""
     voids = {name: words for name, (_, words) in VOIDS.items()}
-    return PageFields(shown_fields(), KINDS, PRESETS, defaults, voids)
+    titles = {name: entry.title for name, entry in STEPS.items() if entry.title}
+    return PageFields(
+        shown_fields(), KINDS, PRESETS, defaults, voids, [entry.name for entry in REFINEMENT_ORDER], titles
+    )
 
 
 @cache
@@ -97,7 +114,7 @@ def shown_field(field: Field, types: Mapping[str, Mapping[str, Any]]) -> PageFie
         forms=forms,
         method=field.edit or field.refinement,
         choices=words,
-        neutral=neutral(field, numeric or not field.http_name),
+        neutral=find_neutral_value(field, numeric or not field.http_name),
         off=field.off,
         low=None if limits is None else limits.low,
         high=None if limits is None else limits.high,
@@ -109,7 +126,7 @@ def shown_field(field: Field, types: Mapping[str, Mapping[str, Any]]) -> PageFie
     )
 
 
-def neutral(field: Field, same: bool) -> Any:
+def find_neutral_value(field: Field, same: bool) -> Any:
     """The value at which the field does nothing, as JSON has it; None: leave it out. same: it has the same name over
     HTTP."""
     if not same or field.default in ((), {}):
@@ -134,7 +151,7 @@ def form_of(kind: Any) -> Form:
 
 
 def without_none(kind: Any) -> Any:
-    """A type without None and without what is written beside it."""
+    """Return a type without None and without its annotations."""
     kind = without_notes(kind)
     if get_origin(kind) in (Union, UnionType):
         rest = [part for part in get_args(kind) if part is not type(None)]
@@ -143,5 +160,5 @@ def without_none(kind: Any) -> Any:
 
 
 def without_notes(kind: Any) -> Any:
-    """A type without what is written beside it."""
+    """Return a type without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind

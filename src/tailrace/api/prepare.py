@@ -1,9 +1,10 @@
 """The steps that the generating endpoints share, from the body of a request to a generation that can be read.
 
-1. `read_request`: the body, decoded once; the service of its model; whether the engine can take requests.
+1. `read_request` (received.py): the body, decoded once; the service of its model; whether the engine can take
+   requests.
 2. The endpoint makes token ids of its prompt. `prepare_chat` does it for messages, /v1/completions for strings and ids.
-3. `prepare`: checks of limits and logprobs; SamplingParams, built and checked once.
-4. `start`: a Generation, or a BeamRequest where the request asks for a beam search.
+3. `prepare_request`: checks of limits and logprobs; SamplingParams, built and checked once.
+4. `start_request`: a Generation, or a BeamRequest if the request asks for a beam search.
 
 Knows no HTTP beyond reading the request. An error names the field that is at fault as its endpoint calls it.
 """
@@ -11,36 +12,41 @@ Knows no HTTP beyond reading the request. An error names the field that is at fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
-
-from starlette.requests import Request
+from typing import Any, NamedTuple
 
 from tailrace.api.beam_fields import beam_request, check_no_beams
 from tailrace.api.beam_search import BeamRequest
-from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels, channel_fields, channels_of
-from tailrace.api.chat_prompt import encode_chat, with_effort
-from tailrace.api.front_end import service_for
+from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.generation import Generation
-from tailrace.api.negative_prompt import longest, negative_of_chat
+from tailrace.api.negative_prompt import find_longer_prompt, negative_of_chat
+from tailrace.api.prompt_length import check_uncut
+from tailrace.api.received import Received
 from tailrace.api.request_record import RequestOrigin
-from tailrace.api.sampling import check_copies, check_records, effort, num_logprobs, output_limit, sampling_params
+from tailrace.api.sampling import (
+    check_copies,
+    check_records,
+    estimate_effort,
+    num_logprobs,
+    output_limit,
+    sampling_params,
+)
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.completions import CompletionRequest
-from tailrace.api.schema.generate import NativeRequest
-from tailrace.api.schema.messages import CountRequest
-from tailrace.api.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from tailrace.api.service import Service
+from tailrace.api.thinking_fields import check_budget, closes_thoughts, wish_of, with_thinking
 from tailrace.api.tool_choice import ToolChoice, chat_grammar
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 
-R = TypeVar("R", bound=GenerateRequest | NativeRequest | TokenizeRequest | DetokenizeRequest | CountRequest)
-
 # what an endpoint adds to the sampling fields: fields of SamplingParams, and the field of the request that the grammar
 # came in
 Additions = tuple[Mapping[str, Any], str]
+
+
+BUDGET = "thinking_token_budget"
+UNLIMITED = -1  # a limit of tokens in chats and completions: none, as in llama.cpp and LM Studio
 
 
 class Prompts(NamedTuple):
@@ -55,7 +61,8 @@ class Prompts(NamedTuple):
 
 
 class TokenLimit(NamedTuple):
-    """How many tokens the client allows, and what it calls the limit; None: as many as the context has room for.
+    """How many tokens the client allows, and what it calls the limit; None: the model's default, or as many as the
+    context has room for.
 
     ends_with_context: the limit may be more than that.
     """
@@ -64,10 +71,12 @@ class TokenLimit(NamedTuple):
     field: str
     ends_with_context: bool = False
 
-    def within(self, room: int) -> int | None:
-        """The limit, where the context has room for so many tokens."""
-        asked = self.max_tokens
-        return asked if asked is None or not self.ends_with_context else min(asked, max(room, 1))
+    def within(self, room: int, default: int | None = None) -> int | None:
+        """The limit, where the context has room for so many tokens. default: of the model, where the client names
+        none."""
+        named = self.max_tokens is not None
+        most = self.max_tokens if named else default
+        return most if most is None or (named and not self.ends_with_context) else min(most, max(room, 1))
 
 
 class PreparedRequest(NamedTuple):
@@ -92,20 +101,8 @@ class ChatInput(NamedTuple):
     format_field: str = "response_format"
 
 
-async def read_request(request: Request, reader: BodyReader[R]) -> tuple[R, Service]:
-    """The decoded body and the service of the model that it names.
-
-    Raises:
-        TailraceError, HTTPException: see BodyReader.read, service_for and Supervisor.check.
-    """
-    ask = await reader.read(request)
-    service = service_for(request, ask.model)
-    service.supervisor.check()
-    return ask, service
-
-
-async def prepare(
-    request: Request,
+async def prepare_request(
+    received: Received[Any],
     ask: GenerateRequest,
     prompts: Prompts,
     limit: TokenLimit,
@@ -120,14 +117,18 @@ async def prepare(
     Raises:
         ParameterError: naming the field. ContextLengthError: the prompt leaves no room for an answer.
     """
-    service: Service = request.state.service
-    num_prompt, prompt_field = longest(max(map(len, prompts.token_ids)), prompts.negative, prompts.field)
+    service = received.service
+    num_prompt, prompt_field = find_longer_prompt(max(map(len, prompts.token_ids)), prompts.negative, prompts.field)
+    named = 0 if limit.ends_with_context else limit.max_tokens or 0
+    check_uncut(ask, num_prompt, prompt_field, named, limit.field)
     most = service.client.model.max_model_len
-    max_tokens = output_limit(num_prompt, most, limit.within(most - num_prompt), limit.field, prompt_field)
+    default = service.defaults.get("max_tokens")
+    asked = limit.within(most - num_prompt, None if default is None else int(default))
+    max_tokens = output_limit(num_prompt, most, asked, limit.field, prompt_field)
     if ask.prompt_logprobs is not None:
         num_logprobs(ask.prompt_logprobs, service.config.max_logprobs, "prompt_logprobs")
 
-    def work() -> PreparedRequest:
+    def build_request() -> PreparedRequest:
         more, grammar_field = additions()
         given = {"max_tokens": max_tokens, "logprobs": logprobs, "negative_prompt": prompts.negative, **more}
         params = sampling_params(ask, service.tokenizer, service.defaults, **given)
@@ -137,30 +138,39 @@ async def prepare(
             params.scored_places(len(ids))
         return PreparedRequest(prompts.token_ids, params, grammar_field)
 
-    return await service.work_queue.run(request, work, effort(ask, request.state.size))
+    return await received.run(build_request, estimate_effort(ask, received.size))
 
 
 async def prepare_chat(
-    request: Request, chat: ChatInput, logprobs: int | None = None
+    received: Received[Any], chat: ChatInput, logprobs: int | None = None
 ) -> tuple[PreparedRequest, Channels]:
     """A chat as the engine takes it, and the channels of its answer.
 
     Raises:
-        RequestError: see `prepare`, encode_chat, channel_fields and chat_grammar.
+        RequestError: see `prepare_request`, encode_chat, channel_fields and chat_grammar.
     """
-    service: Service = request.state.service
-    ask, with_tools = with_effort(service.tokenizer, chat.ask), chat.choice.mode != "none"
-    prompt = await encode_chat(request, ask, with_tools, chat.messages_field)
-    negative = await negative_of_chat(request, ask, with_tools)
+    service = received.service
+    wish, with_tools = wish_of(chat.ask), chat.choice.mode != "none"
+    check_budget(service, wish)
+    ask = with_thinking(service.tokenizer, chat.ask)
+    closed = closes_thoughts(service, wish)
+    if closed:
+        ask.thinking_token_budget = 0
+    if (field := wish.off_field if closed else wish.budget_field) != BUDGET:
+        received.names[BUDGET] = field
+    prompt = await encode_chat(received, ask, with_tools, chat.messages_field)
+    negative = await negative_of_chat(received, ask, with_tools)
     channels = channels_of(service, ask, prompt)
+    if ask.use_beam_search and ask.thinking_token_budget is not None and channels.thought is not None:
+        raise ParameterError(f"{BUDGET} can't be had with use_beam_search", BUDGET)
 
-    def additions() -> Additions:
+    def make_chat_additions() -> Additions:
         fields = channel_fields(service, ask, channels)
         grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, channels, chat.format_field)
         return {**fields, "grammar": grammar}, field
 
     prompts = Prompts([prompt], chat.messages_field, negative)
-    return await prepare(request, ask, prompts, chat.limit, logprobs, additions), channels
+    return await prepare_request(received, ask, prompts, chat.limit, logprobs, make_chat_additions), channels
 
 
 def check_gathered(prepared: PreparedRequest) -> None:
@@ -169,7 +179,7 @@ def check_gathered(prepared: PreparedRequest) -> None:
     check_records(params.explain, len(prepared.prompts) * params.n * (params.max_tokens or 0), "explain")
 
 
-def generate(service: Service, id: str, prepared: PreparedRequest, origin: RequestOrigin) -> Generation:
+def start_generation(service: Service, id: str, prepared: PreparedRequest, origin: RequestOrigin) -> Generation:
     """The generation of a request that is prepared.
 
     Raises:
@@ -180,7 +190,7 @@ def generate(service: Service, id: str, prepared: PreparedRequest, origin: Reque
     return Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
 
 
-def start(
+def start_request(
     service: Service, ask: ChatRequest | CompletionRequest, id: str, prepared: PreparedRequest, origin: RequestOrigin
 ) -> Generation | BeamRequest:
     """The generation, or the beam search that the request asks for.
@@ -190,7 +200,7 @@ def start(
     """
     if not ask.use_beam_search:
         check_no_beams(ask)
-        return generate(service, id, prepared, origin)
+        return start_generation(service, id, prepared, origin)
     if prepared.params.grammar is not None:
         raise ParameterError(f"{prepared.grammar_field} can't be had with use_beam_search", prepared.grammar_field)
     if len(prepared.prompts) > 1:

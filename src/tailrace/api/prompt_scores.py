@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.api.logprobs import finite
+from tailrace.api.logprobs import clamp_logprob
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import PromptLogprobs, TokenLogprobs
 
@@ -19,7 +19,7 @@ class PromptScores:
         """The next places; what was sent before a preemption comes once."""
         if len(self._entries) < len(self._places) and event.start == self._places[len(self._entries)]:
             self._entries += event.entries
-            self._named += [[finite(value) for value in values] for values in event.named]
+            self._named += [[clamp_logprob(value) for value in values] for values in event.named]
 
     @property
     def entries(self) -> list[TokenLogprobs] | None:

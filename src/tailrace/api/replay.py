@@ -11,7 +11,7 @@ from tailrace.api.request_record import RequestOrigin
 from tailrace.api.response_store import OutputOrigin
 from tailrace.api.schema.common import PromptTokensDetails, Usage
 from tailrace.errors import CutShortError, EngineError
-from tailrace.explanation import Explanation
+from tailrace.explain.record import Explanation
 from tailrace.wire.messages import Difference, Replay, Replayed, SequenceEvent
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ExplainedOutput(Generation):
     """A generation whose output is there already. `finished` once it is over.
 
     Attributes:
-        records: so far. difference, unsure: see wire.messages.Replayed.
+        records: so far. difference, unsure, stop_token_id: see wire.messages.Replayed.
     """
 
     def __init__(self, service: Service, id: str, output: OutputOrigin, replay: Replay, origin: RequestOrigin) -> None:
@@ -46,6 +46,7 @@ class ExplainedOutput(Generation):
         self.records: list[Explanation] = []
         self.difference: Difference | None = None
         self.unsure = 0
+        self.stop_token_id: int | None = None
 
     async def finished(self) -> None:
         """Until all records have come.
@@ -66,14 +67,15 @@ class ExplainedOutput(Generation):
         prompt = len(self.prompts[0])
         return Usage(prompt, 0, prompt, PromptTokensDetails(min(self._cached[0], prompt)))
 
-    def _submit(self, prompt: list[int]) -> AsyncStream:
+    def _submit_prompt(self, prompt: list[int]) -> AsyncStream:
         service, options = self._service, {"id": self.id, "priority": self._origin.priority}
         return service.client.submit(prompt, self.params, adapter=service.adapter, replay=self._replay, **options)
 
-    def _kept(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
+    def _filter_events(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
         for event in events:
             if isinstance(event, Replayed):
                 self.records += event.records
                 self.difference, self.unsure = event.difference, event.unsure
+                self.stop_token_id = event.stop_token_id
                 self._cached[p] += event.cached_tokens
         return [event for event in events if not isinstance(event, Replayed)]

@@ -55,11 +55,11 @@ def target_of(method: str, version: str, url: bytes, headers: list[tuple[bytes, 
         url = url if url.startswith(b"/") else b"/" + url
     elif not url.startswith(b"/") and not (url == b"*" and method == "OPTIONS"):
         raise RefusedError(400, "the request's target must be a path that begins with /")
-    return split(url.partition(b"#")[0])
+    return split_url(url.partition(b"#")[0])
 
 
 def check_hosts(hosts: list[bytes], version: str) -> None:
-    """There must be exactly one Host header with a valid host; HTTP/1.0 may have none."""
+    """Raise RefusedError unless there is one Host header with a valid host. HTTP/1.0 needs no Host header."""
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         raise RefusedError(400, f"a request must have exactly one Host header, not {len(hosts)}")
     if hosts and (not (host := _HOST.fullmatch(hosts[0])) or int(host[2] or 0) > MAX_PORT):
@@ -87,7 +87,7 @@ def check_framing(headers: list[tuple[bytes, bytes]], version: str) -> None:
         raise RefusedError(417, "the only expectation that can be met is 100-continue")
 
 
-def split(url: bytes) -> RequestTarget:
+def split_url(url: bytes) -> RequestTarget:
     """A path with its query.
 
     Raises:

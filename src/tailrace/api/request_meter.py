@@ -14,14 +14,13 @@ class RequestMeter:
     """What has been read of the present request. Each method raises RefusedError where a limit is exceeded.
 
     Attributes:
-        in_head: a head, or the start of one, is read. started: so much time may pass as for a head, not as for an idle
-            connection.
+        in_head: a head, or the start of one, is read.
         head_bytes: of a head that is not complete. first: the first bytes of what is read.
     """
 
     def __init__(self, limits: ServerConfig) -> None:
         self._limits = limits
-        self.in_head, self.started = True, True
+        self.in_head = self._started = True
         self.head_bytes, self.first = 0, b""
         self._boundary = False  # a head or a body began or ended in the piece at hand
         self._header_bytes = 0  # of the headers so far
@@ -30,7 +29,7 @@ class RequestMeter:
     def begin_piece(self, data: bytes) -> None:
         """A piece of data goes to the parser."""
         self._boundary = False
-        self.started = self.started or self.in_head
+        self._started = self._started or self.in_head
         if self.in_head and len(self.first) < FIRST_BYTES:
             self.first += data[:FIRST_BYTES]
 
@@ -38,7 +37,7 @@ class RequestMeter:
         """The parser has read the piece. A piece in which a head or a body begins or ends is not counted."""
         limits = self._limits
         if self._boundary:
-            self.head_bytes = size if self.started else 0
+            self.head_bytes = size if self._started else 0
         elif self.in_head:
             self.head_bytes += size
             if self.head_bytes > limits.max_header_bytes + limits.max_url_bytes:
@@ -51,7 +50,7 @@ class RequestMeter:
 
     def begin_message(self) -> None:
         """A request line comes."""
-        self._boundary = self.started = True
+        self._boundary = self._started = True
         self._header_bytes = 0
 
     def check_url(self, size: int) -> None:
@@ -73,7 +72,7 @@ class RequestMeter:
     def end_head(self) -> None:
         """The head is complete."""
         self.in_head, self._boundary, self._framing_left = False, True, self._limits.max_header_bytes
-        self.started, self.head_bytes = False, 0
+        self._started, self.head_bytes = False, 0
 
     def add_chunk(self) -> None:
         """A chunk begins."""

@@ -1,8 +1,8 @@
 """What is known of a request while it runs: where it came in, and what has happened to it. The code that generates
 reports to it. Knows no log.
 
-A request has a record from when it goes to the engine; what is refused before has none. Nothing here sees a prompt or
-an answer, and nothing is done per token.
+The record begins when the request goes to the engine. A request that is refused before gets no record. Nothing here
+sees a prompt or an answer, and nothing is done per token.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from starlette.requests import Request
-
-from tailrace.api.request_id import request_id
-from tailrace.api.schema.common import GenerateRequest, Usage
+from tailrace.api.schema.common import Usage
 from tailrace.errors import TailraceError
 from tailrace.params import SamplingParams
 
@@ -47,26 +44,8 @@ class RequestOrigin(NamedTuple):
 UNKNOWN = RequestOrigin()  # of what did not come over HTTP
 
 
-def origin_of(request: Request, operation: str, ask: GenerateRequest) -> RequestOrigin:
-    """The origin of a request whose body has been read."""
-    headers = request.headers
-    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
-    return RequestOrigin(
-        operation,
-        request.scope["path"],
-        ask.streamed,
-        parent if len(parent) <= MAX_TRACEPARENT else "",
-        state if len(state) <= MAX_TRACESTATE else "",
-        request_id(request, ask),
-        ask.priority or 0,
-        ask.deadline_s,
-        ask.stream_interval,
-        ask.stream_interval_ms,
-    )
-
-
 class RequestRecord:
-    """One accepted request. Call `first_token`, `finished` and `interrupted` as they happen, then `end`.
+    """One accepted request. Call `first_token`, `finished` and `record_interruption` as they happen, then `end`.
 
     Args:
         model: its name. id: of the answer. ended: called at the end with the record and the usage.
@@ -113,7 +92,7 @@ class RequestRecord:
         """One of the choices has ended."""
         self._reasons[choice] = reason
 
-    def interrupted(self, cause: str | None, error: Exception | None = None) -> None:
+    def record_interruption(self, cause: str | None, error: Exception | None = None) -> None:
         """The request ends early: somebody ended it, or it failed. Only the first call counts; others are
         consequences."""
         if self.cause is None and self.error is None:

@@ -36,80 +36,82 @@ class ResponseEvents:
 
     def begin(self) -> Iterator[Event]:
         """The response has been created."""
-        yield self._event("response.created", response=self.response)
-        yield self._event("response.in_progress", response=self.response)
+        yield self._make_event("response.created", response=self.response)
+        yield self._make_event("response.in_progress", response=self.response)
 
     def add(self, segment: Segment, reports: Reports) -> Iterator[Event]:
         """More text, or a tool call. reports: of the tokens of its text."""
         if segment.call is not None:
-            yield from self._call(segment.call)
+            yield from self._write_call(segment.call)
             return
         kind, prefix, part, events = KINDS[segment.channel]
         if self._channel != segment.channel:
-            yield from self._close()
+            yield from self._close_item()
             item = OutputItem(f"{prefix}_{uuid4().hex}", kind, "in_progress", content=[])
             if kind == "message":
                 item.role = "assistant"
             else:
                 item.summary = []
-            yield from self._open(item)
+            yield from self._open_item(item)
             self._channel = segment.channel
-            yield self._event(
-                "response.content_part.added", **self._place(), content_index=0, part=self._part(part, "")
+            yield self._make_event(
+                "response.content_part.added", **self._locate_item(), content_index=0, part=self._make_part(part, "")
             )
         self._text.append(segment.text)
         self._reports.logprobs.extend(reports.logprobs)
         self._reports.explanations.extend(reports.explanations)
-        scored = scores(part, reports.logprobs) | records(reports.explanations)
-        yield self._event(f"{events}.delta", **self._place(), content_index=0, delta=segment.text, **scored)
+        scored = make_logprobs_field(part, reports.logprobs) | make_explanations_field(reports.explanations)
+        yield self._make_event(f"{events}.delta", **self._locate_item(), content_index=0, delta=segment.text, **scored)
 
     def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
         """The response is over, for this reason. whole: False if its last item is a call that was cut off."""
         cut = str(stop_reason)
         status, why = ENDS.get(finish_reason, ("cancelled" if cut == "cancelled" else "incomplete", cut))
-        yield from self._close("completed" if status == "completed" and whole else "incomplete")
+        yield from self._close_item("completed" if status == "completed" and whole else "incomplete")
         self.response.status, self.response.usage = status, usage
         self.response.incomplete_details = None if why is None else Incomplete(why)
         kind = "response.completed" if status == "completed" else "response.incomplete"
-        yield self._event(kind, response=self.response)
+        yield self._make_event(kind, response=self.response)
 
-    def failed(self) -> Iterator[Event]:
+    def fail_response(self) -> Iterator[Event]:
         """The response has failed: see response.error."""
-        yield from self._close("incomplete")
+        yield from self._close_item("incomplete")
         self.response.status = "failed"
-        yield self._event("response.failed", response=self.response)
+        yield self._make_event("response.failed", response=self.response)
 
     @property
     def _at(self) -> int:
         return len(self.response.output) - 1
 
-    def _place(self) -> dict[str, Any]:
+    def _locate_item(self) -> dict[str, Any]:
         return {"item_id": self.response.output[-1].id, "output_index": self._at}
 
-    def _open(self, item: OutputItem) -> Iterator[Event]:
+    def _open_item(self, item: OutputItem) -> Iterator[Event]:
         self.response.output.append(item)
-        yield self._event("response.output_item.added", output_index=self._at, item=item)
+        yield self._make_event("response.output_item.added", output_index=self._at, item=item)
 
-    def _call(self, call: ToolCall) -> Iterator[Event]:
+    def _write_call(self, call: ToolCall) -> Iterator[Event]:
         if call.name:
-            yield from self._close()
+            yield from self._close_item()
             id, call_id = f"fc_{uuid4().hex}", call.id or f"call_{uuid4().hex[:24]}"
             item = OutputItem(id, "function_call", "in_progress", call_id=call_id, name=call.name, arguments="")
-            yield from self._open(item)
+            yield from self._open_item(item)
             self._channel = "tool"
         if call.arguments:
             self._text.append(call.arguments)
-            yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+            yield self._make_event(
+                "response.function_call_arguments.delta", **self._locate_item(), delta=call.arguments
+            )
 
     def _close_call(self, status: str) -> Iterator[Event]:
         item, arguments = self.response.output[-1], "".join(self._text)
-        yield self._event("response.function_call_arguments.done", **self._place(), arguments=arguments)
+        yield self._make_event("response.function_call_arguments.done", **self._locate_item(), arguments=arguments)
         item.arguments, item.status = arguments, status
-        yield self._event("response.output_item.done", output_index=self._at, item=item)
+        yield self._make_event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
         self._text = []
 
-    def _close(self, status: str = "completed") -> Iterator[Event]:
+    def _close_item(self, status: str = "completed") -> Iterator[Event]:
         if not self._channel:
             return
         if self._channel == "tool":
@@ -117,33 +119,33 @@ class ResponseEvents:
             return
         _, _, kind, events = KINDS[self._channel]
         item, text = self.response.output[-1], "".join(self._text)
-        part = self._part(kind, text)
-        scored = scores(kind, self._reports.logprobs) | records(self._reports.explanations)
-        yield self._event(f"{events}.done", **self._place(), content_index=0, text=text, **scored)
-        yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
+        part = self._make_part(kind, text)
+        scored = make_logprobs_field(kind, self._reports.logprobs) | make_explanations_field(self._reports.explanations)
+        yield self._make_event(f"{events}.done", **self._locate_item(), content_index=0, text=text, **scored)
+        yield self._make_event("response.content_part.done", **self._locate_item(), content_index=0, part=part)
         item.content, item.status = [part], status
-        yield self._event("response.output_item.done", output_index=self._at, item=item)
+        yield self._make_event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
         self._text, self._reports = [], Reports([], [])
 
-    def _part(self, kind: str, text: str) -> OutputPart:
-        found = records(self._reports.explanations)
+    def _make_part(self, kind: str, text: str) -> OutputPart:
+        found = make_explanations_field(self._reports.explanations)
         if kind != "output_text":
             return OutputPart(kind, text, **found)
         return OutputPart(kind, text, [], self._reports.logprobs or UNSET, **found)
 
-    def _event(self, type: str, **fields: Any) -> Event:
+    def _make_event(self, type: str, **fields: Any) -> Event:
         event = Event(type=type, sequence_number=self._count, **fields)
         self._count += 1
         self._note(event)
         return event
 
 
-def scores(part: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
+def make_logprobs_field(part: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     """The `logprobs` field, which OpenAI's clients expect with output text; empty where none are asked for."""
     return {"logprobs": logprobs} if part == "output_text" else {}
 
 
-def records(explanations: list[msgspec.Raw]) -> dict[str, Any]:
+def make_explanations_field(explanations: list[msgspec.Raw]) -> dict[str, Any]:
     """The `explanations` field, where they are asked for."""
     return {"explanations": explanations} if explanations else {}

@@ -13,6 +13,7 @@ from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from tailrace.api.thinking_fields import read_agreed_value
 from tailrace.errors import ParameterError
 
 # reports of tokens that have no place in the answer
@@ -23,7 +24,7 @@ ABSENT = (
 
 
 def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
-    """The request as a chat. before: the messages of the conversation that it goes on with, as JSON; b"" for none.
+    """Return the request as a chat. before: the messages of the conversation that it continues, as JSON, or b"".
 
     Raises:
         ParameterError: naming the field.
@@ -35,9 +36,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     for name in ABSENT:
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with /v1/responses", name)
-    messages: list[ChatMessage] = []
-    if ask.instructions is not None:
-        messages.append(ChatMessage(role="system", content=ask.instructions))
+    messages = [] if ask.instructions is None else [ChatMessage(role="system", content=ask.instructions)]
     if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
@@ -47,6 +46,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     if (stray := stray_result(messages)) is not None:  # as OpenAI says it
         id = f"{stray.tool_call_id!r:.100}"
         raise ParameterError(f"input: no tool call found for function call output with call_id {id}", "input")
+    verbosities = [("verbosity", ask.verbosity), ("text.verbosity", (ask.text and ask.text.verbosity) or None)]
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
         **shared,
@@ -54,7 +54,11 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         tools=[tool_of(tool) for tool in ask.tools or ()] or None,
         tool_choice=ask.tool_choice,
         chat_template_kwargs=ask.chat_template_kwargs,
-        reasoning_effort=None if ask.reasoning is None else ask.reasoning.effort,
+        reasoning=ask.reasoning,
+        enable_thinking=ask.enable_thinking,
+        thinking=ask.thinking,
+        reasoning_effort=ask.reasoning_effort,
+        verbosity=read_agreed_value(verbosities),
         separate_reasoning=ask.separate_reasoning,
         stop_scope=ask.stop_scope,
         thinking_token_budget=ask.thinking_token_budget,
@@ -74,7 +78,7 @@ def turns_of(items: list[InputItem]) -> list[ChatMessage]:
         if message is None:
             continue
         if turns and is_one_turn(turns[-1], message):
-            turns[-1] = joined(turns[-1], message)
+            turns[-1] = merge_messages(turns[-1], message)
         else:
             turns.append(message)
     return turns
@@ -86,7 +90,7 @@ def is_one_turn(first: ChatMessage, then: ChatMessage) -> bool:
     return first.role == then.role == "assistant" and more
 
 
-def joined(first: ChatMessage, then: ChatMessage) -> ChatMessage:
+def merge_messages(first: ChatMessage, then: ChatMessage) -> ChatMessage:
     """Two parts of a turn as one: items stand apart as paragraphs do."""
     texts = [message.content for message in (first, then) if isinstance(message.content, str) and message.content]
     thoughts = [message.reasoning_content for message in (first, then) if message.reasoning_content is not None]
@@ -112,9 +116,11 @@ def message_of(item: InputItem, name: str) -> ChatMessage | None:
     Raises:
         ParameterError: naming what it lacks.
     """
+    if item.is_reference:
+        raise ParameterError(f"{name}: an item_reference needs the id of a stored item", name)
     if item.type == "reasoning":
         whole = item.content if isinstance(item.content, list) else ()
-        thought = text_of(whole, f"{name}.content") or text_of(item.summary or (), f"{name}.summary")
+        thought = join_input_text(whole, f"{name}.content") or join_input_text(item.summary or (), f"{name}.summary")
         return ChatMessage(role="assistant", content="", reasoning_content=thought) if thought else None
     if item.type == "function_call":
         if item.name is None or item.arguments is None:
@@ -130,10 +136,10 @@ def message_of(item: InputItem, name: str) -> ChatMessage | None:
         raise ParameterError(f"{name}: a message needs role and content", name)
     if isinstance(item.content, str):
         return ChatMessage(role=item.role, content=item.content)
-    return ChatMessage(role=item.role, content=text_of(item.content, f"{name}.content"))
+    return ChatMessage(role=item.role, content=join_input_text(item.content, f"{name}.content"))
 
 
-def text_of(parts: Sequence[InputPart], name: str) -> str:
+def join_input_text(parts: Sequence[InputPart], name: str) -> str:
     """The text of all parts."""
     return "".join(part.text or "" for part in texts_of(parts, name))
 
@@ -178,7 +184,7 @@ def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
     """The messages that a response of this id answers, as OpenAI lists them. The ids of items come from theirs."""
     found: list[dict[str, Any]] = []
 
-    def add(kind: str, prefix: str, **fields: Any) -> None:
+    def add_item(kind: str, prefix: str, **fields: Any) -> None:
         own = f"{prefix}_{id.removeprefix('resp_')}_{len(found)}"
         found.append({"id": own, "type": kind, "status": "completed", **fields})
 
@@ -187,16 +193,18 @@ def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
         texts = [parts] if isinstance(parts, str) else [part.text or "" for part in parts]
         if message.role == "tool":
             content = texts[0] if isinstance(parts, str) else [{"type": "input_text", "text": text} for text in texts]
-            add("function_call_output", "fco", call_id=message.tool_call_id, output=content)
+            add_item("function_call_output", "fco", call_id=message.tool_call_id, output=content)
             continue
         mine = message.role == "assistant"
         kind: dict[str, Any] = {"type": "output_text", "annotations": []} if mine else {"type": "input_text"}
         content = [kind | {"text": text} for text in texts]
         if message.reasoning_content is not None:
-            add("reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": message.reasoning_content}])
+            add_item(
+                "reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": message.reasoning_content}]
+            )
         if any(texts) or not mine:
-            add("message", "msg", role=message.role, content=content)
+            add_item("message", "msg", role=message.role, content=content)
         for call in message.tool_calls or ():
             function = call["function"]
-            add("function_call", "fc", call_id=call["id"], name=function["name"], arguments=function["arguments"])
+            add_item("function_call", "fc", call_id=call["id"], name=function["name"], arguments=function["arguments"])
     return found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.api.logprobs import Labels, chat_logprobs, delivered
+from tailrace.api.logprobs import Labels, chat_logprobs, iter_delivered_tokens
 from tailrace.text.output import Delta
 from tailrace.text.splitter import Segment, Splitter
 
@@ -50,18 +50,18 @@ class ScoredSegments:
         self._tokens = deque[TokenReport]()
 
     def feed(self, delta: Delta, records: Sequence[msgspec.Raw] = ()) -> Iterator[Scored]:
-        """The segments that a delta completes; all that is held, where it ends the answer. records: `written` of the
-        delta, where that is asked for."""
+        """Return the segments that a delta completes, and all held segments if the delta ends the answer. records:
+        explanations.encode_records of the delta, if the request asks for them."""
         if self._top is None and not self._explains:
             yield from ((segment, Reports([], [])) for segment in self.splitter.feed(delta.text))
         else:
-            for piece in self._pieces(delta, records):
+            for piece in self._cut_delta(delta, records):
                 self._text += piece
-                yield from self._scored(self.splitter.feed(piece))
+                yield from self._attach_tokens(self.splitter.feed(piece))
         if delta.finish_reason is not None:
-            yield from self._scored(self.splitter.flush())
+            yield from self._attach_tokens(self.splitter.flush(delta.cut))
 
-    def _pieces(self, delta: Delta, records: Sequence[msgspec.Raw]) -> list[str]:
+    def _cut_delta(self, delta: Delta, records: Sequence[msgspec.Raw]) -> list[str]:
         """The delta's text, cut before each token."""
         begin, offsets = len(self._text), shown_offsets(delta)
         entries: list[msgspec.Raw | None] = [None] * len(offsets)
@@ -71,7 +71,7 @@ class ScoredSegments:
         cuts = [min(max(offset - begin, 0), len(delta.text)) for offset in offsets]
         return [delta.text[i:j] for i, j in zip([0, *cuts], [*cuts, len(delta.text)], strict=True) if i < j]
 
-    def _scored(self, segments: list[Segment]) -> list[Scored]:
+    def _attach_tokens(self, segments: list[Segment]) -> list[Scored]:
         """Each segment with the tokens that begin in it. Segments are found from the last one backwards: what lies
         between them are markers and calls. One that is not found is none of the tokens' (an opening marker that the
         prompt has written)."""
@@ -101,6 +101,6 @@ class ScoredSegments:
 def shown_offsets(delta: Delta) -> list[int]:
     """Where the delta's tokens begin, of those that are reported."""
     if delta.logprobs:
-        return [offset for _, _, offset, _ in delivered(delta)]
+        return [offset for _, _, offset, _ in iter_delivered_tokens(delta)]
     shown = zip(delta.offsets, range(len(delta.explanations or ())), strict=False)
     return [offset for offset, place in shown if place not in delta.spelt or delta.spelt[place] is not None]

@@ -18,8 +18,8 @@ MAX_BYTES = 64 << 20
 
 
 class OutputOrigin(msgspec.Struct, frozen=True):
-    """What an output came from, so that it can be explained: the model's name, the prompt, the parameters, and the key
-    of the noise; and the output's token ids. key: None: it comes from the seed."""
+    """An output's token ids and all that explains them: the model's name, the prompt, the parameters and the noise key.
+    Without a key the seed gives it."""
 
     model: str
     prompt: list[int]
@@ -32,20 +32,39 @@ origins = msgspec.msgpack.Decoder(OutputOrigin)
 
 
 class Stored(NamedTuple):
-    """body: the response as JSON. messages: the conversation up to it, as the chat template takes it, also as JSON;
-    inputs: how many of them the response answers. frames: the events of its stream so far, by number; None where it was
-    not streamed. origin: an OutputOrigin in msgpack; b"" until the response is over."""
+    """A stored response.
+
+    - body: the response as JSON.
+    - messages: the conversation up to the response, as the chat template takes it, as JSON.
+    - inputs: how many of the messages the response answers.
+    - frames: the events of its stream so far, by number; None if it was not streamed.
+    - origin: an OutputOrigin in msgpack; b"" until the response is over.
+    - items: the ids of its output.
+    """
 
     body: bytes
     messages: bytes
     inputs: int
     frames: list[bytes] | None
     origin: bytes
+    items: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """Bytes."""
         return len(self.body) + len(self.messages) + len(self.origin) + sum(map(len, self.frames or ()))
+
+
+class StoredOutput(msgspec.Struct):
+    """What is read of a stored response to find an item."""
+
+    output: list[msgspec.Raw]
+
+
+class StoredItem(msgspec.Struct):
+    """What is read of each item."""
+
+    id: str
 
 
 def without_records(event: Event) -> Event:
@@ -82,6 +101,7 @@ class ResponseStore:
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._of_item: dict[str, str] = {}  # the id of an output's item → the id of its response
         self._limits = (max_responses, max_bytes)
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.bytes = 0
@@ -100,17 +120,19 @@ class ResponseStore:
         streamed: bool = False,
         origin: OutputOrigin | None = None,
     ) -> None:
-        """Store the response as it is now without its records, in place of an earlier state, whose events stay. inputs:
-        see Stored."""
+        """Store the current response without its records. It replaces an earlier state, whose events stay. inputs: see
+        Stored."""
         before = self._stored.get(response.id)
         frames = ([] if streamed else None) if before is None else before.frames
         self.discard(response.id)
         made = b"" if origin is None else msgspec.msgpack.encode(origin)
         body = msgspec.json.encode(plain_response(response))
-        entry = Stored(body, msgspec.json.encode(messages), inputs, frames, made)
+        items = tuple(item.id for item in response.output)
+        entry = Stored(body, msgspec.json.encode(messages), inputs, frames, made, items)
         self._stored[response.id] = entry
+        self._of_item |= dict.fromkeys(items, response.id)
         self.bytes += entry.size
-        self._trim()
+        self._trim_store()
 
     def record(self, id: str, frame: bytes) -> None:
         """Add an event, if the response is stored and was streamed."""
@@ -118,8 +140,8 @@ class ResponseStore:
         if entry is not None and entry.frames is not None:
             entry.frames.append(frame)
             self.bytes += len(frame)
-            self._trim()
-            self._wake(id)
+            self._trim_store()
+            self._wake_waiters(id)
 
     async def beyond(self, id: str, number: int) -> None:
         """Wait until the stream of the response has more than `number` events, or it is not stored (any more)."""
@@ -132,12 +154,12 @@ class ResponseStore:
             finally:
                 waiting.discard(change)
 
-    def _wake(self, id: str) -> None:
+    def _wake_waiters(self, id: str) -> None:
         for change in self._waiting.pop(id, ()):
             if not change.done():
                 change.set_result(None)
 
-    def _trim(self) -> None:
+    def _trim_store(self) -> None:
         while len(self._stored) > self._limits[0] or self.bytes > self._limits[1]:
             self.discard(next(iter(self._stored)))
 
@@ -148,7 +170,7 @@ class ResponseStore:
             RequestNotFoundError: it is not stored (any more).
         """
         if id not in self._stored:
-            raise missing(id)
+            raise make_missing_error(id)
         return self._stored[id]
 
     def discard(self, id: str) -> None:
@@ -156,9 +178,18 @@ class ResponseStore:
         entry = self._stored.pop(id, None)
         if entry is not None:
             self.bytes -= entry.size
-            self._wake(id)
+            for item in entry.items:
+                self._of_item.pop(item, None)
+            self._wake_waiters(id)
+
+    def get_item(self, id: str) -> bytes | None:
+        """Return an item of a stored output as JSON; None if it is not stored (any more)."""
+        if id not in self._of_item:
+            return None
+        body = msgspec.json.decode(self._stored[self._of_item[id]].body, type=StoredOutput)
+        return next((bytes(raw) for raw in body.output if msgspec.json.decode(raw, type=StoredItem).id == id), None)
 
 
-def missing(id: str, param: str | None = None) -> RequestNotFoundError:
+def make_missing_error(id: str, param: str | None = None) -> RequestNotFoundError:
     """The error for a response that is not stored. param: the field that named it, if one did."""
     return RequestNotFoundError(f"no response {id[:200]!r} is stored", param)

@@ -13,12 +13,14 @@ import msgspec
 from tailrace.api.negative_prompt import guidance_scale
 from tailrace.api.presets import PRESETS
 from tailrace.api.prompt_length import too_long
+from tailrace.api.sampler_lists import read_refinements
 from tailrace.api.schema.common import PLAIN, GenerateRequest
-from tailrace.api.token_fields import bad_words, breakers, logit_bias, sequence_bias
+from tailrace.api.token_fields import bad_words, find_breaker_ids, logit_bias, sequence_bias
 from tailrace.errors import ParameterError
-from tailrace.explanation import ExplainOptions
-from tailrace.params import FIELDS, REPLACED_BY_MIROSTAT, SamplingParams, check_range
-from tailrace.text.stop_regex import patterns
+from tailrace.explain.record import ExplainOptions
+from tailrace.params import FIELDS, NEUTRAL, SamplingParams, check_range, find_idle, find_void
+from tailrace.request.fields import RANDOM_SEED
+from tailrace.text.stop_regex import compile_request_patterns
 from tailrace.text.stop_strings import stop_search
 from tailrace.wire.messages import encoder
 
@@ -50,11 +52,11 @@ def sampling_params(
         "logit_bias": biases,
         "sequence_bias": sequences + sequence_bias(request.sequence_bias or (), tokenizer),
         "bad_words": bad_words(request.bad_words or (), tokenizer),
-        "dry_sequence_breakers": breakers(request, tokenizer, bool(given.get("dry_multiplier"))),
+        "dry_sequence_breakers": find_breaker_ids(request, tokenizer, given.get("dry_multiplier")),
     }
     params = SamplingParams(**(given | converted | others))
     stop_search(params)  # refuses patterns that cannot be served; the automaton is cached for the request's streams
-    if patterns("banned_regex", params.banned_regex, params.n).any_character:
+    if compile_request_patterns("banned_regex", params.banned_regex, params.n).any_character:
         raise ParameterError("banned_regex matches every character: nothing could be written", "banned_regex")
     return params
 
@@ -67,7 +69,7 @@ CHANGEABLE = frozenset(
 ) - {"seed", "forced_token_ids"}
 
 
-def changed(
+def change_params(
     params: SamplingParams, request: GenerateRequest, names: Iterable[str], tokenizer: Tokenizer
 ) -> SamplingParams:
     """The parameters with the fields of these names as the request has them.
@@ -87,33 +89,52 @@ def changed(
     if request.bad_words is not None:
         given["bad_words"] = bad_words(request.bad_words, tokenizer)
     if request.dry_sequence_breakers is not None or given.get("dry_multiplier"):
-        given["dry_sequence_breakers"] = breakers(request, tokenizer, bool(given.get("dry_multiplier")))
-    return msgspec.structs.replace(params, **given)
+        given["dry_sequence_breakers"] = find_breaker_ids(request, tokenizer, given.get("dry_multiplier"))
+    before = {name: value for name in FIELDS if (value := getattr(params, name)) != NEUTRAL[name]}
+    idle = find_idle(given, before | given)
+    return msgspec.structs.replace(params, **(given | {name: NEUTRAL[name] for name in idle}))
 
 
 def given_fields(request: GenerateRequest, defaults: Mapping[str, float | int]) -> dict[str, Any]:
     """The fields that need no tokenizer: what the request gives, and where it gives nothing, its preset or the model's
-    defaults.
+    defaults. Fields of a method that is turned off are left out, whatever their values.
 
     Raises:
-        ParameterError: see guidance_scale and starting_point.
+        ParameterError: see own_fields and starting_point.
     """
-    given: dict[str, Any] = {name: value for name in PLAIN if (value := getattr(request, name)) is not None}
-    given |= {name: several(value) for name in TEXTS if (value := getattr(request, name)) is not None}
+    own = own_fields(request)
+    given = starting_point(request.preset, defaults, own) | own
+    for name in find_idle(own, given):
+        del given[name]
+    return given
+
+
+def own_fields(request: GenerateRequest) -> dict[str, Any]:
+    """What the request gives itself.
+
+    Raises:
+        ParameterError: see guidance_scale.
+    """
+    own: dict[str, Any] = {name: value for name in PLAIN if (value := getattr(request, name)) is not None}
+    own |= {name: as_tuple(value) for name in TEXTS if (value := getattr(request, name)) is not None}
     if (scale := guidance_scale(request)) is not None:
-        given["guidance_scale"] = scale
+        own["guidance_scale"] = scale
     if request.explain:
-        given["explain"] = ExplainOptions() if request.explain is True else request.explain
-    return starting_point(request.preset, defaults, given) | given
+        own["explain"] = ExplainOptions() if request.explain is True else request.explain
+    if (order := own.get("sampler_order")) is not None:
+        own["sampler_order"] = tuple(read_refinements("sampler_order", list(order), own))
+    if own.get("seed") == RANDOM_SEED:
+        del own["seed"]
+    return own
 
 
-def effort(request: GenerateRequest, size: int) -> int:
+def estimate_effort(request: GenerateRequest, size: int) -> int:
     """What it costs to make parameters of a request of this size, in characters of it."""
     looks = request.dry_sequence_breakers or request.dry_multiplier or request.banned_regex
     return max(size, VOCABULARY_CHARS if looks else 0)
 
 
-def several(words: str | list[str] | None) -> tuple[str, ...]:
+def as_tuple(words: str | list[str] | None) -> tuple[str, ...]:
     """One, some or none."""
     return (words,) if isinstance(words, str) else tuple(words or ())
 
@@ -128,9 +149,8 @@ def starting_point(preset: str | None, defaults: Mapping[str, Any], given: Mappi
     if preset is not None and preset not in PRESETS:
         raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}", "preset")
     start = dict(defaults if preset is None else PRESETS[preset])
-    if given.get("mirostat"):
-        start = {name: value for name, value in start.items() if name not in REPLACED_BY_MIROSTAT}
-    return start
+    void = find_void(start, given)
+    return {name: value for name, value in start.items() if name not in void}
 
 
 def output_limit(num_prompt: int, max_model_len: int, asked: int | None, field: str, prompt_field: str) -> int:

@@ -29,6 +29,7 @@ from tailrace.api.connection_limits import ConnectionLimits
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.workers import ServedModel, Workers, WorkerStart
+from tailrace.base.memory_trim import freeze_objects
 from tailrace.config import ServerConfig
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.remote_engine import EngineEventReader
@@ -48,7 +49,7 @@ COLLECT_AFTER = (
 OTHER_FILES = 64  # open files of a front end besides connections
 
 
-def serve(
+def serve_models(
     config: ServerConfig, models: Sequence[ServedModel], tokenizers: Sequence[Tokenizer], named: bool = False
 ) -> int:
     """Serve until it ends; returns the exit code.
@@ -65,10 +66,10 @@ def serve(
     settings = uvicorn_config(app_of(front), config)
     try:
         if config.front_ends == 1:
-            return run(Server(front, settings))
+            return run_server(Server(front, settings))
         shared = settings.bind_socket()
         start = WorkerStart(config, list(models), named, shared.fileno())
-        return run(Server(front, settings, Workers(config.front_ends - 1, start)), shared)
+        return run_server(Server(front, settings, Workers(config.front_ends - 1, start)), shared)
     except SystemExit as error:  # uvicorn could not listen, and has logged it
         return int(error.code or 0)
 
@@ -90,16 +91,15 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
         client = AsyncClient(partial(events.next_engine, model.name), waiting.start_timeout_s)
         front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     try:
-        return run(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), shared)
+        return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), shared)
     except SystemExit as error:
         return int(error.code or 0)
 
 
-def run(server: Server, shared: socket.socket | None = None) -> int:
+def run_server(server: Server, shared: socket.socket | None = None) -> int:
     """Run the server in an event loop of its own; returns the exit code."""
-    gc.collect()
     gc.set_threshold(*COLLECT_AFTER)
-    gc.freeze()  # collections need not look at what lives as long as the process, such as the tokenizer's tables
+    freeze_objects()  # collections need not look at what lives as long as the process, such as the tokenizer's tables
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         return runner.run(server.until_end(None if shared is None else [shared]))
 

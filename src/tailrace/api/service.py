@@ -14,8 +14,6 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from starlette.requests import Request
-
 from tailrace.api.access_log import Observer
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
@@ -24,14 +22,16 @@ from tailrace.api.schema.common import Usage
 from tailrace.api.supervise import Supervisor
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
-from tailrace.errors import NotReadyError, TailraceError
-from tailrace.text.reasoning import ReasoningFormat, format_of
+from tailrace.errors import ConfigError, NotReadyError, TailraceError
+from tailrace.text.reasoning import ALIASES as REASONING_ALIASES
+from tailrace.text.reasoning import REASONING_FORMATS, ReasoningFormat, format_of
 from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat
 from tailrace.text.tool_parsers.harmony import HARMONY, NAMES
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
+    from tailrace.api.schema.common import GenerateRequest
     from tailrace.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRAIN_POLL_S = 0.05
+PARSERS = {  # field of ServerConfig → its values
+    "reasoning_parser": ("auto", "none", "identity", *REASONING_FORMATS, *REASONING_ALIASES),
+    "tool_parser": ("auto", "none", *NAMES, *TOOL_FORMATS, *ALIASES),
+}
 
 
 class OpenRequest(Protocol):
@@ -85,8 +89,8 @@ class Service:
         client: of the model's engine; not started. defaults: sampling fields that requests may leave out.
 
     Attributes:
-        open_requests: those that are being answered.
-        adapter, parent: the adapter that this service adds to the model `parent`; "" where there is none.
+        open_requests: requests that are being answered.
+        adapter, parent: the adapter that this service adds to the model `parent`; "" without an adapter.
     """
 
     def __init__(
@@ -105,8 +109,8 @@ class Service:
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
-        chosen = config.reasoning_parser
-        self.reasoning = find_reasoning(tokenizer) if chosen == "auto" else format_of(chosen)
+        self._id_labels = Labels(tokenizer, self.labels)
+        self.reasoning = reasoning_of(config.reasoning_parser, tokenizer)
         self.tools = tools_of(config.tool_parser, self.reasoning, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,
@@ -121,20 +125,31 @@ class Service:
             self.metrics.watch(f"tailrace_{name}", text, held)
         self.open_requests: set[OpenRequest] = set()
         self.created_s = int(time.time())
+        self._warned: set[str] = set()
 
     @property
     def fingerprint(self) -> str:
         """Identifies the version and the model that an answer was made with."""
         return fingerprint_of(self.model_name)
 
-    def adapted(self, adapter: str) -> Service:
+    def warn_once(self, text: str) -> None:
+        """Log a warning about this model, the first time."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s: %s", self.model_name, text)
+
+    def with_adapter(self, adapter: str) -> Service:
         """The same service with an adapter, under the adapter's name; all else is shared."""
         other = copy(self)
         other.model_name, other.adapter, other.parent = adapter, adapter, self.model_name
         return other
 
+    def labels_for(self, ask: GenerateRequest) -> Labels:
+        """How the logprobs of a request's answer name tokens."""
+        return self._id_labels if ask.return_tokens_as_token_ids else self.labels
+
     @contextlib.contextmanager
-    def answering(self, request: OpenRequest, record: RequestRecord) -> Iterator[None]:
+    def track_request(self, request: OpenRequest, record: RequestRecord) -> Iterator[None]:
         """While the request is answered, it is one of `open_requests`. It is cut when its time limit is over, or the
         server's, whichever ends first. Everything of it has ended on exit, and its time or its failure is counted.
 
@@ -151,7 +166,7 @@ class Service:
         except Exception as error:
             if isinstance(error, TailraceError):  # else it is a bug of ours
                 self.metrics.failed.labels(error.code).inc()
-            record.interrupted(None, error)
+            record.record_interruption(None, error)
             request.abort("failed")
             raise
         finally:
@@ -173,6 +188,26 @@ class Service:
             generation.fail(NotReadyError("the server is shutting down"), "shutdown")
 
 
+def check_parsers(config: ServerConfig) -> None:
+    """Check the names of the formats.
+
+    Raises:
+        ConfigError: one is not known; the message lists the known ones.
+    """
+    for field, known in PARSERS.items():
+        if (name := getattr(config, field)) not in known:
+            flag = "--" + field.replace("_", "-")
+            raise ConfigError(f"server.{field} {name!r:.100} ({flag}) is not known; use one of {', '.join(known)}")
+
+
+def reasoning_of(chosen: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
+    """The reasoning format of this name; "auto": the one that the model shows."""
+    if chosen == "auto":
+        return find_reasoning(tokenizer)
+    form = format_of(chosen)
+    return None if form is None else form.fitted(tokenizer.backend.get_vocab())
+
+
 def tools_of(chosen: str, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ToolFormat | None:
     """The tool format of this name. "auto": the first for which the model's template or vocabulary shows all of some
     evidence. With harmony, calls are messages beside the thoughts."""
@@ -183,15 +218,12 @@ def tools_of(chosen: str, reasoning: ReasoningFormat | None, tokenizer: Tokenize
         )
     if harmony:
         return None if chosen == "none" else HARMONY
+    vocabulary = tokenizer.backend.get_vocab()
     if chosen != "auto":
-        return TOOL_FORMATS.get(ALIASES.get(chosen, chosen))
-    shown = (form for form in TOOL_FORMATS.values() if any(all(map(tokenizer.writes, e)) for e in form.evidence))
-    return next(shown, None)
-
-
-def service_of(request: Request) -> Service:
-    """The service of the model that a request names; of the default model until that is known."""
-    return getattr(request.state, "service", None) or request.app.state.front.default
+        form = TOOL_FORMATS.get(ALIASES.get(chosen, chosen))
+        return None if form is None else form.fitted(vocabulary)
+    fitted = (form.fitted(vocabulary) for form in TOOL_FORMATS.values())
+    return next((form for form in fitted if any(all(map(tokenizer.may_write_marker, e)) for e in form.evidence)), None)
 
 
 @cache

@@ -53,7 +53,7 @@ def json_response(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(_encode(body), status, media_type="application/json")
 
 
-def frame(chunk: msgspec.Struct) -> bytes:
+def frame_chunk(chunk: msgspec.Struct) -> bytes:
     """One event. JSON has no raw line breaks, so a frame is never split."""
     return b"".join((b"data: ", _encode(chunk), b"\n\n"))  # a long chunk is copied once
 
@@ -64,11 +64,11 @@ def named_frame(event: msgspec.Struct) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encode(event) + b"\n\n"
 
 
-PLAIN = EventFormat(frame, DONE)
+PLAIN = EventFormat(frame_chunk, DONE)
 NAMED = EventFormat(named_frame, b"")
 
 
-async def respond(
+async def make_response(
     request: Request,
     generation: Abortable,
     chunks: AsyncGenerator[Chunk, None],
@@ -141,23 +141,23 @@ class EventStream(Response):
                 await cancel_all(self._first)
 
     async def _send_all(self, send: Send) -> None:
-        async def write(data: bytes, more: bool = True) -> None:
+        async def send_bytes(data: bytes, more: bool = True) -> None:
             self._sent_s = time.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        keep_alive = asyncio.create_task(self._keep_alive(write))
+        keep_alive = asyncio.create_task(self._keep_alive(send_bytes))
         try:
             try:
                 frame, done = self._form.frame, self._form.done
-                await write(frame(await self._first))
+                await send_bytes(frame(await self._first))
                 async for chunk in self._rest:
-                    await write(frame(chunk))
+                    await send_bytes(frame(chunk))
             finally:
                 await cancel_all(keep_alive)
         except Exception as error:
-            await write(self._form.frame(error_handlers.of_any(error)), more=False)
+            await send_bytes(self._form.frame(error_handlers.of_any(error)), more=False)
         else:
-            await write(done, more=False)
+            await send_bytes(done, more=False)
 
     async def _keep_alive(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Comments into long silences. Each is one write, as each frame is, so that neither splits the other."""

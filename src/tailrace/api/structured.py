@@ -6,12 +6,12 @@ Checks the form of the fields only. The engine compiles the grammar and finds ou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tailrace.api.error_handlers import of_json, renamed
+from tailrace.api.error_handlers import of_json, rename_grammar_error
 from tailrace.api.schema.structured import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -20,7 +20,7 @@ from tailrace.api.schema.structured import (
     TextFormat,
 )
 from tailrace.errors import ParameterError
-from tailrace.options import MAX_GRAMMAR, Grammar, GrammarKind, MarkedSpan
+from tailrace.request.options import MAX_GRAMMAR, Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from tailrace.api.schema.common import GenerateRequest
@@ -43,7 +43,7 @@ class Constraint(NamedTuple):
 # ---- one field's value → the constraint, if it is one
 
 
-def schema(field: str, value: dict[str, Any] | str) -> Constraint:
+def read_schema(field: str, value: dict[str, Any] | str) -> Constraint:
     """A JSON schema, as an object or as text."""
     return Constraint(field, "json_schema", json_object(field, value))
 
@@ -53,29 +53,29 @@ def any_object(field: str, value: bool) -> Constraint | None:
     return Constraint(field, "json_object") if value else None
 
 
-def regex(field: str, value: str) -> Constraint:
+def read_regex(field: str, value: str) -> Constraint:
     """A pattern of the whole output."""
-    return Constraint(field, "regex", filled(field, value))
+    return Constraint(field, "regex", require_text(field, value))
 
 
-def choice(field: str, value: list[str]) -> Constraint:
+def read_choice(field: str, value: list[str]) -> Constraint:
     """One of these texts."""
     if not value or not all(value):
         raise ParameterError(f"{field} must be a list of one or more non-empty strings", field)
     return Constraint(field, "choice", in_json(value))
 
 
-def ebnf(field: str, value: str) -> Constraint:
+def read_ebnf(field: str, value: str) -> Constraint:
     """A grammar in GBNF."""
-    return Constraint(field, "ebnf", filled(field, value))
+    return Constraint(field, "ebnf", require_text(field, value))
 
 
-def gbnf(field: str, value: str) -> Constraint | None:
+def read_gbnf(field: str, value: str) -> Constraint | None:
     """llama.cpp's field; its clients send an empty one where they mean none."""
-    return ebnf(field, value) if value else None
+    return read_ebnf(field, value) if value else None
 
 
-def grammar(field: str, value: str) -> Constraint:
+def read_grammar(field: str, value: str) -> Constraint:
     """A grammar in EBNF or Lark."""
     if EBNF.search(value):
         return Constraint(field, "ebnf", value)
@@ -99,36 +99,51 @@ def response_format(field: str, value: ResponseFormat) -> Constraint | None:
         case JsonObjectFormat(schema=None):
             return Constraint(field, "json_object")
         case JsonObjectFormat():
-            return schema(field, value.schema or {})
+            return read_schema(field, value.schema or {})
         case JsonSchemaFormat():
-            return schema(field, value.json_schema.schema)
+            return read_schema(field, schema_within(field, value))
     if (value.format is None) == (value.structures is None) or (value.structures is None) != (value.triggers is None):
         raise ParameterError(f'{field}: a structural_tag needs either "format", or "structures" and "triggers"', field)
     return structural_tag(field, msgspec.to_builtins(value))
+
+
+def schema_within(field: str, value: JsonSchemaFormat) -> dict[str, Any]:
+    """Return the schema of a format, from one of its two places.
+
+    Raises:
+        ParameterError: the schema is missing, or the two places have different schemas.
+    """
+    inner = value.json_schema.schema if value.json_schema is not None else None
+    if inner is not None and value.schema not in (None, inner):
+        raise ParameterError(f"{field}.schema and {field}.json_schema are two schemas; give one", f"{field}.schema")
+    found = value.schema if inner is None else inner
+    if found is None:
+        raise ParameterError(f"{field}.json_schema: required, but missing", f"{field}.json_schema")
+    return found
 
 
 Reader = Callable[[str, Any], Constraint | None]
 FIELDS: dict[str, Reader] = {
     "response_format": response_format,
     # vLLM's
-    "guided_json": schema,
+    "guided_json": read_schema,
     "guided_json_object": any_object,
-    "guided_regex": regex,
-    "guided_choice": choice,
-    "guided_grammar": grammar,
+    "guided_regex": read_regex,
+    "guided_choice": read_choice,
+    "guided_grammar": read_grammar,
     "structural_tag": structural_tag,
     # llama.cpp's and SGLang's
-    "grammar": gbnf,
-    "json_schema": schema,
-    "regex": regex,
-    "ebnf": ebnf,
+    "grammar": read_gbnf,
+    "json_schema": read_schema,
+    "regex": read_regex,
+    "ebnf": read_ebnf,
 }
 PARTS: dict[str, Reader] = {
-    "json": schema,
+    "json": read_schema,
     "json_object": any_object,
-    "regex": regex,
-    "choice": choice,
-    "grammar": grammar,
+    "regex": read_regex,
+    "choice": read_choice,
+    "grammar": read_grammar,
     "structural_tag": structural_tag,
 }
 
@@ -140,14 +155,15 @@ def constraint_of(ask: GenerateRequest, format_field: str = "response_format") -
         ParameterError: naming the field; or two constraints, naming both; or a library that is not here.
     """
     check_backends(ask)
-    found = list(constraints(ask, format_field))
+    found = list(iter_constraints(ask, format_field))
     if len(found) > 1:
         first, second = found[0].field, found[1].field
-        raise ParameterError(f"{second} and {first} both say what the output must be; give one of them", second)
+        text = f"{second} and {first} both say what the output must be; give one of them"
+        raise ParameterError(text, second, mentions=[first])
     return found[0] if found else None
 
 
-def constraints(ask: GenerateRequest, format_field: str) -> Iterator[Constraint]:
+def iter_constraints(ask: GenerateRequest, format_field: str) -> Iterator[Constraint]:
     """All constraints of the request."""
     for name, read in FIELDS.items():
         value, field = getattr(ask, name, None), format_field if name == "response_format" else name
@@ -177,11 +193,9 @@ def check_no_options(ask: GenerateRequest) -> None:
 def to_grammar(
     ask: GenerateRequest,
     wanted: Constraint,
-    after: MarkedSpan | None = None,
-    opening: int | None = None,
-    entry: int | None = None,
+    free: Mapping[str, Any] | None = None,
 ) -> Grammar:
-    """The constraint with the request's options. after, opening, entry: see Grammar.
+    """The constraint with the request's options. free: fields of Grammar about the text before it.
 
     Raises:
         ParameterError: it is too long.
@@ -189,11 +203,11 @@ def to_grammar(
     options = ask.structured_outputs or StructuredOutputs()
     chosen = {"whitespace": options.whitespace, "close_in_time": options.close_in_time}
     more: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    more |= {"after": after, "opening_token_id": opening, "entry_token_id": entry}
+    more |= free or {}
     try:
         return Grammar(kind=wanted.kind, source=wanted.source, **more)
     except ParameterError as error:
-        raise renamed(str(error), wanted.field) from error
+        raise rename_grammar_error(str(error), wanted.field) from error
 
 
 def check_backends(ask: GenerateRequest) -> None:
@@ -210,7 +224,7 @@ def check_backends(ask: GenerateRequest) -> None:
 # ---- texts
 
 
-def filled(field: str, value: str) -> str:
+def require_text(field: str, value: str) -> str:
     """The text, which must not be empty."""
     if not value.strip():
         raise ParameterError(f"{field} must be a non-empty string", field)

@@ -24,9 +24,11 @@ RESTART_AFTER_S = 1.0  # so that an engine which dies at once is not restarted i
 class Supervisor:
     """Starts the engine, and restarts or gives it up when it dies, as the operator chose.
 
-    Attributes:
-        model: None until the engine was ready once. error: why the engine is dead. dead: set if it stays dead.
-        stall: the step that takes too long, as seen last; stalls: how many there were.
+    - model: None until the engine was ready once.
+    - error: why the engine is dead.
+    - dead: set if the engine stays dead.
+    - stall: the step that takes too long, as seen last.
+    - stalls: how many such steps there were.
     """
 
     def __init__(
@@ -76,21 +78,21 @@ class Supervisor:
     async def run(self) -> None:
         """Run the engine; returns when it is dead and stays dead."""
         try:
-            self._ready(await self._client.start())
+            self._handle_ready(await self._client.start())
             while True:
                 await self._client.died.wait()
-                self._lost(self._client.error or EngineDeadError(f"{self._called} is gone"))
+                self._handle_loss(self._client.error or EngineDeadError(f"{self._called} is gone"))
                 if not self._restart:
                     break
                 await asyncio.sleep(RESTART_AFTER_S)
-                self._ready(await self._client.restart())
+                self._handle_ready(await self._client.restart())
         except TailraceError as error:
-            self._lost(error)
-        self._become("dead")
+            self._handle_loss(error)
+        self._set_state("dead")
         self.dead.set()
 
     def drain(self) -> None:
-        """Accept no more requests."""
+        """Refuse new requests."""
         self.state = "draining"
 
     def check(self) -> ModelInfo:
@@ -107,17 +109,17 @@ class Supervisor:
             raise NotReadyError(f"{self._called} is starting; try again shortly")
         return self.model
 
-    def _ready(self, model: ModelInfo) -> None:
+    def _handle_ready(self, model: ModelInfo) -> None:
         self.model, self.error = model, None
-        self._become("ready")
+        self._set_state("ready")
         log.info("ready: %s, context of %d tokens", model.name, model.max_model_len)
 
-    def _lost(self, error: TailraceError) -> None:
+    def _handle_loss(self, error: TailraceError) -> None:
         self.error = error
-        self._become("starting" if self._restart else "dead")
+        self._set_state("starting" if self._restart else "dead")
         log.error("%s is lost: %s", self._called, error)
 
-    def _become(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         if self.state != "draining":  # draining is final
             self.state = state
         if state in ("ready", "dead"):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.errors import ParameterError
-from tailrace.field_checks import MAX_PHRASE
-from tailrace.fields import MAX_TOKEN_ID, number
 from tailrace.params import check_entries
-from tailrace.sampler_fields import DRY_BREAKERS
+from tailrace.request.field_checks import MAX_PHRASE
+from tailrace.request.fields import MAX_TOKEN_ID, format_exact_number
+from tailrace.request.sampler_fields import DRY_BREAKERS
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -41,12 +41,12 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
     for key, bias in by_name.items():
         if not -MAX_API_BIAS <= bias <= MAX_API_BIAS:
             raise ParameterError(
-                f"logit_bias must lie between {number(-MAX_API_BIAS)} and {number(MAX_API_BIAS)}, "
-                f"got {bias} for token {key[:100]}",
+                f"logit_bias must lie between {format_exact_number(-MAX_API_BIAS)} and "
+                f"{format_exact_number(MAX_API_BIAS)}, got {bias} for token {key[:100]}",
                 "logit_bias",
             )
         if not NUMBER.fullmatch(key):
-            sequences += [(spelling, bias) for spelling in spellings(key, tokenizer, "logit_bias")]
+            sequences += [(spelling, bias) for spelling in encode_spellings(key, tokenizer, "logit_bias")]
             continue
         if not key.isdigit() or len(key) > 10 or int(key) > MAX_TOKEN_ID:
             raise ParameterError(f"logit_bias: {key[:100]!r} is not a token id", "logit_bias")
@@ -63,12 +63,12 @@ def sequence_bias(entries: Sequence[tuple[str | list[int], float]], tokenizer: T
     check_entries("sequence_bias", len(entries))
     check_words((what for what, _ in entries if isinstance(what, str)), "sequence_bias")
     for what, bias in entries:
-        words = (tuple(what),) if isinstance(what, list) else spellings(what, tokenizer, "sequence_bias")
+        words = (tuple(what),) if isinstance(what, list) else encode_spellings(what, tokenizer, "sequence_bias")
         found += [(word, bias) for word in words]
     return tuple(found)
 
 
-def spellings(word: str, tokenizer: Tokenizer, field: str) -> tuple[tuple[int, ...], ...]:
+def encode_spellings(word: str, tokenizer: Tokenizer, field: str) -> tuple[tuple[int, ...], ...]:
     """A word's spellings as token ids.
 
     Raises:
@@ -96,18 +96,18 @@ def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple
     """
     check_entries("bad_words", len(words))
     check_words(words, "bad_words")
-    found = (spelling for word in words for spelling in spellings(word, tokenizer, "bad_words"))
+    found = (spelling for word in words for spelling in encode_spellings(word, tokenizer, "bad_words"))
     return tuple(dict.fromkeys(found))
 
 
-def breakers(request: GenerateRequest, tokenizer: Tokenizer, on: bool) -> tuple[int, ...]:
-    """The ids of all tokens that hold one of the sequence breakers."""
+def find_breaker_ids(request: GenerateRequest, tokenizer: Tokenizer, multiplier: float | None) -> tuple[int, ...]:
+    """The ids of all tokens that hold one of the sequence breakers; () where the multiplier turns DRY off."""
     if request.dry_sequence_breakers is None:
-        return tokenizer.ids_with(DRY_BREAKERS) if on else ()
+        return tokenizer.ids_with(DRY_BREAKERS) if multiplier else ()
     strings = request.dry_sequence_breakers
     if len(strings) > MAX_BREAKERS or any(not 0 < len(s) <= MAX_BAD_WORD_CHARS for s in strings):
         raise ParameterError(
             f"dry_sequence_breakers must hold at most {MAX_BREAKERS} strings of 1 to {MAX_BAD_WORD_CHARS} characters",
             "dry_sequence_breakers",
         )
-    return tokenizer.ids_with(tuple(strings))
+    return () if multiplier == 0.0 else tokenizer.ids_with(tuple(strings))

@@ -4,6 +4,7 @@ format."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from tailrace.api.channels import Channels, reasoning_before
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
-from tailrace.options import Grammar
+from tailrace.request.options import MAX_GRAMMAR, Grammar
 from tailrace.text.tool_parsers import ToolFormat
 from tailrace.text.tool_parsers.functions import Function, functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
@@ -28,7 +29,6 @@ FORMS = (
     'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
 )
-ANY_ARGUMENTS = {"type": "object"}
 WHITESPACE = 8  # characters in a row, as in options.Grammar
 
 
@@ -57,24 +57,24 @@ def chat_grammar(
     structured.constraint_of.
 
     Raises:
-        ParameterError: see structured.constraint_of, structured.check_no_options and `constraint`.
+        ParameterError: see structured.constraint_of, structured.check_no_options and `make_tool_constraint`.
     """
     options = ask.structured_outputs or StructuredOutputs()
     whitespace = WHITESPACE if options.whitespace is None else options.whitespace
     content = constraint_of(ask, format_field)
-    wanted = constraint(service, choice, tools, content, whitespace)
+    wanted = make_tool_constraint(service, choice, tools, content, whitespace)
     if wanted is None:
         check_no_options(ask)
         return None, "grammar"
     of_calls = wanted is not content
-    return to_grammar(ask, wanted, *reasoning_before(service, ask, channels, of_calls)), wanted.field
+    return to_grammar(ask, wanted, reasoning_before(service, ask, channels, of_calls)), wanted.field
 
 
 def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -> ToolChoice:
     """A request's tool_choice, in the form of Chat or of Responses.
 
     Raises:
-        ParameterError: it has none of these forms, or wants a call where there are no tools, or names an unknown tool.
+        ParameterError: the value has another form, needs tools but gets none, or names an unknown tool.
     """
     many = parallel is not False
     choice = _choice_of(wanted, tools, many)
@@ -100,11 +100,11 @@ def _choice_of(wanted: Any, tools: Sequence[Any] | None, many: bool) -> ToolChoi
             "type": "allowed_tools",
             "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*allowed]},
         } | {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*allowed]} if allowed:
-            return ToolChoice(mode, tuple(names_of(allowed)), many)
+            return ToolChoice(mode, tuple(iter_allowed_names(allowed)), many)
     raise ParameterError(FORMS, "tool_choice")
 
 
-def names_of(allowed: list[Any]) -> Iterator[str]:
+def iter_allowed_names(allowed: list[Any]) -> Iterator[str]:
     """The functions that allowed_tools lists."""
     for tool in allowed:
         match tool:
@@ -114,7 +114,7 @@ def names_of(allowed: list[Any]) -> Iterator[str]:
                 raise ParameterError(FORMS, "tool_choice")
 
 
-def constraint(
+def make_tool_constraint(
     service: Service,
     choice: ToolChoice,
     tools: list[dict[str, Any]] | None,
@@ -140,21 +140,46 @@ def constraint(
         raise ParameterError(
             "tool_choice: how this model writes tool calls is not known (--tool-parser names it)", "tool_choice"
         )
-    functions = allowed_functions(functions_of(tools), choice)
+    functions = allowed_functions(functions_of(tools, choice.names, choice.must), choice)
     if choice.must:
         writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
         source = harmony_grammar(writer, True) if service.tools is HARMONY else forced_grammar(service.tools, writer)
-        return Constraint("tool_choice", "lark", source)
-    loose = [function if function.strict else function._replace(parameters=ANY_ARGUMENTS) for function in functions]
-    writer = GrammarWriter(loose, service.tokenizer, choice.many, whitespace)
+        check_grammar_size(source, functions)
+        return Constraint("tools", "lark", source)
+    check_optional(service.tools)
+    writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
     if content is None:
-        return Constraint("tools", "lark", optional_source(service.tools, writer))
+        source = optional_source(service.tools, writer)
+        check_grammar_size(source, functions)
+        return Constraint("tools", "lark", source)
     if content.kind not in ("json_object", "json_schema"):
         raise ParameterError(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
     schema = schema_of(content)
     return Constraint(content.field, "lark", optional_source(service.tools, writer, schema))
+
+
+def check_optional(tools: ToolFormat) -> None:
+    """Raise ParameterError if a grammar can't write optional calls of this format."""
+    if not tools.optional:
+        raise ParameterError(
+            "tools: with this model's format of calls, strict tools, a choice among tools and one call at most need "
+            'tool_choice "required" or a named function',
+            "tools",
+        )
+
+
+def check_grammar_size(source: str, functions: Sequence[Function]) -> None:
+    """Raise ParameterError if the functions are too many, or their schemas too large, to be enforced in one answer."""
+    if len(source) > MAX_GRAMMAR:
+        name, size = max(((one.name, len(msgspec.json.encode(one.parameters))) for one in functions), key=itemgetter(1))
+        raise ParameterError(
+            f"tools: the {len(functions)} functions are too large to be enforced together: their rules take "
+            f"{len(source)} of at most {MAX_GRAMMAR} characters. The largest schema is that of {name!r:.100}, with "
+            f"{size} characters",
+            "tools",
+        )
 
 
 def optional_source(tools: ToolFormat, writer: GrammarWriter, content: dict[str, Any] | None = None) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from tailrace.base.extras import install_hint
+
 if TYPE_CHECKING:
     from tailrace.api.tracing import Tracing
 
@@ -41,14 +43,15 @@ def start_tracing(env: Mapping[str, str]) -> Tracing | None:
     if missing:
         log.warning(
             "OpenTelemetry is configured to export traces by %s, which is not installed: there will be none "
-            "(OTLP over HTTP comes with: pip install 'tailrace[otel]')",
+            "(OTLP over HTTP comes with: %s)",
             ", ".join(missing),
+            install_hint("otel"),
         )
         return None
-    from tailrace.api.tracing import Tracing, batched
+    from tailrace.api.tracing import Tracing, make_batch_processor
 
     try:
-        return Tracing([batched(installed[name].load()()) for name in wanted])
+        return Tracing([make_batch_processor(installed[name].load()()) for name in wanted])
     except Exception as error:  # a server without traces is better than none
         log.warning("OpenTelemetry's configuration is impossible, there will be no traces: %s", error)
         return None

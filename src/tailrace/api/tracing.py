@@ -12,11 +12,11 @@ from importlib.metadata import version
 
 from tailrace.api.request_record import RequestRecord
 from tailrace.api.schema.common import Usage
+from tailrace.base.extras import require_extra
 from tailrace.config import ServerConfig
-from tailrace.extras import needs
 from tailrace.params import SamplingParams
 
-with needs("otel"):
+with require_extra("otel"):
     from opentelemetry.context import Context
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -39,7 +39,7 @@ WHERE_SET = {
 NEUTRAL = SamplingParams()
 
 
-def batched(exporter: SpanExporter) -> SpanProcessor:
+def make_batch_processor(exporter: SpanExporter) -> SpanProcessor:
     """A processor that sends in batches, in the background; the OTEL_BSP_… variables configure it."""
     return BatchSpanProcessor(exporter)
 
@@ -63,7 +63,7 @@ class Tracing:
             f"{origin.operation} {model}",
             context=W3C.extract(carrier, Context()),
             kind=SpanKind.SERVER,
-            attributes=attributes(record, usage, model, server),
+            attributes=make_attributes(record, usage, model, server),
             start_time=record.begun_ns,
         )
         if record.error is not None:
@@ -75,7 +75,7 @@ class Tracing:
         self._provider.shutdown()
 
 
-def attributes(record: RequestRecord, usage: Usage, model: str, server: ServerConfig) -> dict[str, AttributeValue]:
+def make_attributes(record: RequestRecord, usage: Usage, model: str, server: ServerConfig) -> dict[str, AttributeValue]:
     """All attributes of the span."""
     params = record.params
     found: dict[str, AttributeValue] = {

@@ -1,16 +1,16 @@
-"""What the records of an output say of it in all: can it have come from the request?"""
+"""The verdict on an output, from its records: can the output have come from the request?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tailrace.figures import many
+from tailrace.explain.numbers import format_count
 from tailrace.wire.messages import Difference
 
 OTHERWISE = "The output was changed, or comes from another model, from other parameters or from another key."
 
 
-def verdict(
+def write_verdict(
     looked_at: int, output: Sequence[int], difference: Difference | None, unsure: int, show: Callable[[int], str]
 ) -> str:
     """In a sentence or two.
@@ -20,18 +20,18 @@ def verdict(
             from drafts. show: a token's text.
     """
     if difference is not None:
-        return f"{first(output, difference, show)} {OTHERWISE}"
-    counted = "The token is" if looked_at == 1 else f"All {many(looked_at)} are"
+        return f"{describe_difference(output, difference, show)} {OTHERWISE}"
+    counted = "The token is" if looked_at == 1 else f"All {format_count(looked_at)} are"
     if not unsure:
         return f"{counted} what these parameters draw."
     return (
-        f"{many(unsure)} of {looked_at:,} {'is' if unsure == 1 else 'are'} not what is drawn without drafts. The rule "
-        f"of verification allows them to have come from drafts, accepted or replaced; which of the tokens did is not "
-        f"known afterwards."
+        f"{format_count(unsure)} of {looked_at:,} {'is' if unsure == 1 else 'are'} not what is drawn without drafts. "
+        "The rule of verification allows them to have come from drafts, accepted or replaced; which of the tokens did "
+        "is not known afterwards."
     )
 
 
-def first(output: Sequence[int], difference: Difference, show: Callable[[int], str]) -> str:
+def describe_difference(output: Sequence[int], difference: Difference, show: Callable[[int], str]) -> str:
     """Which token is not what it should be, and why."""
     token = f"Token {difference.position}, “{show(output[difference.position])}”,"
     if difference.why == "ended":

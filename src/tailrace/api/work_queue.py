@@ -42,11 +42,11 @@ class WorkQueue:
         """
         if self._at_once(size):
             return work()
-        return await unless_disconnected(request.receive, self._later(work, size), lambda: None)
+        return await unless_disconnected(request.receive, self._schedule_work(work, size), lambda: None)
 
     async def run_unwatched(self, work: Callable[[], T], size: int) -> T:
         """The same where somebody else watches whether the client is still there."""
-        return work() if self._at_once(size) else await self._later(work, size)
+        return work() if self._at_once(size) else await self._schedule_work(work, size)
 
     def _at_once(self, size: int) -> bool:
         if size > SHORT_CHARS or self._waiting:
@@ -54,10 +54,10 @@ class WorkQueue:
         if self._until_s is not None:  # a request's short pieces are done one after the other, without a turn between
             return time.perf_counter() < self._until_s
         self._until_s = time.perf_counter() + SLICE_S
-        asyncio.get_running_loop().call_soon(self._turn)
+        asyncio.get_running_loop().call_soon(self._run_turn)
         return True
 
-    def _later(self, work: Callable[[], T], size: int) -> asyncio.Future[T]:
+    def _schedule_work(self, work: Callable[[], T], size: int) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         if size > SHORT_CHARS:
             return loop.run_in_executor(self._long if size > LONG_CHARS else None, work)
@@ -65,7 +65,7 @@ class WorkQueue:
         self._waiting.append((work, done))  # a turn has been asked for: the slice has begun
         return done
 
-    def _turn(self) -> None:
+    def _run_turn(self) -> None:
         until_s = time.perf_counter() + SLICE_S
         try:
             while self._waiting and time.perf_counter() < until_s:
@@ -82,4 +82,4 @@ class WorkQueue:
             self._until_s = None
             if self._waiting:
                 self._until_s = 0.0
-                asyncio.get_running_loop().call_soon(self._turn)
+                asyncio.get_running_loop().call_soon(self._run_turn)

@@ -14,11 +14,11 @@ import msgspec
 
 from tailrace.api.serve import serve_attached
 from tailrace.api.workers import WorkerStart
-from tailrace.logs import start_inherited_logging
+from tailrace.base.logs import start_inherited_logging
 from tailrace.text.tokenizer import Tokenizer
 
 
-def main() -> int:
+def run_front_end() -> int:
     """The exit code of the server."""
     start_inherited_logging()
     stdin = io.FileIO(0, closefd=False)  # unbuffered: the thread that reads would hold the buffer's lock at exit
@@ -31,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_front_end())

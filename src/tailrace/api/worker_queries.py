@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tailrace.api.response_store import missing
+from tailrace.api.response_store import make_missing_error
 
 if TYPE_CHECKING:
     from tailrace.api.front_end import FrontEnd
 
 
-def cut(front: FrontEnd, name: str) -> bytes | None:
+def cut_requests(front: FrontEnd, name: str) -> bytes | None:
     """End running requests, named by the answer's id or by x-request-id. Returns the id of one."""
     found = [
         request
@@ -29,17 +29,17 @@ def cut(front: FrontEnd, name: str) -> bytes | None:
     return found[0].id.encode() if found else None
 
 
-def response(front: FrontEnd, id: str) -> bytes | None:
+def find_response(front: FrontEnd, id: str) -> bytes | None:
     """A stored response as JSON."""
     return front.responses.get(id).body if id in front.responses else None
 
 
-def conversation(front: FrontEnd, id: str) -> bytes | None:
+def find_conversation(front: FrontEnd, id: str) -> bytes | None:
     """The messages up to a stored response, as JSON."""
     return front.responses.get(id).messages if id in front.responses else None
 
 
-def inputs(front: FrontEnd, id: str) -> bytes | None:
+def find_inputs(front: FrontEnd, id: str) -> bytes | None:
     """The messages that a stored response answers, as JSON."""
     if id not in front.responses:
         return None
@@ -47,12 +47,17 @@ def inputs(front: FrontEnd, id: str) -> bytes | None:
     return msgspec.json.encode(msgspec.json.decode(stored.messages, type=list[msgspec.Raw])[: stored.inputs])
 
 
-def origin(front: FrontEnd, id: str) -> bytes | None:
+def find_output_item(front: FrontEnd, id: str) -> bytes | None:
+    """An item of a stored response's output, as JSON."""
+    return front.responses.get_item(id)
+
+
+def find_origin(front: FrontEnd, id: str) -> bytes | None:
     """What a stored response came from, in msgpack; b"" while it is in progress."""
     return front.responses.get(id).origin if id in front.responses else None
 
 
-def events(front: FrontEnd, argument: str) -> bytes | None:
+def find_events(front: FrontEnd, argument: str) -> bytes | None:
     """The events of a stored response from a number on, as JSON; null where it was not streamed. argument: the number,
     a blank, and the id."""
     number, _, id = argument.partition(" ")
@@ -62,7 +67,7 @@ def events(front: FrontEnd, argument: str) -> bytes | None:
     return msgspec.json.encode(None if frames is None else [frame.decode() for frame in frames[int(number) :]])
 
 
-def forget(front: FrontEnd, id: str) -> bytes | None:
+def forget_response(front: FrontEnd, id: str) -> bytes | None:
     """Forget a stored response."""
     if id not in front.responses:
         return None
@@ -70,37 +75,38 @@ def forget(front: FrontEnd, id: str) -> bytes | None:
     return b""
 
 
-def counts(front: FrontEnd, _: str) -> bytes | None:
+def read_counts(front: FrontEnd, _: str) -> bytes | None:
     """What this front end has counted, in Prometheus' text format."""
     return front.metrics.own()
 
 
 QUESTIONS: dict[str, Callable[[FrontEnd, str], bytes | None]] = {
-    "cut": cut,
-    "response": response,
-    "conversation": conversation,
-    "inputs": inputs,
-    "origin": origin,
-    "events": events,
-    "forget": forget,
-    "counts": counts,
+    "cut": cut_requests,
+    "response": find_response,
+    "conversation": find_conversation,
+    "inputs": find_inputs,
+    "item": find_output_item,
+    "origin": find_origin,
+    "events": find_events,
+    "forget": forget_response,
+    "counts": read_counts,
 }
 
 
-def answer(front: FrontEnd, question: str, argument: str) -> bytes | None:
+def answer_question(front: FrontEnd, question: str, argument: str) -> bytes | None:
     """This front end's own answer."""
     return QUESTIONS[question](front, argument)
 
 
 async def ask_all(front: FrontEnd, question: str, argument: str = "") -> list[bytes]:
     """The answers of all front ends; this one's comes first."""
-    own = answer(front, question, argument)
+    own = answer_question(front, question, argument)
     return [*([] if own is None else [own]), *await front.ask(question, argument)]
 
 
 async def ask_first(front: FrontEnd, question: str, argument: str) -> bytes | None:
     """The answer of the first front end that has one."""
-    own = answer(front, question, argument)
+    own = answer_question(front, question, argument)
     return next(iter(await front.ask(question, argument)), None) if own is None else own
 
 
@@ -112,5 +118,5 @@ async def ask_stored(front: FrontEnd, question: str, id: str, param: str | None 
     """
     found = await ask_first(front, question, id)
     if found is None:
-        raise missing(id, param)
+        raise make_missing_error(id, param)
     return found

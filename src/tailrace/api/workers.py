@@ -68,14 +68,14 @@ class Workers:
     def on_launched(self, model: str, url: str) -> None:
         """An engine runs at this address. Start the workers, if none run yet."""
         self._engines[model] = url
-        self._tell(EngineEvent(model, engine=url))
+        self._send_event(EngineEvent(model, engine=url))
         while len(self._processes) < self._count:
-            self._processes.append(self._spawn())
+            self._processes.append(self._spawn_worker())
 
     def on_lost(self, model: str, error: TailraceError) -> None:
         """The engine is gone."""
         self._engines.pop(model, None)
-        self._tell(EngineEvent(model, lost=EngineFailure(error.code, str(error))))
+        self._send_event(EngineEvent(model, lost=EngineFailure(error.code, str(error))))
 
     async def watch(self) -> None:
         """Replace workers that die, until cancelled."""
@@ -84,10 +84,10 @@ class Workers:
             for place, process in enumerate(self._processes):
                 if process.poll() is not None and not self._ending:
                     log.error("front end %d died (%d) and is replaced", process.pid, process.returncode)
-                    close(process.stdin)
+                    close_pipe(process.stdin)
                     await asyncio.sleep(REPLACE_AFTER_S)
                     if not self._ending:
-                        self._processes[place] = self._spawn()
+                        self._processes[place] = self._spawn_worker()
 
     def drain(self) -> None:
         """Ask the workers to finish what runs and to exit. Sent once: a second signal would mean "at once"."""
@@ -103,14 +103,14 @@ class Workers:
         while time.monotonic() < until_s and not hurry() and any(p.poll() is None for p in self._processes):
             time.sleep(POLL_S)
         for process in self._processes:
-            close(process.stdin)  # the worker ends at once
+            close_pipe(process.stdin)  # the worker ends at once
             try:
                 process.wait(KILL_AFTER_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn_worker(self) -> subprocess.Popen[bytes]:
         assert self._start is not None
         process = subprocess.Popen(
             [sys.executable, "-m", "tailrace.api.worker"],
@@ -123,7 +123,7 @@ class Workers:
             write_line(process.stdin, EngineEvent(model, engine=url))
         return process
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _send_event(self, event: EngineEvent) -> None:
         for process in self._processes:
             write_line(process.stdin, event)
 
@@ -136,7 +136,7 @@ def write_line(pipe: IO[bytes] | None, line: msgspec.Struct) -> None:
         pipe.flush()
 
 
-def close(pipe: IO[bytes] | None) -> None:
+def close_pipe(pipe: IO[bytes] | None) -> None:
     """Close the pipe, whether or not its reader is gone."""
     assert pipe is not None
     with contextlib.suppress(OSError):

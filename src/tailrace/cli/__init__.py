@@ -1,7 +1,7 @@
-"""The `tailrace` command: a table of subcommands, each a module that is imported only when it is called.
+"""The `tailrace` command: a table of subcommands. Each is a module that is imported only when it is called.
 
-A module has `add_arguments(parser)` and `run(args) -> exit code`. What tailrace raises on purpose ends as one line on
-stderr: exit code 2 where the settings are at fault, 1 otherwise.
+A module has `add_arguments(parser)` and `run(args) -> exit code`. An error that tailrace raises on purpose becomes one
+line on stderr: exit code 2 if the settings are at fault, else 1.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("tailrace.cli.explain", "complete a prompt and say why each token came"),
     "conform": ("tailrace.cli.conform", "judge an OpenAI-compatible server by laws of samplers and streams"),
     "doctor": ("tailrace.cli.doctor", "say what is installed, what is present and what is missing"),
-    "bench": ("tailrace.cli.bench", "run a benchmark of the repository"),
 }
 CORE = ("torch", "numpy")
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
 def make_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser of all names, with the arguments of the chosen subcommand only."""
+    """Return the parser of all names, with the arguments of the chosen subcommand only."""
     parser = argparse.ArgumentParser(prog="tailrace", description="From a model's logits to streamed text.")
     parser.add_argument("--version", action="version", version=f"tailrace {metadata.version('tailrace')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -40,7 +39,7 @@ def make_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the subcommand named first. Returns the exit code."""
+    """Run the subcommand named by the first argument. Return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = argv[0] if argv else None
     try:
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, RequestError) as error:
         print(f"tailrace: {error}", file=sys.stderr)
         return MISUSED
-    except ModuleNotFoundError as error:  # installed with --no-deps, for `conform` alone
+    except ModuleNotFoundError as error:  # installed with --no-deps
         if error.name not in CORE:
             raise
         print(f"tailrace: {chosen} needs {' and '.join(CORE)}; {error.name} is not installed", file=sys.stderr)

@@ -1,7 +1,7 @@
 """`tailrace chat`: a conversation in the terminal, with a server (--url) or with an engine of its own.
 
-Knows nothing of HTTP or tokens: see chat_backends.py. Ctrl-C ends the answer, not the conversation; piped input works
-too.
+This module knows nothing of HTTP or tokens: see chat_backends.py. Ctrl-C ends the answer, not the conversation. Piped
+input works too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HELP = "/reset forgets all, /system TEXT sets the system message, /quit or Ctrl-
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The server or model, the system message, settings, sampling."""
+    """Add flags for the server or model, the system message, settings and sampling."""
     parser.add_argument("--url", help="of a running server, such as http://localhost:8000; none: start an engine here")
     parser.add_argument("--api-key", help="for --url")
     parser.add_argument("--system", metavar="TEXT", help="system message")
@@ -39,8 +39,10 @@ class ChatSession:
         self.messages = []
 
     def send(self, text: str) -> None:
-        """Send a message and print the answer as it comes. If interrupted, the answer so far is kept. If there is no
-        answer, or the request failed, the message is dropped."""
+        """Send a message and print the answer as it arrives.
+
+        If interrupted, the answer so far is kept. If there is no answer, or the request failed, the message is dropped.
+        """
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         answer: list[str] = []
         ending = ""

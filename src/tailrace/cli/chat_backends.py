@@ -1,5 +1,5 @@
-"""Where the answers of a conversation come from: a server over HTTP, or an engine that is started here. Both are
-functions from messages to a generator of text; to close the generator ends the answer at its source."""
+"""Sources of a conversation's answers: a server over HTTP, or an engine started here. Both are functions from messages
+to a generator of text. Closing the generator ends the answer at its source."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 
 import msgspec
 
+from tailrace.base.extras import require_extra
 from tailrace.cli.flags import given_sampling, read_config, read_sampling
 from tailrace.cli.local import PreparedModel, delta_of, engine, prepare
 from tailrace.errors import ConfigError, EngineDeadError, EngineError, RequestError
-from tailrace.extras import needs
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 from tailrace.wire.sync_client import SyncClient
 
-with needs("serve"):
+with require_extra("serve"):
     import httpx
 
 Message = dict[str, str]
 ChatBackend = Callable[[list[Message]], Generator[str, None, None]]
 
-MAX_TOKENS = 1024  # of an answer, unless --max-tokens says otherwise
+MAX_TOKENS = 1024  # of an answer, without --max-tokens
 CONNECT_TIMEOUT_S = 10.0
 
 
 @contextmanager
 def local_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
-    """Answers of an engine process that lives as long as the block."""
+    """Provide the answers of an engine process that lives as long as the block."""
     prepared = prepare(read_config(args))
-    params = read_sampling(args, {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}, prepared.tokenizer)
+    params = read_sampling(args, defaults(prepared.folder) | {"max_tokens": MAX_TOKENS}, prepared.tokenizer)
     check_single_answer(params)
     with engine(prepared) as client:
         yield lambda messages: local_answer(messages, params, prepared, client)
@@ -43,7 +43,7 @@ def local_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
 def local_answer(
     messages: list[Message], params: SamplingParams, prepared: PreparedModel, client: SyncClient
 ) -> Generator[str, None, None]:
-    """The text of one answer, delta by delta.
+    """Yield the text of one answer, delta by delta.
 
     Raises:
         TailraceError: the engine refused the request, or died.
@@ -63,7 +63,7 @@ def local_answer(
 
 @contextmanager
 def remote_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
-    """Answers of the server at args.url."""
+    """Provide the answers of the server at args.url."""
     url = address(args.url, "/v1/chat/completions")
     params = read_sampling(args, {}, None)
     check_single_answer(params)
@@ -76,10 +76,10 @@ def remote_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
 
 
 def address(url: str, path: str) -> str:
-    """Of an endpoint.
+    """Return the URL of an endpoint.
 
     Raises:
-        ConfigError: the server's own is none.
+        ConfigError: `url` is no HTTP address.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url must begin with http:// or https://, got {url!r}")
@@ -87,13 +87,13 @@ def address(url: str, path: str) -> str:
 
 
 def calling(api_key: str | None) -> httpx.Client:
-    """Waits for an answer as long as it takes."""
+    """Make a client that waits for an answer without a time limit."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S))
 
 
 def post(args: argparse.Namespace, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer of the server at args.url.
+    """Return a whole answer of the server at args.url.
 
     Raises:
         RequestError: the server refused the request. EngineDeadError: it can't be reached, or broke off.
@@ -110,7 +110,7 @@ def post(args: argparse.Namespace, path: str, body: dict[str, Any]) -> dict[str,
 
 
 def remote_answer(http: httpx.Client, url: str, body: dict[str, Any]) -> Generator[str, None, None]:
-    """The text of one answer, delta by delta, read from a stream of server-sent events.
+    """Yield the text of one answer, delta by delta, read from a stream of server-sent events.
 
     Raises:
         RequestError: the server refused the request. EngineDeadError: it can't be reached, or broke off.
@@ -135,7 +135,7 @@ def remote_answer(http: httpx.Client, url: str, body: dict[str, Any]) -> Generat
 
 
 def problem(response: httpx.Response) -> str:
-    """The message of an OpenAI error body, or the body."""
+    """Return the message of an OpenAI error body, or the body."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -143,6 +143,6 @@ def problem(response: httpx.Response) -> str:
 
 
 def check_single_answer(params: SamplingParams) -> None:
-    """A conversation has one answer."""
+    """Raise ConfigError if the parameters ask for several answers."""
     if params.n != 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")

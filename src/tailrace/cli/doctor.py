@@ -1,7 +1,6 @@
-"""`tailrace doctor`: what this machine and this installation have, as a list a person can paste into a report.
+"""`tailrace doctor`: the state of this machine and this installation, as a list that a user can paste into a report.
 
-Works where only the library is installed, too. Exit code 1 if something is missing without which no model can be
-served.
+It also works if only the library is installed. Exit code 1: something is missing without which no model can be served.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.extras import EXTRAS, install_hint, list_missing_modules
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.errors import MissingExtraError
-from tailrace.extras import EXTRAS, absent
 
-FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # that kernels can make use of
+FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")  # those that kernels use
 
 Section = tuple[dict[str, Any], list[str]]  # what was found, and which essentials are missing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The form of the output, and the cache folder."""
+    """Add flags for the form of the output and the cache folder."""
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     add_config_flags(parser, ("model",))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every section; exit code 1 if an essential thing is missing."""
+    """Print every section. Return 1 if something essential is missing."""
     model = read_config(args).model
     cache, dtype = Path(model.cache_dir).expanduser(), model.dtype
     sections: dict[str, Callable[[], Section]] = {
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def versions() -> Section:
-    """Of Python and of every package that tailrace or one of its extras asks for."""
+    """Find the versions of Python and of every package that tailrace or one of its extras requires."""
     found: dict[str, Any] = {"python": f"{platform.python_version()} ({sys.executable})"}
     found["tailrace"] = metadata.version("tailrace")
     missing = []
@@ -71,14 +70,16 @@ def versions() -> Section:
 
 
 def extras() -> Section:
-    """Of each whether it is whole; serve is essential here, though the library does without."""
-    found = {extra: f"{', '.join(lacks)} missing" if (lacks := absent(extra)) else "there" for extra in EXTRAS}
+    """Find whether each extra is complete. serve is essential here, although the library works without it."""
+    found = {
+        extra: f"{', '.join(lacks)} missing" if (lacks := list_missing_modules(extra)) else "there" for extra in EXTRAS
+    }
     needed = ("text", "grammar", "serve")
-    return found, ["extra serve: pip install 'tailrace[serve]'"] if any(map(absent, needed)) else []
+    return found, [f"extra serve: {install_hint('serve')}"] if any(map(list_missing_modules, needed)) else []
 
 
 def machine() -> Section:
-    """System, processor and the features of it that the kernels can use, memory."""
+    """Describe the system, the processor and those of its features that kernels can use, and the memory."""
     info = cpu_info()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -92,7 +93,7 @@ def machine() -> Section:
 
 
 def cpu_info() -> dict[str, str]:
-    """The entries of the first processor in /proc/cpuinfo; {} where there is no such file."""
+    """Return the entries of the first processor in /proc/cpuinfo; {} if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -101,7 +102,7 @@ def cpu_info() -> dict[str, str]:
 
 
 def devices() -> Section:
-    """What torch can compute on."""
+    """List the devices that torch can compute on."""
     try:
         import torch
     except Exception as error:  # a broken installation fails in many ways; this command reports them
@@ -116,7 +117,8 @@ def devices() -> Section:
 
 
 def kernels() -> Section:
-    """Per operation and backend: present, absent, without its extra, or why it can't be loaded."""
+    """Find the state of each operation in each backend: present, absent, without its extra, or why it can't be
+    loaded."""
     try:
         dispatch = import_module("tailrace.kernels.dispatch")
     except Exception as error:  # as above
@@ -141,7 +143,7 @@ def kernels() -> Section:
 
 
 def cache_folder(cache: Path, dtype: str) -> Section:
-    """The folder, whether it can be written, what is in it, and whether the default model is ready."""
+    """Describe the folder: whether it can be written, its contents, and whether the default model is ready."""
     try:
         from tailrace.models import DEFAULT_NAME
         from tailrace.models.default import default_gguf_path
@@ -165,12 +167,12 @@ def cache_folder(cache: Path, dtype: str) -> Section:
 
 
 def size(count: int) -> str:
-    """Bytes in words."""
+    """Return a number of bytes as text."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def layout(found: dict[str, Any]) -> str:
-    """The sections as aligned text."""
+    """Return the sections as aligned text."""
     lines: list[str] = []
     for section, entries in found.items():
         if section == "missing":

@@ -1,6 +1,6 @@
-"""`tailrace explain`: completes a prompt and says why each of its tokens came: a table, one token's ladder, or a file.
+"""`tailrace explain`: completes a prompt and says why each token came, as a table, one token's ladder, or a file.
 
-The model runs in an engine of its own, or behind a server (--url). What is shown is what the API has: see
+The model runs in an engine of its own, or behind a server (--url). The records are those of the API: see
 explain_table.py and explain_html.py.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.explanations import written
+from tailrace.api.explanations import encode_records
 from tailrace.api.logprobs import Labels
 from tailrace.api.schema.explain import TokenExplanation
 from tailrace.cli.chat_backends import check_single_answer, post
@@ -30,12 +30,12 @@ from tailrace.cli.flags import (
 from tailrace.cli.generate import encode
 from tailrace.cli.local import delta_of, engine, prepare
 from tailrace.errors import ConfigError
-from tailrace.explanation import ExplainOptions
+from tailrace.explain.record import ExplainOptions
 from tailrace.models import defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 
-MAX_TOKENS = 64  # unless --max-tokens says otherwise
+MAX_TOKENS = 64  # without --max-tokens
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The prompt, its form, what to show, settings, sampling."""
+    """Add flags for the prompt, its form, the output, settings and sampling."""
     parser.add_argument("prompt", metavar="PROMPT")
     parser.add_argument("--token", type=int, metavar="N", help="show the ladder of this token of the output, from 0")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="candidates to show of each token, 1 to 100")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer, and show why; exit code 0.
+    """Answer the prompt, and show why each token came. Return exit code 0.
 
     Raises:
         ConfigError: there is no such token, or a file can't be written.
@@ -97,13 +97,13 @@ def write(path: str, data: bytes) -> None:
 
 
 def local_answer(args: argparse.Namespace, options: ExplainOptions) -> Answer:
-    """Of an engine process that ends with it.
+    """Return the answer of an engine process that ends with it.
 
     Raises:
         TailraceError: the engine refused the request, or died.
     """
     prepared = prepare(read_config(args))
-    start = {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}
+    start = defaults(prepared.folder) | {"max_tokens": MAX_TOKENS}
     params = msgspec.structs.replace(read_sampling(args, start, prepared.tokenizer), explain=options)
     check_single_answer(params)
     prompt, labels = encode(args.prompt, args, prepared), Labels(prepared.tokenizer)
@@ -115,7 +115,7 @@ def local_answer(args: argparse.Namespace, options: ExplainOptions) -> Answer:
                 if delta is None:
                     continue
                 said += delta.text
-                found += written(labels, delta)
+                found += encode_records(labels, delta)
                 if delta.finish_reason:
                     records = [msgspec.json.decode(one, type=TokenExplanation) for one in found]
                     return Answer(args.prompt, said, shown_params(params), records)
@@ -123,12 +123,12 @@ def local_answer(args: argparse.Namespace, options: ExplainOptions) -> Answer:
 
 
 def shown_params(params: SamplingParams) -> dict[str, Any]:
-    """Those that are not at their defaults, but for what is shown."""
+    """Return the parameters that are not at their defaults, without `explain`."""
     return msgspec.to_builtins(msgspec.structs.replace(params, explain=None), str_keys=True)
 
 
 def remote_answer(args: argparse.Namespace, options: ExplainOptions) -> Answer:
-    """Of the server at args.url.
+    """Return the answer of the server at args.url.
 
     Raises:
         RequestError: the server refused the request. EngineDeadError: it can't be reached.

@@ -1,6 +1,6 @@
-"""Why tokens came, as one HTML file that needs nothing else: no script, no font, no address of anywhere.
+"""Why tokens came, as one HTML file that needs nothing else: no script, no font, no external address.
 
-What a model says is text: it is escaped, and every character that can't be printed is made visible.
+The model's text is escaped, and every character that can't be printed is made visible.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from unicodedata import bidirectional
 
 from tailrace.api.schema.explain import TokenExplanation
 from tailrace.cli.explain_table import ending, printable
-from tailrace.figures import percent
+from tailrace.explain.numbers import format_percent
 
 LEVELS = 6  # of surprise: 0, 1, 2 … bits, of the model's own probability
 LINES = "\n\t"
@@ -48,7 +48,7 @@ tr.came td { font-weight: 600; } tr.came i { background: var(--came); } td.gone 
 
 
 def page(prompt: str, params: Mapping[str, Any], records: Sequence[TokenExplanation]) -> str:
-    """The whole file. params: the sampling fields that were asked for."""
+    """Return the whole file. params: the sampling fields of the request."""
     asked = ", ".join(f"{name} {value}" for name, value in params.items()) or "all parameters at their defaults"
     return "\n".join(
         (
@@ -71,47 +71,49 @@ def page(prompt: str, params: Mapping[str, Any], records: Sequence[TokenExplanat
 
 
 def text_of(text: str, keep: str = "") -> str:
-    """Escaped, with what can't be printed made visible but for `keep`."""
+    """Return the text escaped. Characters that can't be printed are made visible, except those in `keep`."""
     return escape("".join(char if char in keep else printable(char) for char in text))
 
 
 def isolated(token: str) -> str:
-    """A token whose own direction of writing moves nothing around it."""
+    """Return a token whose own direction of writing moves nothing around it."""
     return f"<bdi>{text_of(token)}</bdi>"
 
 
 def direction(records: Iterable[TokenExplanation]) -> str:
-    """In which the answer's tokens follow each other: that of its first letter. (dir="auto" does not look into
-    isolated parts.)"""
+    """Return the direction in which the answer's tokens follow each other: that of its first letter.
+
+    dir="auto" does not read isolated parts.
+    """
     kinds = (bidirectional(char) for record in records for char in record.token)
     return "rtl" if next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L" else "ltr"
 
 
 def level(record: TokenExplanation) -> int:
-    """How surprising the token was to the model: 0 … LEVELS − 1."""
+    """Return how surprising the token was to the model: 0 … LEVELS − 1."""
     p = record.model.probabilities[record.ids.index(record.token_id)]
     return LEVELS - 1 if p <= 0.0 else min(LEVELS - 1, int(-math.log2(p)))
 
 
 def span(record: TokenExplanation) -> str:
-    """A token within the answer, coloured; it leads to its details."""
-    # a line end is seen, and breaks the line
+    """Return a token within the answer, coloured, as a link to its details."""
+    # A line end is shown, and also breaks the line.
     shown = "".join(text_of(char) + ("\n" if char == "\n" else "") for char in record.token)
     return f'<a class="s{level(record)} {record.origin}" href="#t{record.index}"><bdi>{shown}</bdi></a>'
 
 
 def legend() -> str:
-    """What the colours mean."""
+    """Return the legend of the colours."""
     names = [f"{bits} bits" if bits != 1 else "1 bit" for bits in range(LEVELS - 1)] + [f"{LEVELS - 1} and more"]
     shown = " ".join(f'<span class="s{bits}">{name}</span>' for bits, name in enumerate(names))
     return f'<p class="legend">Surprise, −log₂ of the model’s own probability: {shown}</p>'
 
 
 def token_details(record: TokenExplanation) -> str:
-    """A token's ladder: sentences, and the candidates after each step. A link to what is inside opens it."""
+    """Return a token's ladder: sentences, and the candidates after each step. A link to a part of it opens it."""
     said = record.sentences
     p = record.model.probabilities[record.ids.index(record.token_id)]
-    facts = f"{record.origin}, {percent(p)} by the model, position {record.position}, key {record.key}"
+    facts = f"{record.origin}, {format_percent(p)} by the model, position {record.position}, key {record.key}"
     sentences = items((said.model, *said.edits, *said.refinements, said.draw, *ending(record)))
     return (
         f"<details><summary><b>{record.index} “{isolated(record.token)}”</b> <small>{facts}</small></summary>\n"
@@ -120,12 +122,12 @@ def token_details(record: TokenExplanation) -> str:
 
 
 def items(sentences: Iterable[str]) -> str:
-    """Of a list."""
+    """Return the items of a list."""
     return "".join(f"<li>{text_of(sentence)}</li>" for sentence in sentences)
 
 
 def candidates(record: TokenExplanation) -> str:
-    """A row for each shown token, a column for each step, all bars on one axis."""
+    """Return a table with a row for each shown token and a column for each step, all bars on one axis."""
     steps: list[tuple[str, Sequence[float | None]]] = [("model", record.model.probabilities)]
     steps += [(step.method, step.probabilities) for step in record.edits]
     steps += [(step.method, step.probabilities) for step in record.refinements]
@@ -140,7 +142,7 @@ def candidates(record: TokenExplanation) -> str:
 
 
 def bar(p: float | None) -> str:
-    """A probability with its bar; a dash for what can't come."""
+    """Return a probability with its bar, or a dash for a token that can't come."""
     if not p:
         return '<td class="gone">–</td>'
-    return f'<td>{percent(p)}<i style="width:{100.0 * p:.2f}%"></i></td>'
+    return f'<td>{format_percent(p)}<i style="width:{100.0 * p:.2f}%"></i></td>'

@@ -1,6 +1,6 @@
 """Why tokens came, for a terminal: a line for each token, or one token's ladder with its sentences.
 
-What a model says is text, never a terminal's command: every character that can't be printed is escaped.
+The model's text must never act as a terminal command: every character that can't be printed is escaped.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.api.schema.explain import TokenExplanation
-from tailrace.figures import chance, percent, significant
+from tailrace.explain.numbers import format_digits, format_percent, format_probability
 
 WIDTH = 18  # of a token in a table
 COLUMN = 12
@@ -19,19 +19,19 @@ LEGEND = "left: tokens that could be drawn; p: with which this one was. --token 
 
 
 def printable(text: str) -> str:
-    """The text with every character escaped that can't be printed: control, format and private ones, line ends, blanks
-    but the space."""
+    """Return the text with every character escaped that can't be printed: control, format and private ones, line ends,
+    and blanks except the space."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shown(token: str, width: int = WIDTH) -> str:
-    """In quotation marks, cut to a width."""
+    """Return a token in quotation marks, cut to a width."""
     text = f"“{printable(token)}”"
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def table(records: Sequence[TokenExplanation]) -> list[str]:
-    """A line for each token, below a line of headings."""
+    """Return a line for each token, below a line of headings."""
     lines = [columns(COLUMNS)]
     for record in records:
         at, draw = record.ids.index(record.token_id), record.draw
@@ -44,11 +44,11 @@ def table(records: Sequence[TokenExplanation]) -> list[str]:
                     str(record.index),
                     shown(record.token),
                     record.origin,
-                    percent(record.model.probabilities[at]),
+                    format_percent(record.model.probabilities[at]),
                     f"{record.model.ranks[at]:,}",
                     "all" if left is None else f"{left:,}",
-                    "–" if p is None else chance(p),
-                    "–" if draw.margin is None or draw.winner != record.token_id else significant(draw.margin),
+                    "–" if p is None else format_probability(p),
+                    "–" if draw.margin is None or draw.winner != record.token_id else format_digits(draw.margin),
                     "" if draw.runner_up is None else shown(names[draw.runner_up]),
                     record.ended or "",
                 )
@@ -58,7 +58,7 @@ def table(records: Sequence[TokenExplanation]) -> list[str]:
 
 
 def columns(cells: Sequence[str]) -> str:
-    """Cells side by side: tokens and words to the left, numbers to the right."""
+    """Return cells side by side: tokens and words to the left, numbers to the right."""
     aligned = (
         cell.ljust(width) if name in ("token", "came", "over", "ended") else cell.rjust(width)
         for name, cell, width in zip(COLUMNS, cells, WIDTHS, strict=True)
@@ -67,7 +67,7 @@ def columns(cells: Sequence[str]) -> str:
 
 
 def ladder(record: TokenExplanation) -> list[str]:
-    """One token's steps in sentences, and the probabilities of its candidates after each."""
+    """Return one token's steps in sentences, and the probabilities of its candidates after each step."""
     said = record.sentences
     lines = [
         f"Token {record.index}, {shown(record.token, 60)}: {record.origin}, at position {record.position} with key "
@@ -93,7 +93,7 @@ def ladder(record: TokenExplanation) -> list[str]:
 
 
 def ending(record: TokenExplanation) -> list[str]:
-    """What the token ended, in a sentence, if anything."""
+    """Return a sentence on what the token ended, if anything."""
     if record.ended is None:
         return []
     if record.ended == "thinking_token_budget":
@@ -102,5 +102,5 @@ def ending(record: TokenExplanation) -> list[str]:
 
 
 def cell(p: float | None) -> str:
-    """A probability; what can't come is a dot."""
-    return "·" if not p else percent(p)
+    """Return a probability, or a dot for a token that can't come."""
+    return "·" if not p else format_percent(p)

@@ -1,6 +1,6 @@
-"""Command-line flags made from the settings' sections and from SamplingParams, and read back into them.
+"""Command-line flags made from the settings' sections and from SamplingParams, and the functions that read them.
 
-One flag per field, named after it; a flag not given leaves the field to the environment, the file or the default.
+There is one flag per field, named after it. Without the flag the environment, the file or the default decides.
 
 (More than 300 lines: a third is the table of help texts.)
 """
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 import msgspec
 
 from tailrace import config as settings
+from tailrace.base.config_sources import list_fields, load_config
 from tailrace.config import Config
-from tailrace.config_sources import fields, load
 from tailrace.errors import ConfigError, ParameterError
 from tailrace.params import FIELDS, SamplingParams
-from tailrace.sampler_fields import DRY_BREAKERS
+from tailrace.request.fields import RANDOM_SEED
+from tailrace.request.sampler_fields import DRY_BREAKERS
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
@@ -110,8 +111,11 @@ HELP: dict[str, str] = {
     "tokens decides",
     "server.stream_buffer_kib": "KiB of a stream that may wait for a client that reads slowly",
     "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
-    "server.reasoning_parser": "how the model marks what it thinks; auto: by its vocabulary and chat template",
-    "server.tool_parser": "how the model marks the tools it calls; auto: by its vocabulary and chat template",
+    "server.unseen_tools": "tools that the chat template does not write: answer with a warning, or refuse the request",
+    "server.reasoning_parser": "how the model marks what it thinks: a name in docs/reasoning.md; auto: by its "
+    "vocabulary and chat template",
+    "server.tool_parser": "how the model marks the tools it calls: a name in docs/tools.md; auto: by its vocabulary "
+    "and chat template",
 }
 FLAGS: dict[str, str] = {  # where the field's own name would mislead
     "model.name": "--served-model-name",
@@ -120,7 +124,7 @@ FLAGS: dict[str, str] = {  # where the field's own name would mislead
     "speculation.rule": "--draft-rule",
     "speculation.layers": "--draft-layers",
     "speculation.cache_gib": "--draft-cache-gib",
-    **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in fields("grammar")},
+    **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in list_fields("grammar")},
 }
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
 MODEL = "model.model"
@@ -130,7 +134,7 @@ SEVERAL = "; given several times, each by a name of its own, and with settings o
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
     FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
     for section in ENGINE_SECTIONS
-    for field in fields(section)
+    for field in list_fields(section)
     if (key := f"{section}.{field}") not in (MODEL, "model.name")
 }
 
@@ -141,14 +145,14 @@ FLAG_LISTS = {
 
 
 def plain_type(hint: Any) -> Any:
-    """A field's type without None and without its range."""
+    """Return a field's type without None and without its range."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
     return hint
 
 
 def add_flag(group: Any, flag: str, dest: str, hint: Any, help_text: str) -> None:
-    """One flag; its default is None, which means not given."""
+    """Add one flag. Its default is None, which means not given."""
     hint = plain_type(hint)
     common = {"dest": dest, "default": None, "help": help_text}
     if hint is bool:
@@ -160,10 +164,9 @@ def add_flag(group: Any, flag: str, dest: str, hint: Any, help_text: str) -> Non
 
 
 def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], several: bool = False) -> None:
-    """A flag for every field of the sections, and --config for a file of them. several: --model may be given more than
-    once."""
+    """Add a flag for every field of the sections, and --config for a file of them. several: --model may be repeated."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file, one table per section")
-    defaults = load(env={})
+    defaults = load_config(env={})
     for section in sections:
         group = parser.add_argument_group(f"{section} (or TAILRACE_{section.upper()}_…)")
         kind = type(getattr(defaults, section))
@@ -184,7 +187,7 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], s
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """The settings that flags, environment and file give together.
+    """Return the settings that flags, environment and file give together.
 
     Raises:
         ConfigError: naming the field.
@@ -201,11 +204,12 @@ def read_config(args: argparse.Namespace) -> Config:
             value = ",".join(value)
         if section in settings.SECTIONS and field:
             flags.setdefault(section, {})[field] = value
-    return load(flags, file=getattr(args, "config", None))
+    return load_config(flags, file=getattr(args, "config", None))
 
 
 def is_named(value: str) -> bool:
-    """--model's value begins with a name of its own; a file or folder of the whole name is none such."""
+    """Return whether --model's value begins with a name. It does not if a file or folder has the whole value as its
+    name."""
     name, equals, _ = value.partition("=")
     return (
         bool(equals)
@@ -216,10 +220,10 @@ def is_named(value: str) -> bool:
 
 
 def unique(values: list[str]) -> list[str]:
-    """The same values.
+    """Check that the models have names of their own, and return them.
 
     Raises:
-        ConfigError: several models, and one has no name, or two have the same.
+        ConfigError: of several models one has no name, or two have the same.
     """
     names = [value.partition("=")[0] for value in values]
     for value, name in zip(values, names, strict=True):
@@ -231,8 +235,9 @@ def unique(values: list[str]) -> list[str]:
 
 
 def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
-    """NAME=MODEL,FLAG=VALUE … → the name, and the fields of its sections. FLAG: any flag of the engine without its
-    dashes.
+    """Split NAME=MODEL,FLAG=VALUE … into the name and the fields of its sections.
+
+    FLAG is any flag of the engine without its dashes.
 
     Raises:
         ConfigError: there is no such flag.
@@ -256,8 +261,7 @@ def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of SamplingParams that one can write on a command line; lists are given by repeating the
-    flag."""
+    """Add a flag for every field of SamplingParams that can be written on a command line. Lists repeat the flag."""
     group = parser.add_argument_group("sampling")
     for name, field in FIELDS.items():
         if field.flag == "":
@@ -275,13 +279,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields whose flags were given, as the flags hold them."""
+    """Return the fields whose flags were given, with the flags' values."""
     pairs = ((key.partition(".")[2], value) for key, value in vars(args).items() if key.startswith("sampling."))
     return {field: value for field, value in pairs if value is not None}
 
 
 def read_sampling(args: argparse.Namespace, defaults: dict[str, Any], tokenizer: Tokenizer | None) -> SamplingParams:
-    """The parameters that the flags give, over `defaults`. `tokenizer` turns --bad-words into ids.
+    """Return the parameters that the flags give, over `defaults`. `tokenizer` turns --bad-words into ids.
 
     Raises:
         ParameterError: naming the field and its range. ConfigError: bad words without a tokenizer.
@@ -295,6 +299,8 @@ def read_sampling(args: argparse.Namespace, defaults: dict[str, Any], tokenizer:
         fields["logit_bias"] = dict(map(read_bias, fields["logit_bias"]))
     if fields.get("dry_multiplier") and tokenizer is not None:
         fields.setdefault("dry_sequence_breakers", tokenizer.ids_with(DRY_BREAKERS))  # as over HTTP
+    if fields.get("seed") == RANDOM_SEED:
+        del fields["seed"]
     try:
         return msgspec.structs.replace(SamplingParams(), **fields)
     except ParameterError:
@@ -304,7 +310,7 @@ def read_sampling(args: argparse.Namespace, defaults: dict[str, Any], tokenizer:
 
 
 def read_bias(text: str) -> tuple[int, float]:
-    """ID=BIAS as a pair."""
+    """Return ID=BIAS as a pair."""
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)

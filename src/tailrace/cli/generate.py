@@ -1,4 +1,5 @@
-"""`tailrace generate`: completes prompts with an engine of its own, many at once; answers in the prompts' order."""
+"""`tailrace generate`: completes many prompts at once with an engine of its own, and prints the answers in their
+order."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from tailrace.wire.messages import SequenceEvent, TokenLogprobs
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.sync_client import SyncClient
 
-MAX_TOKENS = 256  # unless --max-tokens says otherwise
+MAX_TOKENS = 256  # without --max-tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Prompts, their form, settings, sampling."""
+    """Add flags for prompts, their form, settings and sampling."""
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="none: all of stdin is one prompt")
     parser.add_argument("--lines", action="store_true", help="every line of stdin is a prompt")
     parser.add_argument("--chat", action="store_true", help="put each prompt to the model as a user's message")
@@ -47,7 +48,7 @@ class GeneratedText:
 
 @dataclass
 class PromptJob:
-    """One prompt being answered: its stream, and per sequence the text stream and the answer."""
+    """One prompt that is being answered: its stream, and per sequence the text stream and the answer."""
 
     prompt: str
     prompt_tokens: int
@@ -62,10 +63,10 @@ class PromptJob:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Complete every prompt; exit code 0."""
+    """Complete every prompt. Return exit code 0."""
     prompts = read_prompts(args)
     prepared = prepare(read_config(args))
-    start = {"max_tokens": MAX_TOKENS, **defaults(prepared.folder)}
+    start = defaults(prepared.folder) | {"max_tokens": MAX_TOKENS}
     params = read_sampling(args, start, prepared.tokenizer)
     encoded = [encode(prompt, args, prepared) for prompt in prompts]
     several = len(prompts) * params.n > 1
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """The arguments, or stdin.
+    """Return the prompts from the arguments or stdin.
 
     Raises:
         ConfigError: there is no prompt, or there are two sources.
@@ -93,7 +94,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def encode(prompt: str, args: argparse.Namespace, prepared: PreparedModel) -> list[int]:
-    """Token ids of the prompt as it is, or as a message in the model's chat template."""
+    """Return the token ids of the prompt, as plain text or as a message in the model's chat template."""
     if not (args.chat or args.system):
         return prepared.tokenizer.encode(prompt)
     system = [{"role": "system", "content": args.system}] if args.system else []
@@ -103,8 +104,11 @@ def encode(prompt: str, args: argparse.Namespace, prepared: PreparedModel) -> li
 def answer_all(
     prompts: list[str], encoded: list[list[int]], params: SamplingParams, prepared: PreparedModel, client: SyncClient
 ) -> Iterator[PromptJob]:
-    """Jobs in the order of the prompts, each when it is done. No more are submitted than the engine computes at once,
-    so that all that run are read in turn and a stop string ends its sequence at once."""
+    """Yield jobs in the order of the prompts, each when it is done.
+
+    At most as many are submitted as the engine computes at once. So all running jobs are read in turn, and a stop
+    string ends its sequence at once.
+    """
     window = max(1, prepared.config.scheduler.max_num_seqs // params.n)
     waiting = iter(zip(prompts, encoded, strict=True))
     jobs: list[PromptJob] = []
@@ -135,15 +139,15 @@ def submit(
 
 
 def advance(job: PromptJob) -> None:
-    """Read what has arrived for the job. Once all its texts have ended, it is aborted in the engine.
+    """Read the events that have arrived for the job. Once all its texts have ended, it is aborted in the engine.
 
     Raises:
-        TailraceError: the engine says that a sequence failed.
+        TailraceError: the engine reports that a sequence failed.
     """
     for event in next(job.events, ()):
         answer, text = job.answers[event.index], job.texts[event.index]
         if answer.finish_reason:
-            continue  # its text ended at a stop string before the engine heard of it
+            continue  # its text ended at a stop string before the engine knew of it
         if (delta := delta_of(text, event)) is None:
             continue
         answer.text += delta.text

@@ -1,5 +1,5 @@
-"""What the commands that run a model themselves share: find it, load its tokenizer, start an engine, read its
-answers."""
+"""The common part of the commands that run a model themselves: they find the model, load its tokenizer, start an
+engine, and read its answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from tailrace.base.logs import LEVEL_VARIABLE
 from tailrace.cli.memory_fit import fit_into_memory
 from tailrace.config import WITH_WEIGHTS, Config, ModelConfig, SpeculationConfig
 from tailrace.errors import BY_CODE, ConfigError, EngineError
-from tailrace.logs import LEVEL_VARIABLE
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
 from tailrace.text.output import Delta, TextStream
@@ -41,7 +41,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
     """Resolve the model (fetch, convert) and load its tokenizer.
 
     Raises:
-        ModelLoadError: the model can't be loaded. ConfigError: the settings have several, by name.
+        ModelLoadError: the model can't be loaded. ConfigError: the settings name several models.
     """
     if config.models:
         raise ConfigError(f"one model is run here, and the settings name others: {', '.join(config.models)}")
@@ -59,7 +59,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
 
 
 def prepare_all(config: Config) -> list[PreparedModel]:
-    """Each model to be served. With several, whether they fit into memory is checked before any is loaded.
+    """Prepare each model to be served. Several models are first checked against the memory, before any is loaded.
 
     Raises:
         ModelLoadError: a model can't be loaded. ConfigError: they don't fit.
@@ -82,15 +82,16 @@ def prepare_all(config: Config) -> list[PreparedModel]:
 
 
 def scripted(config: Config) -> bool:
-    """The model is a script, without weights."""
+    """Return whether the model is a script, without weights."""
     return (config.model.model or "").startswith(SCRIPTED)
 
 
 def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> SpeculationConfig:
-    """The settings of speculation, with the drafter's weights on this machine.
+    """Return the settings of speculation, with the drafter's weights on this machine.
 
     Raises:
-        ModelLoadError: they can't be had. ConfigError: a draft model has another vocabulary than the model.
+        ModelLoadError: they can't be fetched or loaded. ConfigError: a draft model has another vocabulary than the
+            model.
     """
     speculation, model = config.speculation, config.model
     if speculation.model is None or speculation.drafter not in WITH_WEIGHTS:
@@ -111,11 +112,11 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
 
 @contextmanager
 def engine(prepared: PreparedModel):
-    """A SyncClient with its own engine process, which ends with the block. Of the model alone: who runs one here has no
-    way to choose an adapter.
+    """Provide a SyncClient with its own engine process, which ends with the block. No adapters are loaded, since these
+    commands have no way to choose one.
 
     Raises:
-        TailraceError: it does not start.
+        TailraceError: the engine does not start.
     """
     os.environ.setdefault(LEVEL_VARIABLE, "warning")  # a terminal is for the answers
     settings = prepared.config.engine
@@ -131,10 +132,10 @@ def engine(prepared: PreparedModel):
 
 
 def delta_of(text: TextStream, event: SequenceEvent) -> Delta | None:
-    """The text that an event of the engine adds; None: it adds none (logprobs of the prompt).
+    """Return the text that an event of the engine adds; None for events without text (logprobs of the prompt).
 
     Raises:
-        TailraceError: the engine says that the sequence failed.
+        TailraceError: the engine reports that the sequence failed.
     """
     match event:
         case Tokens():

@@ -1,5 +1,4 @@
-"""Whether several models fit into memory side by side, checked before any is loaded, and how the rest is shared among
-them."""
+"""Checks whether several models fit into memory together, before any is loaded, and divides the rest among them."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from tailrace.models.footprint import SCALE_BYTES, adapters_bytes, block_bytes, 
 GIB = 1 << 30
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PROCESS_BYTES = int(0.4 * GIB)  # of an engine without its model: the interpreter, torch, compiled grammars
-GROWTH_SHARE = 0.5  # of what is left for requests, as engine/memory.py has it for one
+GROWTH_SHARE = 0.5  # of the memory left for requests, as in engine/memory.py
 LEAST_GROWTH_GIB = 0.25
 GPUS = (
     "import json, torch; print(json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]))"
@@ -31,7 +30,7 @@ GPUS = (
 
 
 class MemoryNeed(NamedTuple):
-    """Bytes that one model takes. cache: None: a share of what is left."""
+    """The bytes that one model takes. cache None: a share of the rest."""
 
     name: str
     device: str
@@ -54,10 +53,11 @@ class MemoryNeed(NamedTuple):
 def fit_into_memory(
     models: Sequence[tuple[str, EngineConfig, Path | None]], room: Callable[[str], float] | None = None
 ) -> list[EngineConfig]:
-    """The settings of models that fit. KV caches whose size is not set share what is left, and so do requests.
+    """Return the settings of models that fit. KV caches without a configured size share the rest, and so do requests.
 
     Args:
-        models: (name, settings, folder; None: it has no weights). room: bytes that a device has left.
+        models: (name, settings, folder or None for a model without weights).
+        room: returns the bytes that a device has left.
 
     Raises:
         ConfigError: they don't fit; the message lists what each needs.
@@ -92,7 +92,7 @@ def fit_into_memory(
 
 
 def with_memory(engine: EngineConfig, cache_gib: float | None, growth_gib: float) -> EngineConfig:
-    """The settings with these sizes where the operator has set none."""
+    """Return the settings, with these sizes if the operator has set none."""
     cache = engine.cache
     if cache_gib is not None:
         cache = msgspec.structs.replace(cache, memory_gib=cache_gib)
@@ -102,7 +102,7 @@ def with_memory(engine: EngineConfig, cache_gib: float | None, growth_gib: float
 
 
 def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryNeed:
-    """Bytes that a model takes, its adapters and its drafter included.
+    """Return the bytes that a model takes, including its adapters and its drafter.
 
     Raises:
         ModelLoadError: its files can't be read.
@@ -121,26 +121,26 @@ def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryN
     each = block_bytes(folder, config.block_size, *kept)
     if config.num_blocks:
         return MemoryNeed(name, device, weights, config.num_blocks * each)
-    longest = describe(folder, name, engine.scheduler.max_model_len).max_model_len
+    longest = describe(folder, name, engine.scheduler.max_model_len, engine.model.trust_remote_code).max_model_len
     most = engine.scheduler.max_num_seqs * -(-longest // config.block_size) * each
     return MemoryNeed(name, device, weights, int(min(config.memory_gib * GIB, most or config.memory_gib * GIB)))
 
 
 def device_of(name: str) -> str:
-    """cpu, or cuda:N."""
+    """Return a device's full name: cpu, or cuda:N."""
     if name == "auto":
         return "cuda:0" if gpus() else "cpu"
     return "cuda:0" if name == "cuda" else name
 
 
 def free_bytes(device: str) -> float:
-    """Free bytes of a device.
+    """Return the free bytes of a device.
 
     Raises:
         ConfigError: there is no such GPU.
     """
     if device == "cpu":
-        return cache_size.available()
+        return cache_size.measure_available_memory()
     _, _, number = device.partition(":")
     if not device.startswith("cuda:") or not number.isdigit() or int(number) >= len(gpus()):
         raise ConfigError(f"device {device!r} is not available")
@@ -149,7 +149,8 @@ def free_bytes(device: str) -> float:
 
 @cache
 def gpus() -> list[int]:
-    """Free bytes of each GPU. Asked in another process: a process that asks holds GPU memory from then on."""
+    """Return the free bytes of each GPU. Another process asks for them, since such a process then keeps some GPU
+    memory."""
     if not Path("/dev/nvidiactl").exists():
         return []
     found = subprocess.run([sys.executable, "-c", GPUS], capture_output=True, text=True, check=False)

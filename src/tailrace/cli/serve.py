@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import socket
 import sys
@@ -14,11 +15,13 @@ import urllib.request
 
 import msgspec
 
+from tailrace.base.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LOG_FORMATS, start_logging
 from tailrace.cli.flags import add_config_flags, read_config
-from tailrace.cli.local import prepare_all
+from tailrace.cli.local import PreparedModel, prepare_all
 from tailrace.config import SECTIONS, Config, ServerConfig
-from tailrace.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LOG_FORMATS, start_logging
 from tailrace.models import defaults
+
+log = logging.getLogger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error")
 POLL_S = 0.05
@@ -26,7 +29,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # listening o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every setting there is."""
+    """Add a flag for every setting."""
     level = os.environ.get(LEVEL_VARIABLE, "info").lower()
     parser.add_argument("--log-level", choices=LEVELS, default=level, help=f"of server and engine (default: {level})")
     form = os.environ.get(FORMAT_VARIABLE, "text")
@@ -35,26 +38,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal or the engine's death; the exit code is the server's."""
+    """Serve until a signal or the engine's death. The exit code is the server's."""
     start_s = time.monotonic()
     start_logging(args.log_level, args.log_format)
     os.environ[LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = args.log_level, args.log_format
-    config = with_port(read_config(args))
-    prepared = prepare_all(config)
-    from tailrace.api.serve import serve
+    from tailrace.api.serve import serve_models
+    from tailrace.api.service import check_parsers
     from tailrace.api.workers import ServedModel
+
+    config = with_port(read_config(args))
+    check_parsers(config.server)  # before a model is fetched
+    prepared = prepare_all(config)
 
     arguments = (config.server, ", ".join(one.name for one in prepared), start_s)
     threading.Thread(target=announce, args=arguments, daemon=True, name="announce").start()
     models = [
-        ServedModel(one.config.engine, str(one.folder), defaults(one.folder) if config.server.model_defaults else {})
+        ServedModel(one.config.engine, str(one.folder), read_defaults(one, config.server.model_defaults))
         for one in prepared
     ]
-    return serve(config.server, models, [one.tokenizer for one in prepared], named=bool(config.models))
+    return serve_models(config.server, models, [one.tokenizer for one in prepared], named=bool(config.models))
+
+
+def read_defaults(model: PreparedModel, used: bool) -> dict[str, float | int]:
+    """Return the model's own sampling defaults and log them; {} unless they are used."""
+    found = defaults(model.folder) if used else {}
+    if found:
+        values = ", ".join(f"{name} {value}" for name, value in found.items())
+        log.info("%s: a request that leaves these fields out gets the model's own defaults: %s", model.name, values)
+    return found
 
 
 def with_port(config: Config) -> Config:
-    """Port 0 becomes a port that was free a moment ago, so that it can be announced."""
+    """Replace port 0 by a port that was free a moment ago, so that it can be announced."""
     if config.server.port:
         return config
     family = socket.AF_INET6 if ":" in config.server.host else socket.AF_INET
@@ -65,13 +80,13 @@ def with_port(config: Config) -> Config:
 
 
 def base_url(server: ServerConfig) -> str:
-    """Where a client on this machine reaches the server."""
+    """Return the URL at which a client on this machine reaches the server."""
     host = ANYWHERE.get(server.host, server.host)
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
 def announce(server: ServerConfig, names: str, start_s: float) -> None:
-    """Wait until the server is ready, then say where, how fast, and how to try it."""
+    """Wait until the server is ready, then print its address, the start time and an example."""
     url = base_url(server)
     while not is_ready(url):
         time.sleep(POLL_S)
@@ -85,7 +100,7 @@ def announce(server: ServerConfig, names: str, start_s: float) -> None:
 
 
 def is_ready(url: str) -> bool:
-    """/health answers 200."""
+    """Return whether /health answers 200."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
             return response.status == 200

@@ -1,5 +1,4 @@
-"""Recent token ids → drafts. See drafting/base.py for what a drafter is; `load_drafter` makes the one that is
-configured."""
+"""Recent token ids → drafts. drafting/base.py defines a drafter; `load_drafter` makes the configured one."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ __all__ = ["Drafter", "load_drafter"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a drafter is made from. sampler: with the engine's own slots. block_size: of the target's cache."""
+    """The parts that a drafter is made from. sampler: with the engine's own slots. block_size: of the target's
+    cache."""
 
     config: SpeculationConfig
     model: ModelConfig
@@ -31,7 +31,7 @@ class Surroundings:
 
     @property
     def layered(self) -> LayeredRunner:
-        """The target, if its layers can be looked at."""
+        """The target, if the outputs of its layers can be read. ConfigError: they can't."""
         if not isinstance(self.target, LayeredRunner):
             raise ConfigError(
                 f"speculation.drafter: {self.config.drafter} needs a model with layers; this one has none"
@@ -40,7 +40,7 @@ class Surroundings:
 
     @property
     def folder(self) -> Path:
-        """Where the drafter's own weights are."""
+        """The folder of the drafter's own weights. ConfigError: none is configured."""
         if self.config.model is None:
             raise ConfigError(
                 f"speculation.model: drafter {self.config.drafter} needs weights of its own (--draft-model)"
@@ -48,17 +48,17 @@ class Surroundings:
         return Path(self.config.model)
 
     def blocks(self, block_bytes: int) -> int:
-        """Blocks of a cache of the drafter's own, as many as its memory holds."""
+        """Return the number of blocks that fit into the drafter's cache memory, at least 1."""
         return max(1, int(self.config.cache_gib * 2**30) // max(1, block_bytes))
 
 
-def _ngram(where: Surroundings) -> Drafter:
+def _make_ngram_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.ngram import NGram
 
     return NGram()
 
 
-def _suffix(where: Surroundings) -> Drafter:
+def _make_suffix_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.suffix import Suffix
 
     return Suffix()
@@ -86,7 +86,7 @@ def _draft_model(where: Surroundings) -> Drafter:
     return DraftModel(runner, DraftSampler(where.sampler), where.blocks(runner.block_bytes), where.block_size)
 
 
-def _eagle(where: Surroundings) -> Drafter:
+def _make_eagle_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.eagle import EagleDrafter
     from tailrace.drafting.eagle_heads import load_head
@@ -96,7 +96,7 @@ def _eagle(where: Surroundings) -> Drafter:
     return EagleDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
 
 
-def _block(where: Surroundings) -> Drafter:
+def _make_block_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.block import BlockDrafter
     from tailrace.drafting.block_head import BlockHead
     from tailrace.drafting.draft_sampler import DraftSampler
@@ -107,25 +107,27 @@ def _block(where: Surroundings) -> Drafter:
 
 
 DRAFTERS: dict[str, Callable[[Surroundings], Drafter]] = {
-    "ngram": _ngram,
-    "suffix": _suffix,
+    "ngram": _make_ngram_drafter,
+    "suffix": _make_suffix_drafter,
     "early_exit": _early_exit,
     "draft_model": _draft_model,
-    "eagle": _eagle,
-    "block": _block,
+    "eagle": _make_eagle_drafter,
+    "block": _make_block_drafter,
 }
 
 
 def load_drafter(
     config: SpeculationConfig, model: ModelConfig, target: ModelRunner, sampler: Sampler, block_size: int
 ) -> Drafter:
-    """The drafter that `config` names, not "none"; the target shows it the layers that it wants to see.
+    """Make the drafter that `config` names (not "none"). The target then keeps the layer outputs that the drafter
+    reads.
 
     Raises:
-        ConfigError: it needs weights that are not named, or a model with layers. ModelLoadError: the weights do not
-            fit.
+        ConfigError: the drafter needs weights that are not named, or a model with layers. ModelLoadError: the weights
+            do not fit.
     """
-    drafter = DRAFTERS[config.drafter](Surroundings(config, model, target, sampler, block_size))
-    if drafter.captures and isinstance(target, LayeredRunner):
-        target.capture(drafter.captures)
+    where = Surroundings(config, model, target, sampler, block_size)
+    drafter = DRAFTERS[config.drafter](where)
+    if drafter.captures:
+        where.layered.capture(drafter.captures)
     return drafter

@@ -1,12 +1,12 @@
 """Drafts of a whole block in one pass (drafting/block_head.py; DFlash, arXiv 2602.06036).
 
-A block is the last token, whose state the target has not computed yet, and masks after it. What the head puts out at a
-mask is about the token at that very place. It attends over all of the block and over the target's states of the
-positions before, which `observe` has turned into keys and values of every layer; the block's own are overwritten by
-what comes after it.
+A block is the last token, whose state the target has not computed yet, and masks after it. The head's output at a mask
+predicts the token at that position. The head attends over the whole block and over the target's states of the positions
+before. `observe` has turned these states into keys and values of every layer. Later positions overwrite the keys and
+values of the block itself.
 
-Given what is before them the drafts of a block are independent of each other: each is taken from its own place's
-logits. So they are a chain of proposals like any other, only one that does not look at its own beginning.
+Given the tokens before the block, its drafts are independent of each other: each is drawn from the logits of its own
+position. So they are a chain of proposals like any other, in which no proposal depends on the earlier ones.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from itertools import accumulate
 import torch
 
 from tailrace import kernels
-from tailrace.drafting.base import Draft, DraftRequest, TargetStates
+from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
 from tailrace.drafting.block_head import BlockHead, Level
-from tailrace.drafting.context import CachedPositions, flat, place
+from tailrace.drafting.context import CachedPositions, flatten_positions, locate_entries
 from tailrace.drafting.draft_sampler import DraftSampler
 
 ROWS = 256  # of logits that are made at a time
 
 
-class BlockDrafter:
-    """See drafting.base.Drafter. At most block_size − 1 drafts; none where the last computed position was not seen, or
-    the cache has no room for the block.
+class BlockDrafter(Drafter):
+    """Drafter of a whole block in one pass: at most block_size − 1 drafts.
+
+    A sequence gets no drafts where its last computed position was not seen, or where the cache has no room for the
+    block.
 
     Args:
         num_blocks, block_size: of its cache; block_size a multiple of 16. (The head's own block_size is how many tokens
@@ -53,8 +55,8 @@ class BlockDrafter:
         held = [self.context.reach(request.slot, request.tokens) for request in requests]
         unfinished = [i for i, n in enumerate(held) if n and self.context.pages.grow(requests[i].slot, n + length)]
         with self.draft_sampler.start(requests) as draft_batch:
-            for group in grouped(unfinished, [request.count for request in requests]):
-                logits = self._logits([requests[i] for i in group], [held[i] for i in group])
+            for group in group_by_rows(unfinished, [request.count for request in requests]):
+                logits = self._compute_mask_logits([requests[i] for i in group], [held[i] for i in group])
                 starts = dict(zip(group, accumulate((requests[i].count for i in group), initial=0), strict=False))
                 while group:
                     group = draft_batch.sample(logits[[starts[i] + len(draft_batch.tokens[i]) for i in group]], group)
@@ -62,8 +64,8 @@ class BlockDrafter:
 
     @torch.inference_mode()
     def observe(self, seen: TargetStates) -> None:
-        for entries in flat(self.context.enter(seen)):
-            features = self.head.features(seen.hidden[entries.rows])
+        for entries in flatten_positions(self.context.enter(seen)):
+            features = self.head.project_states(seen.hidden[entries.rows])
             rope = self.head.rotary(entries.positions)
             for level, cache in zip(self.head.levels, self.caches, strict=True):
                 kernels.store_kv(cache, *level.layer.keys_values(features, rope), entries.places)
@@ -74,35 +76,39 @@ class BlockDrafter:
     # ---- inside
 
     @torch.inference_mode()
-    def _logits(self, requests: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
-        """The logits of all wanted mask tokens, request after request: [sum of counts, V]. held: cached entries before
-        each block."""
+    def _compute_mask_logits(self, requests: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
+        """Compute the logits of all wanted mask tokens, request after request: [sum of counts, V].
+
+        held: number of cached entries before each block.
+        """
         length = self.head.block_size
         inside = torch.arange(length)
         token_ids = torch.full((len(requests), length), self.head.mask)
         token_ids[:, 0] = torch.tensor([request.tokens[-1] for request in requests])
         positions = torch.tensor([[len(request.tokens) - 1] for request in requests]) + inside
         known = torch.tensor(held)
-        tables = self.context.pages.tables([request.slot for request in requests])
-        places = place(tables, known[:, None] + inside, self.context.pages.block_size).flatten()
+        tables = self.context.pages.make_block_tables([request.slot for request in requests])
+        places = locate_entries(tables, known[:, None] + inside, self.context.pages.block_size).flatten()
         rope = self.head.rotary(positions.flatten())
         stream = self.head.embed(token_ids.flatten())
         for level, cache in zip(self.head.levels, self.caches, strict=True):
             layer, x = level.layer, level.norm(stream)
             kernels.store_kv(cache, *layer.keys_values(x, rope), places)
-            stream = layer.after(stream, attend(level, layer.query(x, rope), cache, tables, known + length))
+            stream = layer.compute_output(
+                stream, attend_blocks(level, layer.compute_query(x, rope), cache, tables, known + length)
+            )
         blocks = stream.unflatten(0, (len(requests), length))
         return self.head.logits(
             torch.cat([b[1 : 1 + request.count] for b, request in zip(blocks, requests, strict=True)])
         )
 
 
-def attend(
+def attend_blocks(
     level: Level, query: torch.Tensor, cache: kernels.KVCache, tables: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of n blocks' tokens, [n · block, Hq, D], over what is before them and over the block.
+    """Compute the attention of n blocks' tokens, [n · block, Hq, D], over the positions before them and over the block.
 
-    The kernel is causal: to let a token see the whole block, it goes in as a sequence of its own that ends where the
+    The kernel is causal. To let a token see the whole block, it is passed as a sequence of its own that ends where the
     block does.
     """
     block = len(query) // len(lengths)
@@ -113,8 +119,8 @@ def attend(
     return kernels.paged_attention(query, cache, tables, starts, lengths, scale=level.layer.scale, window=level.window)
 
 
-def grouped(unfinished: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
-    """`unfinished` in groups that have at most ROWS rows together."""
+def group_by_rows(unfinished: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
+    """Split `unfinished` into groups that have at most ROWS rows together."""
     group: list[int] = []
     rows = 0
     for i in unfinished:

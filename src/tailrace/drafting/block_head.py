@@ -1,6 +1,7 @@
-"""A block-parallel drafter from its published checkpoint (DFlash, arXiv 2602.06036): a small stack of decoder layers
-that fills in all masks of a block in one pass, looking at the target's states of everything before it. Knows neither
-sequences nor caches.
+"""A block-parallel drafter from its published checkpoint (DFlash, arXiv 2602.06036).
+
+It is a small stack of decoder layers. One pass fills in all masks of a block, given the target's states of everything
+before it. This module knows neither sequences nor caches.
 
 Symbols: n rows, H hidden size (the target's), C captured layers, V vocabulary.
 """
@@ -15,9 +16,9 @@ import torch
 
 from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
-from tailrace.drafting.ends import OutputHead, embedding, own_embedding
+from tailrace.drafting.ends import OutputHead, make_embedding, own_embedding
 from tailrace.drafting.keys import refuse_unknown
-from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, configuration, packed
+from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, pack_projections, parse_config
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
 
@@ -50,8 +51,8 @@ ONLY = {"speculators_model_type": ("dflash",), "use_aux_hidden_state": (True,)}
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One layer of the stack. causal: a block's tokens don't see those after them; window: how many positions each
-    sees, 0 is all."""
+    """One layer of the stack. causal: a block's tokens don't see those after them. window: how many positions each
+    token sees; 0: all."""
 
     layer: DecoderLayer
     norm: Norm
@@ -60,20 +61,20 @@ class Level:
 
 
 class BlockHead:
-    """The stack, between the target's own embedding and output head. Load with `BlockHead.load`.
+    """The stack, between the target's own embedding and output head. Load it with `BlockHead.load`.
 
-    captures: `target_layer_ids`. block_size: tokens of a block, the known one at its beginning included. mask: the id
-    of the others.
+    captures: `target_layer_ids`. block_size: tokens of a block, including the known one at its beginning. mask: the id
+    of the other tokens.
 
-    Tensors: fc.weight [H, C·H]; hidden_norm.weight, norm.weight; layers.i.* as in Qwen3. config.json: Qwen3's, with
-    block_size and
-    dflash_config: mask_token_id, target_layer_ids, which count outputs of layers (as many as there are layers, spread
-    evenly, where they are not given; `aux_hidden_state_layer_ids` of the speculators library count inputs).
-    embed_tokens.weight, lm_head.weight and d2t of the file are used where it has them, see drafting/ends.py. Of windows
-    see `view`.
+    Tensors: fc.weight [H, C·H]; hidden_norm.weight, norm.weight; layers.i.* as in Qwen3. embed_tokens.weight,
+    lm_head.weight and d2t are used if the file has them, see drafting/ends.py.
 
-    `output_multiplier` and `final_logit_softcapping` are applied; `input_embedding_scale` too. DFlash2's convolutions
-    and candidate selector are not known here, and refused by the names of their tensors.
+    config.json: Qwen3's, with block_size and dflash_config, which has mask_token_id and target_layer_ids. The latter
+    count outputs of layers. Without them, as many as the stack has layers are spread evenly.
+    `aux_hidden_state_layer_ids` of the speculators library count inputs. `view` describes windows. `output_multiplier`,
+    `final_logit_softcapping` and `input_embedding_scale` are applied.
+
+    DFlash2's convolutions and candidate selector are not supported. They are refused by the names of their tensors.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
@@ -81,14 +82,14 @@ class BlockHead:
         if config.hidden_size != width:
             raise ModelLoadError(f"{folder}: hidden_size must be the target's, {width}, got {config.hidden_size}")
         own = own_embedding(checkpoint, width, runner)
-        self.embed_rows, self.head = embedding(own, runner), OutputHead(checkpoint, width, runner, own)
+        self.embed_rows, self.head = make_embedding(own, runner), OutputHead(checkpoint, width, runner, own)
         refuse_unknown(checkpoint, KEYS, (SECTION, "transformer_layer_config"), ONLY)
         self.captures = captured_layers(checkpoint, runner.num_layers, config.num_hidden_layers)
         self.block_size = checkpoint.number("block_size", SECTION, 2, MAX_BLOCK)
         self.mask = checkpoint.number("mask_token_id", SECTION, 0, runner.vocab_size - 1)
-        self.fc = packed(checkpoint, len(self.captures) * width, ("fc", width))
+        self.fc = pack_projections(checkpoint, len(self.captures) * width, ("fc", width))
         self.feature_norm = Norm(checkpoint.take("hidden_norm.weight", width), config.rms_norm_eps)
-        self.levels = [level(checkpoint, config, i, self.block_size) for i in range(config.num_hidden_layers)]
+        self.levels = [load_level(checkpoint, config, i, self.block_size) for i in range(config.num_hidden_layers)]
         self.norm = Norm(checkpoint.take("norm.weight", width), config.rms_norm_eps)
         self.rotary = Rotary(config, runner.dtype, runner.device)
         scales = (checkpoint.value(name, SECTION) for name in ("input_embedding_scale", "output_multiplier"))
@@ -97,54 +98,55 @@ class BlockHead:
 
     @classmethod
     def load(cls, folder: Path, runner: LayeredRunner) -> BlockHead:
-        """The head in a published folder, for this target.
+        """Load the head of a published folder for this target.
 
         Raises:
-            ModelLoadError: a tensor or a number of config.json is missing or does not fit the target; it says which.
+            ModelLoadError: a tensor or a number of config.json is missing or does not fit the target; the message names
+                it.
         """
         checkpoint = Checkpoint(folder, runner.dtype, runner.device)
-        head = cls(checkpoint, configuration(checkpoint), runner)
+        head = cls(checkpoint, parse_config(checkpoint), runner)
         checkpoint.finish()
         return head
 
     @property
     def position_bytes(self) -> int:
-        """Of cache per position, over all layers."""
+        """Bytes of cache per position, over all layers."""
         return sum(level.layer.position_bytes for level in self.levels)
 
-    def features(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The target's captured states [n, C·H] → what every layer makes keys and values of, [n, H]."""
+    def project_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Turn the target's captured states [n, C·H] into the input of every layer's keys and values, [n, H]."""
         return self.feature_norm(kernels.linear(hidden, self.fc))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [n] → [n, H]."""
+        """Embed token ids, int64 [n] → [n, H]."""
         rows = self.embed_rows(token_ids)
         return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     def logits(self, stream: torch.Tensor) -> torch.Tensor:
-        """The last layer's output [n, H] → [n, V]."""
+        """Turn the last layer's output [n, H] into logits [n, V]."""
         logits = self.head(self.norm(stream))
         if self.multiplier != 1.0:
             logits = logits * self.multiplier
         return torch.tanh(logits / self.softcap) * self.softcap if self.softcap else logits
 
 
-def level(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> Level:
-    """DecoderLayer `index` of the stack."""
+def load_level(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> Level:
+    """Load decoder layer `index` of the stack."""
     prefix = f"layers.{index}."
-    causal, window = view(checkpoint, config, index, block_size)
+    causal, window = read_visibility(checkpoint, config, index, block_size)
     norm = Norm(checkpoint.take(f"{prefix}input_layernorm.weight", config.hidden_size), config.rms_norm_eps)
     return Level(DecoderLayer(checkpoint, prefix, config, config.hidden_size), norm, causal, window)
 
 
-def view(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> tuple[bool, int]:
-    """Whether a layer's tokens see those after them in the block, and how many positions each sees; 0 is all.
+def read_visibility(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> tuple[bool, int]:
+    """Return whether a layer is causal within the block, and how many positions each token sees; 0: all.
 
-    A layer has a window where `layer_types` says sliding_attention, or, where it says so of none, `use_swa`: of
-    `swa_window_size`, or else `sliding_window`. Layers with a window are causal and the others are not, unless
-    `is_causal`, `causal` or `sliding_window_non_causal` says otherwise (so vLLM reads published files). A causal window
-    counts the block too. In one that is not causal (speculators) all tokens of a block see the whole block and the same
-    positions before it, as many as the window has.
+    A layer has a window if `layer_types` says sliding_attention. If no layer's type does, `use_swa` decides. The
+    window's size is `swa_window_size`, or else `sliding_window`. Layers with a window are causal and the others are
+    not, unless `is_causal`, `causal` or `sliding_window_non_causal` says otherwise (vLLM reads published files in this
+    way). A causal window counts the block too. In a window that is not causal (speculators), all tokens of a block see
+    the whole block and the same positions before it, as many as the window's size.
     """
     types = checkpoint.value("layer_types", "transformer_layer_config") or []
     if len(types) not in (0, config.num_hidden_layers) or set(types) - {"full_attention", "sliding_attention"}:
@@ -169,7 +171,7 @@ def view(checkpoint: Checkpoint, config: Any, index: int, block_size: int) -> tu
 
 
 def captured_layers(checkpoint: Checkpoint, num_layers: int, drafting: int) -> tuple[int, ...]:
-    """The target's layers whose outputs the head takes. drafting: layers that the head itself has."""
+    """Return the target's layers whose outputs the head takes. drafting: the number of layers of the head itself."""
     trained = checkpoint.config.get("num_target_layers", num_layers)
     if trained != num_layers:
         raise ModelLoadError(
@@ -180,7 +182,7 @@ def captured_layers(checkpoint: Checkpoint, num_layers: int, drafting: int) -> t
     if layers is None and isinstance(inputs, list) and all(isinstance(i, int) for i in inputs):
         layers = [i - 1 for i in inputs]
     elif layers is None and inputs is None:
-        layers = spread(num_layers, drafting)
+        layers = spread_layers(num_layers, drafting)
     if not (
         isinstance(layers, list)
         and layers
@@ -194,8 +196,8 @@ def captured_layers(checkpoint: Checkpoint, num_layers: int, drafting: int) -> t
     return tuple(layers)
 
 
-def spread(num_layers: int, drafting: int) -> list[int]:
-    """What the published code takes where a file does not say: from the second layer to the fourth from the end."""
+def spread_layers(num_layers: int, drafting: int) -> list[int]:
+    """Return the published code's default layers: from the second layer to the fourth from the end."""
     if drafting == 1:
         return [num_layers // 2]
     return [round(1 + i * (num_layers - 4) / (drafting - 1)) for i in range(drafting)]

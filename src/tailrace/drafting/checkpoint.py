@@ -1,5 +1,8 @@
-"""A drafter's published folder → its configuration and its tensors. Each tensor is asked for by name and shape, so an
-error can name the one that does not fit the target. Knows no drafter."""
+"""A drafter's published folder → its configuration and its tensors.
+
+Each tensor is requested by name and shape, so an error can name the one that does not fit the target. This module knows
+no drafter.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from typing import Any
 
 import torch
 
+from tailrace.base.extras import require_extra
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
 
 IGNORED = ("rotary_emb.inv_freq", "t2d")  # derived from the configuration, or from another tensor
 
 
 class Checkpoint:
-    """config: config.json as it is. Tensors are named without a leading "model."; `take` gives one away.
+    """A drafter's folder. config: the contents of config.json. Tensors are named without a leading "model."; `take`
+    returns one and removes it from the checkpoint.
 
     Args:
-        folder: config.json beside model.safetensors, its shards, or pytorch_model.bin.
+        folder: config.json, and model.safetensors, its shards, or pytorch_model.bin.
 
     Raises:
         ModelLoadError: a file is missing or is not what its name says.
@@ -28,24 +33,25 @@ class Checkpoint:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
+        refuse_stand_in(folder / "config.json")
         try:
             self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{folder}: config.json: {error}") from error
-        self.tensors = {name.removeprefix("model."): tensor for name, tensor in read(folder).items()}
+        self.tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """() where there is no such tensor."""
+    def read_shape(self, name: str) -> tuple[int, ...]:
+        """Return the tensor's shape; () if there is no such tensor."""
         return tuple(self.tensors[name].shape) if name in self.tensors else ()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor, in our dtype where it has floating point, on our device.
+        """Remove and return the tensor, on our device, and in our dtype if it has a floating dtype.
 
         Raises:
-            ModelLoadError: it is not there, or its shape is another.
+            ModelLoadError: the tensor is missing, or its shape is another.
         """
         if name not in self.tensors:
             raise ModelLoadError(f"{self.folder}: there is no tensor {name}, which must be {list(shape)}")
@@ -55,12 +61,12 @@ class Checkpoint:
         tensor = tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
         return tensor.contiguous()
 
-    def maybe(self, name: str, *shape: int) -> torch.Tensor | None:
-        """As `take`; None where there is no such tensor."""
+    def take_optional(self, name: str, *shape: int) -> torch.Tensor | None:
+        """Return `take`'s tensor; None if there is no such tensor."""
         return self.take(name, *shape) if name in self.tensors else None
 
     def finish(self) -> None:
-        """Raise ModelLoadError if a tensor is left over: a drafter that has more than we use computes something
+        """Raise ModelLoadError if a tensor is left over: a drafter with more tensors than we use computes something
         else."""
         left = sorted(name for name in self.tensors if not name.endswith(IGNORED))
         if left:
@@ -69,16 +75,16 @@ class Checkpoint:
         self.tensors.clear()
 
     def value(self, name: str, part: str) -> Any:
-        """Of the configuration's section `part`, or else of its top level; None where there is none."""
+        """Return a value from the configuration's section `part`, or else from its top level, or else None."""
         section = self.config.get(part)
         inside = section.get(name) if isinstance(section, dict) else None
         return self.config.get(name) if inside is None else inside
 
     def flag(self, name: str, part: str, default: bool = False) -> bool:
-        """As `value`: true or false.
+        """Return a value of `value` that is true or false, or `default` if it is missing.
 
         Raises:
-            ModelLoadError: it is neither.
+            ModelLoadError: it is neither true nor false.
         """
         value = self.value(name, part)
         if value is not None and not isinstance(value, bool):
@@ -86,7 +92,7 @@ class Checkpoint:
         return default if value is None else value
 
     def number(self, name: str, part: str, low: int, high: int) -> int:
-        """As `value`: an integer.
+        """Return a value of `value` that is an integer.
 
         Raises:
             ModelLoadError: it is missing, no integer, or outside of low … high.
@@ -97,21 +103,23 @@ class Checkpoint:
         return value
 
 
-def read(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the folder.
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors of the folder.
 
     Raises:
-        ModelLoadError: there are none, or they can't be read.
+        ModelLoadError: the folder has no tensors, or they can't be read.
     """
-    with needs("serve"):
+    with require_extra("serve"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
     try:
         for path in sorted(folder.glob("*.safetensors")):
+            refuse_stand_in(path)
             tensors |= load_file(path)
         for path in [] if tensors else sorted(folder.glob("pytorch_model*.bin")):
+            refuse_stand_in(path)
             tensors |= torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error

@@ -1,9 +1,10 @@
-"""Which positions of each sequence a head has in its own cache, and where. Knows no arithmetic.
+"""The positions of each sequence that a head has in its own cache, and their places there. This module knows no
+arithmetic.
 
-Positions that the target computed before the head came to see them (a prefix taken from the cache) are missing. The
-others close up: the i-th position that is known is the i-th entry of the slot's pages. Keys carry their true positions
-in their rotation, so attention over the entries is what it would be with the missing ones masked. (A sliding window
-then counts entries.)
+Positions that the target computed before the head could see them (a prefix from the cache) are missing. The others
+close up: the i-th known position is the i-th entry of the slot's pages. Keys carry their true positions in their
+rotation. So attention over the entries gives the same result as attention with the missing positions masked. (A sliding
+window then counts entries.)
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import torch
 from tailrace.drafting.base import TargetStates
 from tailrace.drafting.pages import Pages
 
-CHUNK = 512  # rows that enter at a time: bounds the memory that a long prefill takes
+CHUNK = 512  # rows that are entered at a time; it bounds the memory of a long prefill
 
 
 @dataclass(frozen=True, slots=True)
 class NewPositions:
-    """New positions first … first + count − 1 of a slot's sequence. row: of the first one in TargetStates.hidden.
-    places: in the cache, block · block_size + offset, int64 [count]. following: the token after each position."""
+    """New positions first … first + count − 1 of a slot's sequence.
+
+    - row: the first position's row in TargetStates.hidden.
+    - places: in the cache, block · block_size + offset, int64 [count].
+    - following: the token after each position.
+    """
 
     slot: int
     first: int
@@ -35,7 +40,7 @@ class NewPositions:
 
 @dataclass(frozen=True, slots=True)
 class PositionColumns:
-    """New positions of several sequences, flat: all int64 [n]."""
+    """New positions of several sequences as columns, all int64 [n]."""
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -43,8 +48,8 @@ class PositionColumns:
     following: torch.Tensor
 
 
-def flat(stretches: Sequence[NewPositions], size: int = CHUNK) -> Iterator[PositionColumns]:
-    """All entries, at most `size` at a time."""
+def flatten_positions(stretches: Sequence[NewPositions], size: int = CHUNK) -> Iterator[PositionColumns]:
+    """Yield all entries, at most `size` at a time."""
     if not stretches:
         return
     columns = (
@@ -58,15 +63,18 @@ def flat(stretches: Sequence[NewPositions], size: int = CHUNK) -> Iterator[Posit
 
 
 class CachedPositions:
-    """known[slot]: positions that are cached, ascending."""
+    """The cached positions of all slots. known[slot]: positions that are cached, ascending."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pages = Pages(num_blocks, block_size)
         self.known: dict[int, list[int]] = {}
 
     def enter(self, seen: TargetStates) -> list[NewPositions]:
-        """Take blocks for what was computed. What stood there or after it is forgotten. A position enters once the
-        token after it is known. A sequence for which no blocks are free goes without."""
+        """Take blocks for the computed positions, and return those that entered.
+
+        Entries at or after a computed position are dropped first. A position enters once the token after it is known.
+        If too few blocks are free for a sequence, its positions do not enter.
+        """
         stretches = []
         columns = zip(seen.slots, seen.tokens, seen.first, seen.count, seen.row, strict=True)
         for slot, tokens, first, count, row in columns:
@@ -77,12 +85,12 @@ class CachedPositions:
                 continue
             known += range(first, first + count)
             blocks = torch.tensor(self.pages.blocks[slot])
-            places = place(blocks, torch.arange(begin, begin + count), self.pages.block_size)
+            places = locate_entries(blocks, torch.arange(begin, begin + count), self.pages.block_size)
             stretches.append(NewPositions(slot, first, count, row, places, tokens[first + 1 : first + 1 + count]))
         return stretches
 
     def cut(self, slot: int, position: int) -> list[int]:
-        """Forget the positions from this one on; returns what is known."""
+        """Forget the positions from this one on. Return the known positions."""
         known = self.known.setdefault(slot, [])
         kept = bisect_left(known, position)
         if kept < len(known):
@@ -91,18 +99,20 @@ class CachedPositions:
         return known
 
     def reach(self, slot: int, tokens: Sequence[int]) -> int:
-        """How many positions are known, if the last of them is the one before the last token; else 0: drafting has
-        nothing to go on from."""
+        """Return how many positions are known, if the last one is just before the last token; else 0. With 0 no draft
+        can follow."""
         known = self.cut(slot, len(tokens) - 1)
         return len(known) if known and known[-1] == len(tokens) - 2 else 0
 
     def remove(self, slot: int) -> None:
-        """Nothing is known any more."""
+        """Forget all positions of the slot."""
         self.known.pop(slot, None)
         self.pages.release(slot)
 
 
-def place(blocks: torch.Tensor, index: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Where the entries of these indices are in a sequence's blocks: [B], [n] → int64 [n]; or of n sequences: [n, B],
-    [n, k] → [n, k]."""
+def locate_entries(blocks: torch.Tensor, index: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Return the places of the entries with these indices in a sequence's blocks.
+
+    [B], [n] → int64 [n]; or for n sequences: [n, B], [n, k] → [n, k].
+    """
     return blocks.to(torch.int64).gather(-1, index // block_size) * block_size + index % block_size

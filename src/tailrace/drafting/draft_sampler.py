@@ -1,4 +1,5 @@
-"""Draft logits → draft tokens. Knows no model: the drafter passes in the logits, and says whose next draft it wants.
+"""Draft logits → draft tokens. This module knows no model: the drafter passes in the logits and names the requests that
+want another draft.
 
 How a request's drafts are verified (sampling/verify.py) decides how they are sampled:
 
@@ -6,15 +7,15 @@ How a request's drafts are verified (sampling/verify.py) decides how they are sa
   draw from these logits, with the request's key, position and methods. Draft and target share the Gumbel noise, so they
   differ only where their logits do (Daliri et al., arXiv 2408.07978). These drafts are one-hot.
 - From a distribution q, for every other rule. q is returned with the draft. It is the request's own distribution over
-  the draft logits. (In torch: with its edits, temperature, min-p, top-k and top-p alone.)
+  the draft logits.
 
 Drafts of the second kind must be independent of the acceptance draws, and of drafts that were rejected before. So draft
-j of a step has a noise stream of its own, at the position where the step begins; no two steps begin at the same
+j of a step has a noise stream of its own, at the position where the step begins. No two steps begin at the same
 position. Only XTC's coin is shared with verification: it chooses no token, and given the coin both distributions are
 right.
 
-Kernels sample both kinds, all rows of a call at once, and q stays where the logits are. Torch samples the second kind,
-row by row, of requests that ask for what the kernels don't have.
+Kernels sample both kinds, all rows of a call at once, and q stays where the logits are. The reference computes q row by
+row for requests that ask for what the kernels don't have.
 
 While a step drafts, each request's slot includes the drafts so far, so that penalties, forced tokens and mirostat see
 them. Afterwards the slot is as it was. Grammar masks are not applied here: drafts that a grammar forbids are cut off
@@ -33,17 +34,16 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.base import Draft, DraftRequest
+from tailrace.kernels.constants import DRAFT_STREAM
 from tailrace.kernels.proposals import ProposalMemory, ProposalTensor
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import OK
-from tailrace.params import SamplingParams
 from tailrace.sampling import Sampler
 from tailrace.sampling.backends.base import DraftingBackend
 from tailrace.sampling.backends.reference import ReferenceBackend
-from tailrace.sampling.reference import BadRowError, edited
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.reference import BadRowError, compute_distribution
+from tailrace.sampling.slot import Slot
 
-DRAFT_STREAM = 16  # of the noise, for draft 0 of a step; draft j has DRAFT_STREAM + j. The sampler's are 0 … 3
 # (logits, the index of each row's request, rows to sample) → each of those rows' tokens; None: the row is unusable
 SampleRows = Callable[[torch.Tensor, Sequence[int], list[int]], dict[int, int | None]]
 
@@ -65,11 +65,11 @@ class DraftSampler:
         try:
             yield draft_batch
         finally:
-            draft_batch.restore()
+            draft_batch.restore_slots()
 
 
 class DraftBatch:
-    """The drafts of one step. They grow side by side. tokens: the drafts of each request so far."""
+    """The drafts of one step, which grow side by side. tokens: the drafts of each request so far."""
 
     def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest]) -> None:
         self.sampler, self.requests, self.vocab_size = sampler, requests, sampler.slots.vocab_size
@@ -79,7 +79,7 @@ class DraftBatch:
         self.q: dict[int, ProposalMemory] = {}  # the distributions, where drafts have one
 
     def sample(self, logits: torch.Tensor, indices: Sequence[int]) -> list[int]:
-        """One more draft for each of these requests, unless its logits are unusable (NaN, +inf, all masked).
+        """Draw one more draft for each of these requests, unless its logits are unusable (NaN, +inf, all masked).
 
         Args:
             logits: [len(indices), V'] of bf16, f16 or f32, on any device. V' may differ from the target's V: an id that
@@ -91,11 +91,11 @@ class DraftBatch:
         """
         if not indices:
             return []
-        logits = fitted(logits, self.vocab_size)
+        logits = fit_vocabulary(logits, self.vocab_size)
         backend = self._drafting_backend(logits.device)
         methods: dict[SampleRows, list[int]] = {}
         for row, i in enumerate(indices):
-            methods.setdefault(self._method(i, backend), []).append(row)
+            methods.setdefault(self._pick_method(i, backend), []).append(row)
         found: dict[int, int | None] = {}
         for sample_rows, rows in methods.items():
             found |= sample_rows(logits, indices, rows)
@@ -106,52 +106,52 @@ class DraftBatch:
                 continue
             self.tokens[i].append(token)
             self.slots[i].extend([token])
-            self._notify(i)
+            self._notify_slots(i)
             if len(self.tokens[i]) < self.requests[i].count:
                 unfinished.append(i)
         return unfinished
 
-    def since(self, i: int, position: int) -> list[int]:
-        """Tokens and drafts of the request from this position on."""
+    def slice_tokens(self, i: int, position: int) -> list[int]:
+        """Return the tokens and drafts of the request from this position on."""
         request = self.requests[i]
         return [*request.tokens[position:], *self.tokens[i][max(0, position - len(request.tokens)) :]]
 
     def drafts(self) -> list[Draft]:
-        """The draft of each request."""
+        """Return the draft of each request."""
         return [
             Draft(tokens, self.q[i].q[: len(tokens)] if tokens and i in self.q else None)
             for i, tokens in enumerate(self.tokens)
         ]
 
-    def restore(self) -> None:
-        """Make the slots what they were before the first draft."""
+    def restore_slots(self) -> None:
+        """Restore the slots to their state before the first draft."""
         for i, (slot, tokens, (state, updates)) in enumerate(zip(self.slots, self.tokens, self.before, strict=True)):
             for _ in tokens:
                 slot.pop()
             slot.state.update(state)
             slot.updates[:] = updates
             if tokens:
-                self._notify(i)
+                self._notify_slots(i)
 
-    def _notify(self, i: int) -> None:
-        """The request's slot has other tokens than before."""
+    def _notify_slots(self, i: int) -> None:
+        """Tell the sampler that the request's slot has other tokens than before."""
         self.sampler.slots.advance(self.requests[i].slot, self.slots[i].moves)
 
     def _drafting_backend(self, device: torch.device) -> DraftingBackend[Any] | None:
-        """What draws drafts from logits of this device; None: the sampler is the reference, which draws none."""
+        """Return the backend that draws drafts from logits on this device; None for the reference, which draws none."""
         backend = self.sampler.backend_for(device)
         return None if isinstance(backend, ReferenceBackend) else cast("DraftingBackend[Any]", backend)
 
-    def _method(self, i: int, backend: DraftingBackend[Any] | None) -> SampleRows:
-        """How the request's drafts are sampled."""
+    def _pick_method(self, i: int, backend: DraftingBackend[Any] | None) -> SampleRows:
+        """Return the function that samples the request's drafts."""
         request = self.requests[i]
         if request.rule == "exact" or self.slots[i].params.greedy:
             return self._sample_coupled
         served = backend is not None and backend.serves_drafts(request.slot)
-        return self._sample_from_q if served else self._sample_from_q_in_torch
+        return self._sample_from_q if served else self._sample_from_q_row_by_row
 
-    def _rows(self, indices: Sequence[int], rows: list[int]) -> Rows:
-        """The next position of each row's request."""
+    def _make_rows(self, indices: Sequence[int], rows: list[int]) -> Rows:
+        """Return the next position of each row's request, as Rows."""
         requests = [self.requests[indices[row]] for row in rows]
         positions = [
             len(request.tokens) + len(self.tokens[indices[row]]) for row, request in zip(rows, requests, strict=True)
@@ -159,35 +159,35 @@ class DraftBatch:
         return Rows.plain([request.slot for request in requests], rows, positions)
 
     def _sample_coupled(self, logits: torch.Tensor, indices: Sequence[int], rows: list[int]) -> dict[int, int | None]:
-        """What the sampler draws from each of these rows."""
-        out = self.sampler(logits, self._rows(indices, rows))
+        """Return the tokens that the sampler draws from these rows."""
+        out = self.sampler(logits, self._make_rows(indices, rows))
         return tokens_of(rows, out.token_ids[:, 0], out.status)
 
     def _sample_from_q(self, logits: torch.Tensor, indices: Sequence[int], rows: list[int]) -> dict[int, int | None]:
-        """A token of each row's distribution q. The distributions are kept."""
+        """Draw a token from each row's distribution q, and keep the distributions."""
         backend = self._drafting_backend(logits.device)
         assert backend is not None
-        noise = [self._noise(indices[row]) for row in rows]
+        noise = [self._locate_noise(indices[row]) for row in rows]
         to = [self._q_place(indices[row], logits.device) for row in rows]
-        out = backend.propose(logits, self._rows(indices, rows), noise, to)
+        out = backend.propose(logits, self._make_rows(indices, rows), noise, to)
         return tokens_of(rows, out.token_ids, out.status)
 
-    def _sample_from_q_in_torch(
+    def _sample_from_q_row_by_row(
         self, logits: torch.Tensor, indices: Sequence[int], rows: list[int]
     ) -> dict[int, int | None]:
-        """The same, row by row."""
+        """Draw a token from each row's distribution q by the reference, row by row."""
         found: dict[int, int | None] = dict.fromkeys(rows)
         for row in rows:
             i = indices[row]
             with suppress(BadRowError):
-                q = proposal(logits[row], self.slots[i])
+                q = compute_proposal(logits[row], self.slots[i], len(self.requests[i].tokens) + len(self.tokens[i]))
                 place, at = self._q_place(i, logits.device)
                 place.write(at, q)
-                found[row] = draw(q, kernels.uniform(self.slots[i].key, *self._noise(i)))
+                found[row] = draw_by_inversion(q, kernels.uniform(self.slots[i].key, *self._locate_noise(i)))
         return found
 
     def _q_place(self, i: int, device: torch.device) -> tuple[ProposalMemory, int]:
-        """The memory and the row there that hold the q of the request's next draft."""
+        """Return the memory and its row for the q of the request's next draft."""
         if i not in self.q:
             backend, count = self._drafting_backend(device), self.requests[i].count
             self.q[i] = (
@@ -195,68 +195,48 @@ class DraftBatch:
             )
         return self.q[i], len(self.tokens[i])
 
-    def _noise(self, i: int) -> tuple[int, int]:
-        """Position and stream of the noise for the request's next draft."""
+    def _locate_noise(self, i: int) -> tuple[int, int]:
+        """Return position and stream of the noise for the request's next draft."""
         return noise_of(len(self.requests[i].tokens), len(self.tokens[i]))
 
 
 def noise_of(begin: int, step: int) -> tuple[int, int]:
-    """Position and stream of the noise for draft number `step` of a step that begins at position `begin`."""
+    """Return position and stream of the noise for draft number `step` of a step that begins at position `begin`."""
     return begin, DRAFT_STREAM + step
 
 
 def tokens_of(rows: list[int], token_ids: torch.Tensor, status: torch.Tensor) -> dict[int, int | None]:
-    """Each row's token; None where no token could be drawn."""
+    """Return each row's token; None if no token could be drawn."""
     drawn = zip(rows, token_ids.tolist(), status.tolist(), strict=True)
     return {row: token if status == OK else None for row, token, status in drawn}
 
 
-def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Logits [R, V'] as [R, V]: ids from V on are cut off, missing ids get −inf."""
+def fit_vocabulary(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return logits [R, V'] as [R, V]: ids from V on are cut off, missing ids get −inf."""
     missing = vocab_size - logits.shape[1]
     return F.pad(logits, (0, missing), value=-math.inf) if missing > 0 else logits[:, :vocab_size]
 
 
-def proposal(row: torch.Tensor, slot: RequestSlot) -> torch.Tensor:
-    """q for a row of draft logits [V]: float32 [V], on the CPU, computed in torch.
+def compute_proposal(row: torch.Tensor, slot: Slot, position: int) -> torch.Tensor:
+    """Return q for a row of draft logits [V]: float32 [V], on the CPU.
 
-    It has the request's edits, temperature, min-p, top-k and top-p, so that it covers about the same tokens as the
-    target's distribution. Other methods are left out: verification is exact for any q, as long as the draft is drawn
-    from it. One-hot where the token is forced.
+    It is the reference's distribution for the request, so that it covers the same tokens as the target's. One-hot where
+    the token is forced.
 
     Raises:
-        BadRowError: the row can't be drawn from, or the request's edits leave nothing of it.
+        BadRowError: the row can't be drawn from, or the request's edits leave no token.
     """
-    row = edited(row.float().cpu(), slot)
+    candidates = compute_distribution(row.float().cpu(), slot, position)
     if slot.forced is not None:
         return F.one_hot(torch.tensor(slot.forced), row.numel()).float()
-    x = (row - row.max()).double().div_(slot.params.temperature)
-    return cut(x, slot.params).softmax(0).float()
+    q = torch.zeros(row.numel())
+    q[candidates.ids] = candidates.probabilities().float()
+    return q
 
 
-def cut(x: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Set the logits that min-p, top-k or top-p removes to −inf, in place. Equal logits at a boundary all stay.
-
-    Args:
-        x: float64 [V], logits minus the largest of them.
-    """
-    least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    if 0 < params.top_k < x.numel():
-        least = max(least, float(x.topk(params.top_k, sorted=False).values.min()))
-    if least > -math.inf:
-        x.masked_fill_(x < least, -math.inf)
-    if params.top_p < 1.0:
-        p = x.softmax(0)
-        # those below can't be in the nucleus, see sampling/methods/top_p.py
-        likely = p[p >= 0.5 * (1.0 - params.top_p) / p.numel()].sort(descending=True).values
-        inside = int((likely.cumsum(0) - likely < params.top_p).sum())
-        x.masked_fill_(p < likely[max(1, inside) - 1], -math.inf)
-    return x
-
-
-def draw(q: torch.Tensor, u: float) -> int:
-    """The token of q [V] at u in (0, 1) of its mass; its q is > 0."""
+def draw_by_inversion(q: torch.Tensor, u: float) -> int:
+    """Return the token of q [V] at the share u in (0, 1) of its mass. Its q is > 0."""
     mass = q.double().cumsum(0)
-    # below the whole of it, also where the product is rounded up
+    # Stay below the whole mass, even if the product is rounded up.
     at = min(u * float(mass[-1]), math.nextafter(float(mass[-1]), 0.0))
     return int(torch.searchsorted(mass, at, right=True))

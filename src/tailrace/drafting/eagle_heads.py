@@ -1,5 +1,5 @@
 """EAGLE's heads from their published checkpoints: EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv
-2503.01840). What a head computes with what it is given; knows neither sequences nor caches.
+2503.01840). This module has their arithmetic; it knows neither sequences nor caches.
 
 Symbols: n rows, H the head's hidden size, Ht the target's, C captured layers, V the target's vocabulary, Vd the head's.
 """
@@ -13,9 +13,9 @@ import torch
 
 from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
-from tailrace.drafting.ends import OutputHead, embedding, own_embedding
+from tailrace.drafting.ends import OutputHead, make_embedding, own_embedding
 from tailrace.drafting.keys import refuse_unknown
-from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, configuration, packed
+from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, pack_projections, parse_config
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
 
@@ -35,7 +35,7 @@ EAGLE3_KEYS = frozenset(
         "sliding_window",
     )
 )
-# a window is honoured where layers say so, and ours has none
+# A window is honoured where layers ask for one. Our layer does not.
 EAGLE_ONLY = {
     "speculators_model_type": ("eagle3",),
     "use_sliding_window": (False,),
@@ -45,36 +45,37 @@ EAGLE_ONLY = {
 
 
 class EagleHead(Protocol):
-    """What the versions have in common. States are [n, H]."""
+    """The interface of all versions. States are [n, H]."""
 
     captures: tuple[int, ...]
     layer: DecoderLayer
     rotary: Rotary
 
     def state(self, hidden: torch.Tensor, /) -> torch.Tensor:
-        """What the target has computed, [n, C·Ht] → what stands in for the layer's own output of the position
+        """Turn the target's states [n, C·Ht] into the layer's input: it replaces the layer's output at the position
         before."""
         ...
 
     def enter(self, token_ids: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [n] and states → what the layer's projections take, [n, width], and its residual [n, H]."""
+        """Turn int64 [n] token ids and states into the input of the layer's projections [n, width], and its residual
+        [n, H]."""
         ...
 
     def logits(self, state: torch.Tensor, /) -> torch.Tensor:
-        """The layer's output → [n, V]; −inf for tokens that the head does not know."""
+        """Turn the layer's output into logits [n, V]; −inf for tokens that the head does not know."""
         ...
 
     def following(self, state: torch.Tensor, /) -> torch.Tensor:
-        """The layer's output → the state that the next position goes on from."""
+        """Turn the layer's output into the state for the next position."""
         ...
 
 
 class Eagle1:
-    """EAGLE-1 and -2, whose checkpoints are the same: embedding and state in one projection, then a layer without its
-    first norm.
+    """The head of EAGLE-1 and -2, whose checkpoints are the same. One projection takes embedding and state; then comes
+    a layer without its first norm.
 
     Tensors: fc.weight [H, 2H], over the embedding, then the state; fc.bias in some; layers.0.*; embed_tokens.weight in
-    some, else the target's. The state is what enters the target's output head, and that is the head's own, too.
+    some, else the target's. The state is the input of the target's output head, which is also the head's own.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
@@ -88,12 +89,12 @@ class Eagle1:
             checkpoint, frozenset(("tie_word_embeddings", "sliding_window")), ("transformer_layer_config",), EAGLE_ONLY
         )
         refuse_window(checkpoint, config)
-        self.embed = embedding(own_embedding(checkpoint, width, runner), runner)
-        self.fc = packed(checkpoint, 2 * width, ("fc", width))
+        self.embed = make_embedding(own_embedding(checkpoint, width, runner), runner)
+        self.fc = pack_projections(checkpoint, 2 * width, ("fc", width))
         self.layer = DecoderLayer(checkpoint, "layers.0.", config, width)
         self.rotary = Rotary(config, runner.dtype, checkpoint.device)
         self.logits = runner.head
-        checkpoint.tensors.pop("lm_head.weight", None)  # a copy of the target's, in some
+        checkpoint.tensors.pop("lm_head.weight", None)  # in some files, a copy of the target's
 
     def state(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -107,19 +108,22 @@ class Eagle1:
 
 
 class Eagle3:
-    """EAGLE-3: the states of several layers of the target, fused; the projections take embedding and state, each
-    normed.
+    """The head of EAGLE-3. It fuses the states of several layers of the target. The projections take embedding and
+    state, each normed.
 
-    Tensors: fc.weight [H, C·Ht]; midlayer.* (layers.0.* where the speculators library wrote it) with hidden_norm,
-    input_layernorm and projections 2H wide; norm.weight; lm_head.weight and d2t, see drafting/ends.py;
-    embed_tokens.weight in some, else the target's. t2d says the same as d2t and is not read.
+    Tensors: fc.weight [H, C·Ht]; midlayer.* (layers.0.* in files of the speculators library) with hidden_norm,
+    input_layernorm and projections 2H wide; norm.weight; lm_head.weight and d2t, see drafting/ends.py.
+    embed_tokens.weight in some files, else the target's. t2d says the same as d2t and is not read.
 
-    Keys, at the top of config.json or in its eagle_config: `norm_before_residual`: the residual is the normed state.
-    `fc_norm`: each of the target's states is normed before they are fused (fc_norm.i.weight [Ht]); `norm_before_fc`:
-    all of them together (input_norm.weight [C·Ht]). `use_aux_hidden_state` false: no states are fused, the one that
-    enters the target's output head is taken as it is. `norm_output` true: the next position gets the layer's normed
-    output (EAGLE 3.1, as speculators and vLLM read it). False is the default there; where SpecForge wrote it, it means
-    that the output head gets the output as it is.
+    Keys, at the top of config.json or in its eagle_config:
+
+    - `norm_before_residual`: the residual is the normed state.
+    - `fc_norm`: each of the target's states is normed before they are fused (fc_norm.i.weight [Ht]).
+    - `norm_before_fc`: all of them are normed together (input_norm.weight [C·Ht]).
+    - `use_aux_hidden_state` false: no states are fused. The state is the input of the target's output head.
+    - `norm_output` true: the next position gets the layer's normed output (EAGLE 3.1, as speculators and vLLM read it).
+      There, false is the default. In a file of SpecForge, false means that the output head gets the layer's plain
+      output.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Any, runner: LayeredRunner) -> None:
@@ -128,8 +132,8 @@ class Eagle3:
         refuse_unknown(checkpoint, EAGLE3_KEYS, ("eagle_config", "transformer_layer_config"), EAGLE_ONLY)
         refuse_window(checkpoint, config)
         own = own_embedding(checkpoint, width, runner)
-        self.embed = embedding(own, runner)
-        self._fusion(checkpoint, width, eps, runner)
+        self.embed = make_embedding(own, runner)
+        self._load_fusion(checkpoint, width, eps, runner)
         self.layer = DecoderLayer(checkpoint, prefix, config, 2 * width)
         self.embed_norm = Norm(checkpoint.take(f"{prefix}input_layernorm.weight", width), eps)
         self.state_norm = Norm(checkpoint.take(f"{prefix}hidden_norm.weight", width), eps)
@@ -141,11 +145,11 @@ class Eagle3:
         self.normed_logits = not plain
         self.head = OutputHead(checkpoint, width, runner, own)
 
-    def _fusion(self, checkpoint: Checkpoint, width: int, eps: float, runner: LayeredRunner) -> None:
-        """What makes a state of those that the target has computed."""
+    def _load_fusion(self, checkpoint: Checkpoint, width: int, eps: float, runner: LayeredRunner) -> None:
+        """Load the tensors that fuse the target's states into one state."""
         self.fc, self.fused_norms = None, []
         each = runner.hidden_size
-        agree(checkpoint, "target_hidden_size", each)
+        check_config_value(checkpoint, "target_hidden_size", each)
         if not checkpoint.flag("use_aux_hidden_state", SECTION, default=True):
             if width != each:
                 raise ModelLoadError(f"{checkpoint.folder}: hidden_size must be the target's, {each}, got {width}")
@@ -153,8 +157,8 @@ class Eagle3:
             return
         self.captures = fused_layers(checkpoint, runner.num_layers)
         count = len(self.captures)
-        agree(checkpoint, "num_aux_hidden_states", count)
-        self.fc = packed(checkpoint, count * each, ("fc", width))
+        check_config_value(checkpoint, "num_aux_hidden_states", count)
+        self.fc = pack_projections(checkpoint, count * each, ("fc", width))
         together, apart = checkpoint.flag("norm_before_fc", SECTION), checkpoint.flag("fc_norm", SECTION)
         if together and apart:
             raise ModelLoadError(f"{checkpoint.folder}: norm_before_fc and fc_norm can't both be true")
@@ -184,8 +188,8 @@ class Eagle3:
 
 
 def refuse_window(checkpoint: Checkpoint, config: Any) -> None:
-    """Raise ModelLoadError for a layer with a window: there is none here. Some families have one wherever a size is
-    given."""
+    """Raise ModelLoadError for a layer with a window, which this head does not support. Some families have a window
+    wherever a size is given."""
     size = getattr(config, "sliding_window", None)
     if size and not hasattr(config, "use_sliding_window"):
         raise ModelLoadError(
@@ -194,21 +198,21 @@ def refuse_window(checkpoint: Checkpoint, config: Any) -> None:
         )
 
 
-def agree(checkpoint: Checkpoint, key: str, wanted: int) -> None:
-    """Raise ModelLoadError if the configuration says another number."""
+def check_config_value(checkpoint: Checkpoint, key: str, wanted: int) -> None:
+    """Raise ModelLoadError if the configuration has another number."""
     said = checkpoint.value(key, SECTION)
     if said is not None and said != wanted:
         raise ModelLoadError(f"{checkpoint.folder}: config.json: {key} must be {wanted} here, got {str(said)[:100]}")
 
 
 def load_head(folder: Path, runner: LayeredRunner) -> EagleHead:
-    """The head in a published folder, for this target. EAGLE-3 is known by its norm of the state.
+    """Load the head of a published folder for this target. A norm of the state marks EAGLE-3.
 
     Raises:
-        ModelLoadError: a tensor or a number of config.json is missing or does not fit the target; it says which.
+        ModelLoadError: a tensor or a number of config.json is missing or does not fit the target; the message names it.
     """
     checkpoint = Checkpoint(folder, runner.dtype, runner.device)
-    config = configuration(checkpoint)
+    config = parse_config(checkpoint)
     if config.num_hidden_layers != 1:
         raise ModelLoadError(f"{folder}: num_hidden_layers must be 1, got {config.num_hidden_layers}")
     third = any(f"{prefix}.hidden_norm.weight" in checkpoint for prefix in ("midlayer", "layers.0"))
@@ -218,12 +222,12 @@ def load_head(folder: Path, runner: LayeredRunner) -> EagleHead:
 
 
 def fused_layers(checkpoint: Checkpoint, num_layers: int) -> tuple[int, ...]:
-    """The target's layers whose outputs an EAGLE-3 head takes: what feeds layers 2, L / 2 and L − 3 (so the published
-    implementation), or what config.json pins.
+    """Return the target's layers whose outputs an EAGLE-3 head takes.
 
-    Of its two ways to pin them we take `eagle_config.eagle_aux_hidden_state_layer_ids` to count layers' outputs, and a
-    top-level `eagle_aux_hidden_state_layer_ids` to count inputs, as the servers do that read them; the files themselves
-    don't say.
+    Without a setting in config.json they are the inputs of layers 2, L / 2 and L − 3, as in the published
+    implementation. config.json has two settings: `eagle_config.eagle_aux_hidden_state_layer_ids` counts layers'
+    outputs, a top-level `eagle_aux_hidden_state_layer_ids` counts inputs. The files do not say so; servers read them in
+    this way.
     """
     nested = (checkpoint.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     pinned = checkpoint.config.get("eagle_aux_hidden_state_layer_ids") or (2, num_layers // 2, num_layers - 3)

@@ -1,36 +1,38 @@
 """Early exit: the target's own first layers draft, through its final norm and output head (Zhang et al., arXiv
-2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). Needs no other weights and no cache, and has nothing to catch
-up on.
+2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). It needs no other weights and no cache, and never has to
+catch up.
 
-The drafts' keys and values go to the target's own blocks, behind what it has computed. Verification writes the same
-positions again, in these layers with the same values, so nothing of a draft pass is left but what the target computes
-itself.
+The drafts' keys and values go to the target's own blocks, after the computed positions. Verification writes the same
+positions again, with the same values in these layers. So a draft pass leaves no trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.drafting.base import Draft, DraftRequest, TargetStates
+from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.errors import ConfigError
 from tailrace.runners.base import LayeredRunner
 from tailrace.runners.flat_batch import block_table, lay_out
 
 
-class EarlyExit:
-    """See drafting.base.Drafter. Reads each request's `blocks` and `computed`, and writes its positions computed …
-    len(tokens) + count − 2. No other sequence may share these blocks.
+class EarlyExit(Drafter):
+    """Drafter that runs the target's first layers.
+
+    It reads each request's `blocks` and `computed`, and writes its positions computed … len(tokens) + count − 2. No
+    other sequence may share these blocks.
 
     Args:
-        runner: the target. layers: how many of its layers draft, 1 … L − 1. block_size: of the target's cache.
+        runner: the target.
+        layers: how many of its layers draft, 1 … L − 1.
+        block_size: of the target's cache.
 
     Raises:
         ConfigError: the target has not so many layers.
     """
 
     draws = True
-    captures: tuple[int, ...] = ()
 
     def __init__(self, runner: LayeredRunner, layers: int, draft_sampler: DraftSampler, block_size: int) -> None:
         if not 1 <= layers < runner.num_layers:
@@ -44,15 +46,12 @@ class EarlyExit:
             unfinished = list(range(len(requests)))
             while unfinished:
                 first = [computed[i] for i in unfinished]
-                tokens = [draft_batch.since(i, start) for i, start in zip(unfinished, first, strict=True)]
+                tokens = [draft_batch.slice_tokens(i, start) for i, start in zip(unfinished, first, strict=True)]
                 batch = lay_out(tokens, first, tables[unfinished], self.block_size)
                 for i, fed in zip(unfinished, tokens, strict=True):
                     computed[i] += len(fed)
                 unfinished = draft_batch.sample(self.runner.forward_layers(batch, self.layers), unfinished)
             return draft_batch.drafts()
-
-    def observe(self, seen: TargetStates) -> None:
-        pass
 
     def remove(self, slot: int) -> None:
         pass

@@ -1,5 +1,5 @@
-"""What a head has at its ends: the embedding of tokens, and the output head, its own or the target's, over its own
-vocabulary or the target's.
+"""The two ends of a head: the embedding of tokens, and the output head. Each is the head's own or the target's. The
+output head covers the head's own vocabulary or the target's.
 
 Symbols: n rows, H the head's hidden size, V the target's vocabulary, Vd the head's.
 """
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.drafting.checkpoint import Checkpoint
-from tailrace.drafting.layer import packed
+from tailrace.drafting.layer import pack_projections
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
 
@@ -21,8 +21,8 @@ from tailrace.runners.base import LayeredRunner
 class OutputHead:
     """Normed states [n, H] → logits [n, V], −inf for tokens that the head does not know.
 
-    Tensors: lm_head.weight [Vd, H], in some; without it the target's is taken, or with `tie_word_embeddings` the file's
-    own embedding. d2t [Vd] in some: its entry i plus i is the target's id of token i, and without it Vd is V.
+    Tensors: lm_head.weight [Vd, H], in some files. Without it, the target's is taken, or with `tie_word_embeddings` the
+    file's own embedding. d2t [Vd], in some files: entry i plus i is the target's id of token i. Without it, Vd is V.
 
     Args:
         embedded: the file's own embedding [V, H], or None.
@@ -35,7 +35,7 @@ class OutputHead:
         self.own = None
         self.token_ids = draft_vocabulary(checkpoint, runner.vocab_size)
         if "lm_head.weight" in checkpoint:
-            self.own = packed(
+            self.own = pack_projections(
                 checkpoint, width, ("lm_head", runner.vocab_size if self.token_ids is None else len(self.token_ids))
             )
         elif embedded is not None and checkpoint.value("tie_word_embeddings", "transformer_layer_config"):
@@ -57,10 +57,10 @@ class OutputHead:
 
 
 def draft_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
-    """The target's id of each of the head's tokens, int64 [Vd]; None: they are the same."""
+    """Return the target's id of each of the head's tokens, int64 [Vd]; None: they are the same."""
     if "d2t" not in checkpoint:
         return None
-    offsets = checkpoint.take("d2t", *(checkpoint.shape("lm_head.weight") or checkpoint.shape("d2t"))[:1])
+    offsets = checkpoint.take("d2t", *(checkpoint.read_shape("lm_head.weight") or checkpoint.read_shape("d2t"))[:1])
     token_ids = torch.arange(len(offsets), device=offsets.device) + offsets.to(torch.int64)
     if len(token_ids.unique()) < len(token_ids) or not bool(((token_ids >= 0) & (token_ids < vocab_size)).all()):
         raise ModelLoadError(f"{checkpoint.folder}: d2t must lead to different tokens in [0, {vocab_size - 1}]")
@@ -68,12 +68,12 @@ def draft_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | 
 
 
 def own_embedding(checkpoint: Checkpoint, width: int, runner: LayeredRunner) -> torch.Tensor | None:
-    """The file's own, [V, H]; None where it has none, or the target's.
+    """Return the file's own embedding, [V, H]; None if it is absent or equals the target's.
 
     Raises:
-        ModelLoadError: it has none, and the target's is of another width.
+        ModelLoadError: the file has no embedding, and the target's has another width.
     """
-    own = checkpoint.maybe("embed_tokens.weight", runner.vocab_size, width)
+    own = checkpoint.take_optional("embed_tokens.weight", runner.vocab_size, width)
     if own is None and width != runner.hidden_size:
         raise ModelLoadError(
             f"{checkpoint.folder}: there is no tensor embed_tokens.weight, and hidden_size is not the target's "
@@ -84,6 +84,6 @@ def own_embedding(checkpoint: Checkpoint, width: int, runner: LayeredRunner) -> 
     return own
 
 
-def embedding(own: torch.Tensor | None, runner: LayeredRunner) -> Any:
-    """int64 [n] → [n, H]: of the file's own embedding, or else the target's."""
+def make_embedding(own: torch.Tensor | None, runner: LayeredRunner) -> Any:
+    """Return a function that embeds token ids, int64 [n] → [n, H], by the file's own embedding or else the target's."""
     return runner.embed if own is None else lambda token_ids: F.embedding(token_ids.to(own.device), own)

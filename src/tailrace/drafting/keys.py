@@ -1,5 +1,5 @@
-"""Which keys of a drafter's config.json are honoured. A key that is in no table is refused by name, because it may
-change what the drafter computes. A value of null means that the key is not there."""
+"""The keys of a drafter's config.json that are honoured. A key in no table is refused by name, because it may change
+what the drafter computes. A value of null counts as no key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 
-# of a decoder layer and its rotary embedding: read by drafting/layer.py, or by transformers' class of the configuration
+# Keys of a decoder layer and its rotary embedding, read by drafting/layer.py or by transformers' configuration class.
 LAYER = frozenset(
     (
         "model_type",
@@ -30,7 +30,7 @@ LAYER = frozenset(
     )
 )
 
-# what can't change what a head computes: names, training, bookkeeping; biases are taken where the file has them
+# Keys that can't change what a head computes: names, training, bookkeeping. Biases are taken if the file has them.
 HARMLESS = frozenset(
     (
         "_name_or_path",
@@ -77,7 +77,7 @@ HARMLESS = frozenset(
     )
 )
 
-# what is taken with these values only
+# Keys that are accepted with these values only.
 ONLY: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "is_neox_style": (True,),
@@ -98,11 +98,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
 def refuse_unknown(
     checkpoint: Checkpoint, honoured: frozenset[str], sections: tuple[str, ...], only: Mapping[str, tuple[Any, ...]]
 ) -> None:
-    """Raise ModelLoadError, naming the key, if the configuration says something that would not be honoured.
+    """Raise ModelLoadError, naming the key, if the configuration has a setting that would not be honoured.
 
     Args:
-        honoured: keys that the head itself reads. sections: those of the configuration that hold more of them. only: as
-            ONLY, of this kind of head.
+        honoured: keys that the head itself reads. sections: sections of the configuration that hold more of them.
+        only: further keys with their accepted values, for this kind of head, as in ONLY.
     """
     parts = [("", checkpoint.config)]
     parts += [(f"{name}.", part) for name in sections if isinstance(part := checkpoint.config.get(name), dict)]

@@ -1,7 +1,7 @@
-"""One decoder layer of the Llama family, taken apart: keys and values here, queries there, the rest after attention.
-Drafting heads are made of such layers and differ in what enters them.
+"""One decoder layer of the Llama family in parts: keys and values, queries, and the rest after attention. Drafting
+heads are made of such layers and differ in their inputs.
 
-All arithmetic is the kernels': on the CPU a row's result is the same bits whatever its neighbours are. Knows nothing of
+Kernels do all arithmetic: on the CPU a row's result has the same bits whatever its neighbours are. This module knows no
 caches.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from tailrace import kernels
+from tailrace.base.extras import require_extra
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
 
-# whose decoder layers, as heads have them, are Llama's: separate projections, RMS norms, a gated MLP, rotation of
-# halves
+# Families whose decoder layers are Llama's when heads use them: separate projections, RMS norms, a gated MLP, rotation
+# of halves.
 FAMILIES = ("llama", "mistral", "ministral", "phi3", "qwen2", "qwen3", "seed_oss")
 Rope = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [n, D]
 
@@ -39,11 +39,11 @@ class DecoderLayer:
 
     Args:
         prefix: of its tensors' names, with the dot. config: a Llama-like configuration of transformers, see
-            `configuration`.
-        width: of what enters its projections.
+            `parse_config`.
+        width: of the input of its projections.
 
     Raises:
-        ModelLoadError: a tensor is missing or has another shape; an activation that is not SiLU.
+        ModelLoadError: a tensor is missing or has another shape; or the activation is not SiLU.
     """
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, config: Any, width: int) -> None:
@@ -60,14 +60,16 @@ class DecoderLayer:
             )
         attention = f"{prefix}self_attn."
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q = packed(checkpoint, width, (f"{attention}q_proj", queries))
-        self.kv = packed(checkpoint, width, (f"{attention}k_proj", keys), (f"{attention}v_proj", keys))
-        self.o = packed(checkpoint, queries, (f"{attention}o_proj", hidden))
-        self.gate_up = packed(checkpoint, hidden, (f"{prefix}mlp.gate_proj", inner), (f"{prefix}mlp.up_proj", inner))
-        self.down = packed(checkpoint, inner, (f"{prefix}mlp.down_proj", hidden))
+        self.q = pack_projections(checkpoint, width, (f"{attention}q_proj", queries))
+        self.kv = pack_projections(checkpoint, width, (f"{attention}k_proj", keys), (f"{attention}v_proj", keys))
+        self.o = pack_projections(checkpoint, queries, (f"{attention}o_proj", hidden))
+        self.gate_up = pack_projections(
+            checkpoint, hidden, (f"{prefix}mlp.gate_proj", inner), (f"{prefix}mlp.up_proj", inner)
+        )
+        self.down = pack_projections(checkpoint, inner, (f"{prefix}mlp.down_proj", hidden))
         eps = config.rms_norm_eps
-        q_norm = checkpoint.maybe(f"{attention}q_norm.weight", self.head_dim)
-        k_norm = checkpoint.maybe(f"{attention}k_norm.weight", self.head_dim)
+        q_norm = checkpoint.take_optional(f"{attention}q_norm.weight", self.head_dim)
+        k_norm = checkpoint.take_optional(f"{attention}k_norm.weight", self.head_dim)
         self.q_norm = None if q_norm is None else Norm(q_norm, eps)
         self.k_norm = None if k_norm is None else Norm(k_norm, eps)
         self.dtype, self.device, self.scale = checkpoint.dtype, checkpoint.device, self.head_dim**-0.5
@@ -75,29 +77,29 @@ class DecoderLayer:
 
     @property
     def position_bytes(self) -> int:
-        """Of cache per position."""
+        """Bytes of cache per position."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def make_cache(self, num_blocks: int, block_size: int) -> kernels.KVCache:
-        """For keys and values of the layer; see kernels.make_cache."""
+        """Make a cache for the layer's keys and values; see kernels.make_cache."""
         return kernels.make_cache(num_blocks, self.kv_heads, block_size, self.head_dim, self.dtype, self.device)
 
-    def query(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """[n, width] → [n, Hq, D], at the positions of `rope`."""
+    def compute_query(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Compute queries [n, Hq, D] from [n, width], at the positions of `rope`."""
         query = kernels.linear(x, self.q).unflatten(-1, (self.heads, self.head_dim))
         query = query if self.q_norm is None else self.q_norm(query)
         kernels.rotary(query, *rope)
         return query
 
     def keys_values(self, x: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
-        """[n, width] → keys, at the positions of `rope`, and values, each [n, Hkv, D]."""
+        """Compute keys, at the positions of `rope`, and values from [n, width]; each [n, Hkv, D]."""
         key, value = kernels.linear(x, self.kv).unflatten(-1, (2, self.kv_heads, self.head_dim)).unbind(-3)
         key = key if self.k_norm is None else self.k_norm(key)
         kernels.rotary(key, *rope)
         return key, value
 
-    def after(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """What the layer puts out, [n, H], given what attention has mixed, [n, Hq, D]. `residual` [n, H] is not
+    def compute_output(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output [n, H], given the output of attention [n, Hq, D]. `residual` [n, H] is not
         modified."""
         stream = residual.clone()
         normed = kernels.add_rms_norm(stream, kernels.linear(mixed.flatten(1), self.o), self.norm.weight, self.norm.eps)
@@ -105,30 +107,30 @@ class DecoderLayer:
 
 
 class Rotary:
-    """Positions → cosines and sines, of every kind of rotary scaling that does not depend on the other positions."""
+    """Positions → cosines and sines, for every kind of rotary scaling that does not depend on the other positions."""
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device | str) -> None:
-        with needs("serve"):
+        with require_extra("serve"):
             from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         self.embedding = LlamaRotaryEmbedding(config).to(device)
         self.like = torch.empty(0, dtype=dtype, device=device)
 
     def __call__(self, positions: torch.Tensor) -> Rope:
-        """int64 [n] → two [n, D]."""
+        """Return cosines and sines for int64 [n], each [n, D]."""
         cos, sin = self.embedding(self.like, positions.to(self.like.device)[None])
         return cos[0], sin[0]
 
 
-def configuration(checkpoint: Checkpoint) -> Any:
-    """The folder's configuration as transformers' class for its model_type, so that all defaults are the published
-    ones. (The speculators library keeps it in a section of its own.)
+def parse_config(checkpoint: Checkpoint) -> Any:
+    """Return the folder's configuration as transformers' class for its model_type, so that all defaults are the
+    published ones. (The speculators library keeps it in a section of its own.)
 
     Raises:
-        ModelLoadError: its model_type is not of the Llama family, or it has a rotary scaling where neighbours would
-            matter.
+        ModelLoadError: its model_type is not of the Llama family, or its rotary scaling depends on the sequence's
+            length.
     """
-    with needs("serve"):
+    with require_extra("serve"):
         from huggingface_hub.errors import StrictDataclassError
         from transformers import CONFIG_MAPPING
 
@@ -147,11 +149,11 @@ def configuration(checkpoint: Checkpoint) -> Any:
     return config
 
 
-def packed(checkpoint: Checkpoint, width: int, *parts: tuple[str, int]) -> Any:
-    """Projections of one input as one: of each its name and how wide its output is. Biases are taken where there are
-    any."""
+def pack_projections(checkpoint: Checkpoint, width: int, *parts: tuple[str, int]) -> Any:
+    """Pack projections of one input as one. parts: the name of each, and the width of its output. Biases are taken if
+    there are any."""
     weights = [checkpoint.take(f"{name}.weight", rows, width) for name, rows in parts]
-    biases = [checkpoint.maybe(f"{name}.bias", rows) for name, rows in parts]
+    biases = [checkpoint.take_optional(f"{name}.bias", rows) for name, rows in parts]
     bias = None
     if any(part is not None for part in biases):
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])

@@ -1,5 +1,5 @@
-"""Which blocks of a drafter's own KV cache belong to which slot. Nothing is shared, unlike in the engine's cache
-(engine/kv_cache.py): a block belongs to one slot or is free."""
+"""The blocks of a drafter's own KV cache that belong to each slot. Unlike in the engine's cache (engine/kv_cache.py),
+nothing is shared: a block belongs to one slot or is free."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from tailrace.runners.block_pool import BlockPool
 from tailrace.runners.flat_batch import block_table
 
 
 class Pages:
-    """`num_blocks` blocks of `block_size` positions. blocks: of each slot, in the order of its positions.
+    """The cache's `num_blocks` blocks of `block_size` positions.
+
+    blocks: those of each slot, in the order of their positions. free: those of no slot; the last one is taken next.
 
     Raises:
         ValueError: one of the two is not at least 1.
@@ -22,28 +23,29 @@ class Pages:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.block_size, self.pool = block_size, BlockPool(num_blocks)
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.free = list(reversed(range(num_blocks)))
         self.blocks: dict[int, list[int]] = {}
 
-    def lacking(self, slot: int, length: int) -> int:
-        """Blocks that the slot must get to hold `length` positions."""
+    def count_missing_blocks(self, slot: int, length: int) -> int:
+        """Return how many more blocks the slot needs to hold `length` positions."""
         return max(0, -(-length // self.block_size) - len(self.blocks.get(slot, ())))
 
     def grow(self, slot: int, length: int) -> bool:
-        """Make the slot's blocks hold `length` positions. False: too few blocks are free, and nothing has changed."""
-        count = self.lacking(slot, length)
-        if count > self.pool.num_free:
+        """Make the slot's blocks hold `length` positions. If too few blocks are free, return False and change
+        nothing."""
+        count = self.count_missing_blocks(slot, length)
+        if count > len(self.free):
             return False
         if count:
-            self.blocks.setdefault(slot, []).extend(self.pool.take() for _ in range(count))
+            self.blocks.setdefault(slot, []).extend(self.free.pop() for _ in range(count))
         return True
 
     def cut(self, slot: int, length: int) -> None:
         """Take back the slot's blocks that hold no position below `length`."""
         owned = self.blocks.get(slot, [])
         keep = -(-length // self.block_size)
-        for block in reversed(owned[keep:]):
-            self.pool.release(block)
+        self.free += reversed(owned[keep:])
         del owned[keep:]
 
     def release(self, slot: int) -> None:
@@ -51,6 +53,6 @@ class Pages:
         self.cut(slot, 0)
         self.blocks.pop(slot, None)
 
-    def tables(self, slots: Sequence[int]) -> torch.Tensor:
-        """The slots' blocks in order, int32 [N, B], see `block_table`."""
+    def make_block_tables(self, slots: Sequence[int]) -> torch.Tensor:
+        """Return the slots' blocks in order, int32 [N, B], see `block_table`."""
         return block_table([self.blocks.get(slot, ()) for slot in slots])

@@ -1,4 +1,4 @@
-"""How long steps and drafting take, learned from the steps so far. Deterministic given what it is told."""
+"""The time of steps and of drafting, learned from the steps so far. Results follow from the inputs alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ RIDGE = 1e-3  # relative, on what drafts cost
 
 
 class DraftTime:
-    """Seconds that drafting takes: so many for each sequence that is asked and so many for each draft, by least squares
-    over the last hundred steps. Where the steps can't tell the two apart, both get their share (a ridge)."""
+    """Seconds that drafting takes: a time for each sequence that is asked and a time for each draft.
+
+    They are least squares over the last hundred steps. If the steps can't tell the two apart, both get their share (a
+    ridge).
+    """
 
     def __init__(self) -> None:
         self._sums = [0.0] * 5  # of asked², asked·drafts, drafts², asked·seconds, drafts·seconds
         self.costs = (0.0, 0.0)
 
     def add(self, asked: int, drafts: int, seconds: float) -> None:
-        """Drafting in one step took so long."""
+        """Add the drafting time of one step."""
         new = (asked * asked, asked * drafts, drafts * drafts, asked * seconds, drafts * seconds)
         self._sums = [0.99 * old + more for old, more in zip(self._sums, new, strict=True)]
         aa, ad, dd, at, dt = self._sums
@@ -32,8 +35,8 @@ class DraftTime:
         self.costs = (per_ask, per_draft)
 
 
-SAMPLES = 31  # of a node that count
-SETTLED = 5  # samples from which on the median is taken; before that the smallest, since the first steps are slow
+SAMPLES = 31  # the last times that count, of a node
+SETTLED = 5  # samples from which on the median counts; before, the smallest, since the first steps are slow
 DRIFT = 0.1  # share of a step's deviation that moves the level
 PLAIN = 3  # plain steps of a size that must be seen before drafts are judged
 REFRESH = 256  # steps after which a plain step of a size must be seen again
@@ -45,9 +48,9 @@ class StepTime:
     """Seconds of a step as a function of its tokens, from the steps so far.
 
     Nodes, four to an octave of token counts, hold the last times as multiples of a common level. The level follows what
-    changes all of them: texts that grow longer, another process that takes the cores. So what is known of sizes that
-    did not come for a while stays usable. Between nodes the curve is linear, and it never falls (isotonic regression:
-    more tokens do not take less time).
+    changes all times: texts that grow longer, another process that uses the cores. So times stay usable for sizes that
+    did not occur for a while. Between nodes the curve is linear. It never falls (isotonic regression), since more
+    tokens do not take less time.
     """
 
     def __init__(self) -> None:
@@ -57,39 +60,43 @@ class StepTime:
         self._steps = 0
 
     def settled(self, tokens: int) -> bool:
-        """Enough plain steps of about that size were seen, and not too long ago."""
-        node = self._nodes.get((_size(tokens), True))
+        """Return whether enough plain steps of about that size were seen, the last one recently."""
+        node = self._nodes.get((_round_size(tokens), True))
         return node is not None and len(node.times) >= PLAIN and self._steps - node.at < REFRESH
 
     def reach(self) -> int:
-        """Twice the largest size seen. The curve is not to be trusted beyond."""
+        """Return twice the largest size seen. The curve is not to be trusted beyond it."""
         return round(2 * self._curve[-1][0]) if self._curve else 0
 
     def add(self, tokens: int, seconds: float, plain: bool) -> float:
-        """One step of so many tokens took so long; both > 0. plain: it had no drafts. Returns how long such steps
-        usually take."""
+        """Add the time of a step; tokens and seconds are > 0. plain: it had no drafts. Return the usual time of such
+        steps."""
         self._steps += 1
-        node = self._nodes.setdefault((_size(tokens), plain), _Node())
+        node = self._nodes.setdefault((_round_size(tokens), plain), _Node())
         node.at = self._steps
         if not self._level:
-            self._level = seconds / _prior(tokens)
+            self._level = seconds / _estimate_prior(tokens)
         if len(node.times) >= SETTLED:
-            self._level *= min(2.0, max(0.5, seconds / self.estimates(tokens, 0)[0])) ** DRIFT
+            self._level *= min(2.0, max(0.5, seconds / self.estimate_steps(tokens, 0)[0])) ** DRIFT
         node.add(tokens, seconds / self._level)
         self._nodes = {key: node for key, node in self._nodes.items() if self._steps - node.at < FORGET}
         settled = [node for (_, plain), node in self._nodes.items() if len(node.times) >= (PLAIN if plain else SETTLED)]
-        self._curve = _rising(sorted((node.tokens, node.time, len(node.times)) for node in settled))
+        self._curve = _fit_isotonic(sorted((node.tokens, node.time, len(node.times)) for node in settled))
         return node.time * self._level
 
-    def estimates(self, tokens: int, more: int) -> list[float]:
-        """Seconds of steps of tokens, tokens + 1, … tokens + more tokens. Before the first measurement in another
-        unit."""
+    def estimate_steps(self, tokens: int, more: int) -> list[float]:
+        """Return the seconds of steps of tokens, tokens + 1, … tokens + more tokens. Before the first measurement they
+        have another unit."""
         curve = self._curve or [(1.0, 1.0)]
         (first, first_s), (last, last_s) = curve[0], curve[-1]
-        slope = (last_s - first_s) / (last - first) if last > first else last_s * FLAT / _prior(last)
+        slope = (last_s - first_s) / (last - first) if last > first else last_s * FLAT / _estimate_prior(last)
         end = max(last, tokens + more) + 1.0
         xs = [0.0, *(x for x, _ in curve), end]
-        ys = [first_s * _prior(0) / _prior(first), *(y for _, y in curve), last_s + slope * (end - last)]
+        ys = [
+            first_s * _estimate_prior(0) / _estimate_prior(first),
+            *(y for _, y in curve),
+            last_s + slope * (end - last),
+        ]
         out, at = [], max(1, bisect_left(xs, tokens))
         for n in range(tokens, tokens + more + 1):
             while xs[at] < n:
@@ -106,7 +113,7 @@ class _Node:
         self.times: deque[float] = deque(maxlen=SAMPLES)
         self.tokens = 0.0
         self.time = 0.0
-        self.at = 0  # the last step of it
+        self.at = 0  # number of its last step
 
     def add(self, tokens: int, time: float) -> None:
         self.times.append(time)
@@ -114,17 +121,18 @@ class _Node:
         self.time = median(self.times) if len(self.times) >= SETTLED else min(self.times)
 
 
-def _size(tokens: int) -> int:
+def _round_size(tokens: int) -> int:
     shift = max(0, tokens.bit_length() - 3)
     return tokens >> shift << shift
 
 
-def _prior(tokens: float) -> float:
+def _estimate_prior(tokens: float) -> float:
     return 1.0 + FLAT * tokens
 
 
-def _rising(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
-    """Isotonic regression by pooling neighbours that fall: (x, y, weight), in the order of x → (x, y) with y rising."""
+def _fit_isotonic(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
+    """Return the isotonic regression of (x, y, weight), in the order of x: (x, y) with y rising. Neighbours that fall
+    are pooled."""
     pools: list[tuple[float, float, list[float]]] = []  # the mean of y, its weight, the x
     for x, y, weight in points:
         pool = (y, float(weight), [x])

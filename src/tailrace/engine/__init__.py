@@ -1,3 +1,3 @@
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 
-needs("serve")
+require_extra("serve")

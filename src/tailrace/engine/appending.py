@@ -1,5 +1,5 @@
-"""A token becomes history: checks of stops, bans, grammars, lengths and budgets, and what the token leads to. Knows no
-messages, and ends nothing itself.
+"""Appends a sampled token to its sequence: checks stops, bans, grammars, lengths and budgets, and decides the outcome.
+This module knows no messages, and ends nothing itself.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,21 +15,27 @@ import msgspec
 from tailrace.engine.checks import NewToken
 from tailrace.engine.checks.banned_strings import GRACE
 from tailrace.engine.checks.structured_output import RESTS, StructuredOutput
+from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
 from tailrace.engine.lifecycle import Ending
 from tailrace.engine.sequence import Phase, Sequence, StopCheck
 from tailrace.errors import RowError
 from tailrace.grammar.bitmasks import in_time
 from tailrace.sampling import Slots
 
-# Processor time in a step for one call's searches for the shortest completion. A search goes on in the next step.
+# Processor time in a step for one call's searches for the shortest completion. A search continues in the next step.
 SEARCH_S = 0.01
 
 
 @dataclass(slots=True)
 class TokenOutcome:
-    """What a token leads to. out: the tokens that can be sent now. invalidated: the tokens sampled after it do not
-    count. ending: the sequence ends with it. ends: what it ends, as Explanation.ended has it. appended: it became
-    history, if only to be taken back."""
+    """The outcome of a token.
+
+    - out: the tokens that can be sent now.
+    - invalidated: the tokens sampled after it do not count.
+    - ending: the sequence ends with it.
+    - ends: what it ends, as in Explanation.ended.
+    - appended: it became history, even if it is taken back.
+    """
 
     out: list[NewToken] = field(default_factory=list)
     invalidated: bool = False
@@ -38,15 +45,16 @@ class TokenOutcome:
 
     @property
     def over(self) -> bool:
-        """No further token of this step counts."""
+        """True if no further token of this step counts."""
         return self.invalidated or self.ending is not None
 
 
 class TokenAppender:
-    """Appends tokens to sequences, and says what follows.
+    """Appends tokens to sequences, and returns the outcome.
 
     Args:
-        rewind: takes a sequence back to an output position. redraws_per_token: how often banned text may be taken back.
+        rewind: takes a sequence back to an output position.
+        redraws_per_token: tokens that may be taken back per delivered token.
         grammar_step_s: processor time of one token in a grammar; None: there are no grammars.
     """
 
@@ -62,14 +70,15 @@ class TokenAppender:
         self._searched_s: defaultdict[tuple[bytes, str], float] = defaultdict(float)  # by call
 
     def begin_step(self) -> None:
-        """The tokens of another step come next."""
+        """Prepare for the tokens of another step."""
         self._searched_s.clear()
 
     def append_token(self, sequence: Sequence, new: NewToken, after_draft: bool) -> TokenOutcome:
-        """One token becomes history. Says whether it ends the sequence, or invalidates what was sampled after it.
+        """Append one token to the sequence. Return whether it ends the sequence, or invalidates the tokens sampled
+        after it.
 
-        EOS is looked at first, then the stop ids, then stop strings and patterns, then repetition, then the end of the
-        grammar, then the length. Where several apply, the first gives the reason.
+        EOS is checked first, then the stop ids, then stop strings and patterns, then repetition, then the end of the
+        grammar, then the length. If several apply, the first gives the reason.
 
         Args:
             after_draft: the token before it was a draft, whose keys and values are in the cache.
@@ -83,11 +92,11 @@ class TokenAppender:
         return self.append(sequence, new, after_draft)
 
     def append(self, sequence: Sequence, new: NewToken, after_draft: bool = False) -> TokenOutcome:
-        """The same for a token that is known not to be followed by too much."""
+        """Append one token, as `append_token` does, without checking whether a grammar must be closed now."""
         request, params, constraint = sequence.request, sequence.request.params, sequence.constraint
+        stops = ends_output(sequence, new.id)
         self.slots.commit([sequence.slot], [[new.id]])
         sequence.append(new.id, after_draft)
-        stops = request.ends_output(new.id) and sequence.num_output > params.min_tokens
         full = len(sequence.tokens) >= request.max_len
         outcome = TokenOutcome([new], appended=True)
         if constraint is not None and not stops:
@@ -97,7 +106,7 @@ class TokenAppender:
             silent = stops and not params.include_stop_str_in_output
             if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
                 return outcome
-        by = new  # where it ends something, bans hold nothing back; a stop check is told of tokens as they are sent
+        by = new  # at an end bans hold no token back; stop checks get tokens as they are sent
         if stops:
             outcome.ending, outcome.ends = Ending("stop", new.id), "stop"
         elif found := first_stop(sequence, outcome.out):
@@ -107,23 +116,23 @@ class TokenAppender:
             outcome.ending, outcome.ends = Ending("stop"), "grammar"
         elif full:
             outcome.ending, outcome.ends = Ending("length"), "length"
-        elif sequence.thinking is not None and (forced := sequence.thinking.push(new.id)):
+        elif sequence.thinking is not None and (forced := closing_ids(sequence, sequence.thinking, new.id)):
             self.slots.force(sequence.slot, forced)
             outcome.invalidated, outcome.ends = True, "thinking_token_budget"
         if outcome.ends is not None and by.explanation is not None:
-            outcome.out = [ended(sent, outcome.ends) if sent is by else sent for sent in outcome.out]
+            outcome.out = [mark_ended(sent, outcome.ends) if sent is by else sent for sent in outcome.out]
         return outcome
 
     def closing(self, sequence: Sequence, constraint: StructuredOutput, token: int) -> TokenOutcome | None:
-        """Where the text of a grammar must be closed now, what happens instead of the token; None: the token may be
-        appended."""
+        """Return the outcome that replaces the token if the text of a grammar must be closed now; None: append the
+        token."""
         begun_s, name = time.thread_time(), sequence.request.shared_name
         spent_s = self._searched_s[name]
         until = RESTS if spent_s > SEARCH_S else begun_s + SEARCH_S - spent_s
         completion = constraint.forced_completion(token, sequence.tokens_left, until)
         self._searched_s[name] += time.thread_time() - begun_s
         if constraint.searching:
-            return TokenOutcome(invalidated=True)  # the same token is sampled again, until it is known what it leads to
+            return TokenOutcome(invalidated=True)  # the same token is sampled again, until its outcome is known
         if completion is None:
             return None
         if not completion:  # the text is complete as it is
@@ -133,7 +142,7 @@ class TokenAppender:
         return TokenOutcome(invalidated=True)
 
     def _push_to_grammar(self, constraint: StructuredOutput, token: int) -> bool:
-        """True if the grammar begins, or ends, with this token.
+        """Return True if the grammar begins, or ends, with this token.
 
         Raises:
             RowError: the grammar does not allow the token, so the token was forced. GrammarLimitError: it takes too
@@ -149,8 +158,10 @@ class TokenAppender:
         return invalidated
 
     def _check_bans(self, sequence: Sequence, outcome: TokenOutcome, silent: bool, last: bool) -> bool:
-        """Leave in `outcome.out` what can't become anything banned any more. False if something banned is complete: the
-        sequence has been rewound, or ends because too many of its tokens were taken back.
+        """Leave in `outcome.out` the tokens that can't become part of banned text any more.
+
+        Return False if banned text is complete. The sequence has then been rewound, or it ends because too many of its
+        tokens were taken back.
 
         Args:
             silent: the token leaves no text. last: it ends the sequence.
@@ -173,13 +184,35 @@ class TokenAppender:
         return False
 
 
+def ends_output(sequence: Sequence, token: int) -> bool:
+    """Return whether this next token ends the output as EOS or a stop id.
+
+    It does so only beyond min_tokens, and where the grammar may end.
+    """
+    if sequence.constraint is not None:
+        return sequence.constraint.ends(token, sequence.num_output)
+    return sequence.request.ends_output(token) and sequence.num_output >= sequence.request.params.min_tokens
+
+
+def closing_ids(sequence: Sequence, thinking: ThinkingBudgetCheck, token: int) -> List[int]:
+    """Return the ids that must follow the token, because the budget of a thought is used up.
+
+    Forced tokens of the request come first. Text under a grammar is no thought, unless the grammar itself has thoughts.
+    """
+    constraint = sequence.constraint
+    if constraint is not None and constraint.thought_is_over:
+        return ()
+    forced = thinking.push(token, may_close=sequence.num_output >= len(sequence.request.params.forced_token_ids))
+    return forced if constraint is None or constraint.count_allowed(forced) == len(forced) else ()
+
+
 def first_stop(sequence: Sequence, out: list[NewToken]) -> tuple[StopCheck, NewToken] | None:
-    """The first stop check that one of these tokens completes, and the token."""
+    """Return the first stop check that one of these tokens completes, and the token."""
     return next(((check, sent) for check in sequence.stop_checks for sent in out if check.push(sent.id)), None)
 
 
-def ended(new: NewToken, what: str) -> NewToken:
-    """The token; its record, if there is one, says what it ended."""
+def mark_ended(new: NewToken, what: str) -> NewToken:
+    """Return the token. If it has a record, the record names what the token ended."""
     if new.explanation is None:
         return new
     return new._replace(explanation=msgspec.structs.replace(new.explanation, ended=what))

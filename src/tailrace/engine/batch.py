@@ -1,4 +1,4 @@
-"""A step's work as tensors: the runner's Batch, and which of its logits rows belong to whom."""
+"""A step's work as tensors: the runner's Batch, and the owners of its rows of logits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tailrace.runners.flat_batch import FlatTokens
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """Logits rows from `row` on, that nothing is sampled from: the tokens at these places of the sequence follow from
-    them."""
+    """Rows of logits, from `row` on, that no token is sampled from. places: the tokens of the sequence that they
+    predict."""
 
     sequence: Sequence
     row: int
@@ -28,8 +28,11 @@ class ScoredRows:
 
 
 class HiddenRows(NamedTuple):
-    """Where the hidden states of a sequence are. computed_by: the sequence itself, or the one whose prefill it waits
-    for. first: the position of the first state. row: its row among the batch's tokens."""
+    """The place of a sequence's hidden states.
+
+    - computed_by: the sequence itself, or the one whose prefill it waits for.
+    - first: the position of the first state. row: its row among the batch's tokens.
+    """
 
     sequence: Sequence
     computed_by: Sequence
@@ -39,9 +42,14 @@ class HiddenRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """batch: for the runner. rows: slot → the first of its rows of logits. sampling: the sequences that sample from
-    these rows.
-    scored: rows that nothing is sampled from. hidden_rows: of everybody in the batch."""
+    """An assembled step.
+
+    - batch: for the runner.
+    - rows: slot → the first of its rows of logits.
+    - sampling: the sequences that sample from these rows.
+    - scored: rows that no token is sampled from.
+    - hidden_rows: of all sequences in the batch.
+    """
 
     batch: Batch
     rows: dict[int, int]
@@ -50,11 +58,11 @@ class Assembled:
     hidden_rows: list[HiddenRows]
 
 
-def assemble(
+def assemble_batch(
     work: Work, drafts: Drafts, tables: BlockTables, block_size: int, previous: torch.Tensor | None = None
 ) -> Assembled:
-    """Lay the planned tokens out as one flat batch. Drafts come after the last token of their sequence and of its
-    unconditional one.
+    """Lay the planned tokens out as one flat batch. Drafts follow the last token of their sequence, and that of its
+    unconditional sequence.
 
     A sequence whose last token is in the batch samples. So do the first of the forks that waited for its prefill: they
     share its logits.
@@ -76,7 +84,7 @@ def assemble(
         hidden_rows += [HiddenRows(member, sequence, first, begin) for member in sharing]
         if sequence.is_conditional:  # its unconditional sequence, if it has one, comes next and has the same drafts
             draft = drafts.get(sequence.slot, NO_DRAFTS)
-        if sequence.wanted is not None and (places := sequence.wanted.upto(end)):
+        if sequence.wanted is not None and (places := sequence.wanted.select_places(end)):
             scored.append(ScoredRows(sequence, len(wanted), places))
             wanted += [begin + place - 1 - first for place in places]
         computed = sequence.tokens[first:end]
@@ -92,4 +100,4 @@ def assemble(
             adapted[sequence.request.adapter] += range(begin, len(tokens))
     table = tables.table[slots, : -(-max(flat.kv_len) // block_size)]
     adapters = tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items()))
-    return Assembled(flat.batch(table, block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows)
+    return Assembled(flat.make_batch(table, block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows)

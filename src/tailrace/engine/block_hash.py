@@ -1,7 +1,7 @@
 """Names of the KV cache's blocks: equal names mean equal prefixes, computed with the same weights.
 
 A block's hash is blake2b-128 over its parent's hash and its token ids. The first block's parent is the adapter's
-number. The cache finds blocks by it (kv_cache.py); a router in front of several engines chooses one by it
+number. The cache finds blocks by their hash (kv_cache.py). A router in front of several engines chooses an engine by it
 (integrations/ray).
 """
 
@@ -14,21 +14,23 @@ import numpy as np
 
 
 def root_of(adapter: int) -> bytes:
-    """The parent of a first block. adapter: its number among the model's; 0 for none."""
+    """Return the parent of a first block. adapter: its number among the model's; 0 for none."""
     return adapter.to_bytes(4)
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash, 16 bytes, of a full block behind `parent`."""
+    """Return the hash, 16 bytes, of a full block after `parent`."""
     digest = blake2b(parent, digest_size=16)
     digest.update(np.array(token_ids, dtype=np.int64).tobytes())
     return digest.digest()
 
 
 def prefix_hash(token_ids: Sequence[int], block_size: int, blocks: int, adapter: int = 0) -> bytes | None:
-    """The hash of a prompt's beginning: its first `blocks` blocks, or where it has fewer, as many as the largest power
-    of two that it has: so a chat that grows keeps its hash until it has doubled. None: no block of it could ever be
-    reused (the last token of a prompt is always computed)."""
+    """Return the hash of a prompt's first `blocks` blocks, or None.
+
+    If the prompt has fewer blocks, their number is rounded down to a power of two. So a growing chat keeps its hash
+    until it has doubled. None: no block could ever be reused, since the last token of a prompt is always computed.
+    """
     full = (len(token_ids) - 1) // block_size
     if full < 1:
         return None

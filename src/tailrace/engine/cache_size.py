@@ -1,6 +1,6 @@
-"""How many blocks the KV cache gets when the operator does not say, and whether weights fit.
+"""The number of blocks in the KV cache if the operator sets none, and whether weights fit.
 
-Imports torch only where a GPU is asked.
+torch is imported only to ask a GPU.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHARE = 0.3  # of the memory that is available now
-DEVICE_SHARE = 0.7  # of a GPU's: drafters, sampling, attention and graphs take theirs later
+DEVICE_SHARE = 0.7  # of a GPU's; drafters, sampling, attention and graphs take theirs later
 
 
 def num_blocks(
     config: CacheConfig, block_bytes: int, wanted: int, device: torch.device | None = None, states: int = 0
 ) -> int:
-    """As configured, or as many as fit config.memory_gib (0: a share of what is free), but no more than `wanted`.
+    """Return the configured number of blocks, or as many as fit, at most `wanted`.
+
+    config.memory_gib limits their memory; 0: a share of the free memory.
 
     Args:
-        block_bytes: of one block over all layers; 0 where the runner needs no memory.
+        block_bytes: of one block over all layers; 0 if the runner needs no memory.
         wanted: blocks with which every slot could reach the full context.
-        device: whose memory it is; None: the machine's. states: bytes that the states of all sequences take of it.
+        device: the device whose memory it is; None: the machine's. states: bytes for the states of all sequences.
 
     Raises:
-        ConfigError: not even one block fits beside the states.
+        ConfigError: not even one block fits in addition to the states.
     """
     if config.num_blocks:
         return config.num_blocks
@@ -56,7 +58,7 @@ def num_blocks(
 
 
 def check_memory(folder: Path, config: ModelConfig) -> None:
-    """Say what the weights will take, with those of LoRA adapters, before they are loaded into the machine's memory.
+    """Log how much memory the weights and those of LoRA adapters will take, before they are loaded.
 
     Raises:
         ModelLoadError: they don't fit.
@@ -65,7 +67,7 @@ def check_memory(folder: Path, config: ModelConfig) -> None:
     need = weights_bytes(folder, itemsize, packed=True) + adapters_bytes(
         config.adapters.values(), itemsize, packed=True
     )
-    left = available()
+    left = measure_available_memory()
     log.info("weights will take %.2f GiB of %.2f GiB that are available", need / 2**30, left / 2**30)
     if need > left:
         raise ModelLoadError(
@@ -75,22 +77,22 @@ def check_memory(folder: Path, config: ModelConfig) -> None:
 
 
 def cache_budget(device: torch.device | None) -> float:
-    """Bytes that the cache may take."""
+    """Return the bytes that the cache may take."""
     if device is not None and device.type == "cuda":
         import torch
 
         return DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
-    return SHARE * available()
+    return SHARE * measure_available_memory()
 
 
-def available() -> int:
-    """Bytes of memory that can be had without swapping, and within the limits of a container."""
-    left = cgroup.left()
-    return machine() if left is None else min(left, machine())
+def measure_available_memory() -> int:
+    """Return the bytes of memory available without swapping, within the limits of a container."""
+    left = cgroup.measure_headroom()
+    return read_machine_memory() if left is None else min(left, read_machine_memory())
 
 
-def machine() -> int:
-    """The same of the whole machine."""
+def read_machine_memory() -> int:
+    """Return the bytes available on the whole machine."""
     try:
         with open("/proc/meminfo") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

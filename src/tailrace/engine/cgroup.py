@@ -1,5 +1,4 @@
-"""What the control groups of this process leave of the machine's memory: a container may have far less than the
-machine."""
+"""The memory that the control groups of this process leave. A container may have far less than the machine."""
 
 from __future__ import annotations
 
@@ -7,25 +6,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOUNT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# version 2 and 1: the files of the limit and of what is used, and the entry of memory.stat for files that may be
-# dropped
+# Version 2 and version 1: the files of the limit and of the used memory, and the entry of memory.stat for file pages
+# that may be dropped.
 NAMES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
-def left(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that may still be taken: the least of all groups that hold this process; None: none has a limit."""
+def measure_headroom(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes that may still be taken: the least over all groups of this process. None: no group has a
+    limit."""
     rooms = [
-        room for folder in folders(mount, membership) for names in NAMES if (room := of(folder, *names)) is not None
+        room
+        for folder in list_groups(mount, membership)
+        for names in NAMES
+        if (room := read_group_headroom(folder, *names)) is not None
     ]
     return min(rooms, default=None)
 
 
-def folders(mount: Path, membership: Path) -> Iterator[Path]:
-    """Those of the groups, each with all above it. Within a container the path may be the machine's, which is not
-    there: what is mounted is then the container's own group."""
+def list_groups(mount: Path, membership: Path) -> Iterator[Path]:
+    """Yield the folders of the groups, each followed by all above it.
+
+    Within a container the path may be the machine's, which does not exist there. The mounted folder is then the
+    container's own group.
+    """
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -42,8 +48,8 @@ def folders(mount: Path, membership: Path) -> Iterator[Path]:
         yield top
 
 
-def of(folder: Path, limit: str, used: str, droppable: str) -> int | None:
-    """What one group leaves; None: it has no limit."""
+def read_group_headroom(folder: Path, limit: str, used: str, droppable: str) -> int | None:
+    """Return the bytes that one group leaves; None: it has no limit."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":

@@ -1,18 +1,14 @@
-"""What the sampler draws in a step: rows of logits and their unconditional ones, drafts to be verified, masks of
-grammars.
+"""The sampler's draws in a step: rows of logits and their unconditional ones, drafts to be verified, masks of grammars.
 
-A sequence whose draw can't be put together, or can't be begun, fails alone: what is done for a group and raises is done
-again for each member of the group.
+A sequence whose draw can't be assembled or begun fails alone: work that raises for a group is repeated for each member.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tailrace.engine.checks.structured_output import Late
@@ -22,23 +18,23 @@ from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
 from tailrace.grammar.filling import BitmaskFilling, UnfinishedBitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Guidance, Rows, spread
-from tailrace.options import Rule
+from tailrace.request.options import Rule
 from tailrace.sampling import Sampler
 from tailrace.sampling.sampler import Pending
 
 log = logging.getLogger(__name__)
 
 LATE_S = 0.02  # wall clock: the longest that a step waits for masks
-OWNER_S = 0.001  # more of it for each request that wants masks
+OWNER_S = 0.001  # added to it for each request that needs masks
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
     """Drafts of one sequence, to be verified in this step.
 
-    q: float32 [len(tokens), V], the distributions the tokens were drawn from; None: they are one-hot. num_allowed: how
-    many of the tokens the grammar allows, from the first on. forced: hardly anything else can follow, so the drafter
-    gets neither credit nor blame.
+    - q: float32 [len(tokens), V], the distributions that the tokens were drawn from; None: they are one-hot.
+    - num_allowed: how many of the tokens the grammar allows, from the first on.
+    - forced: hardly any other token can follow, so the drafter gets neither credit nor blame.
     """
 
     tokens: list[int]
@@ -49,7 +45,7 @@ class DraftTokens:
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits that verification takes, the bonus token's included."""
+        """The number of rows of logits that verification takes, including the bonus token's."""
         return len(self.tokens) + 1
 
 
@@ -69,32 +65,31 @@ Begun = list[tuple[list[Sequence], Pending]]
 
 
 class SampleSkippedError(Exception):
-    """A sample does not count, and nothing is wrong with its sequence: the same token is drawn again in a later
-    step."""
+    """A sample does not count, although its sequence is fine. The same token is drawn again in a later step."""
 
 
 class Masks:
-    """Which tokens the grammars of a step's rows allow.
+    """The tokens that the grammars of a step's rows allow.
 
-    jobs: what must be filled before the draws. errors: by slot, of masks that could not be filled, or were not in time
-    (SampleSkippedError).
+    - jobs: masks to fill before the draws.
+    - errors: by slot, of masks that could not be filled, or were not filled in time (SampleSkippedError).
 
     Args:
         grammars: fills the masks; None: no sequence has a grammar.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int], grammars: Grammars | None = None) -> None:
-        self._words, self._eos, self._grammars = -(-vocab_size // 32), eos_token_ids, grammars
+    def __init__(self, vocab_size: int, grammars: Grammars | None = None) -> None:
+        self._words, self._grammars = -(-vocab_size // 32), grammars
         self._filling: BitmaskFilling | None = None
         self.jobs: list[tuple[Sequence, BitmaskJob]] = []
         self.errors: dict[int, Exception] = {}
 
     def of(self, sequences: list[Sequence], drafts: list[DraftTokens]) -> tuple[list[int] | None, torch.Tensor | None]:
-        """Each row's index among the masks (−1: none) and the masks; None where no sequence has a grammar."""
+        """Return each row's index among the masks (−1: no mask) and the masks; None if no sequence has a grammar."""
         constrained = [d for sequence, d in zip(sequences, drafts, strict=True) if sequence.constraint is not None]
         if not constrained:
             return None, None
-        # nothing is drawn after a draft that is not allowed; its rows must be there all the same
+        # No token is drawn after a draft that is not allowed, but its rows must exist.
         masks = torch.full((sum(draft.num_rows for draft in constrained), self._words), -1, dtype=torch.int32)
         places: list[int] = []
         at = 0
@@ -103,11 +98,11 @@ class Masks:
                 places += [-1] * draft.num_rows
                 continue
             places += range(at, at + draft.num_rows)
-            self._enter(sequence, draft, masks[at : at + draft.num_rows])
+            self._add_sequence(sequence, draft, masks[at : at + draft.num_rows])
             at += draft.num_rows
         return places, masks
 
-    def _enter(self, sequence: Sequence, draft: DraftTokens, masks: torch.Tensor) -> None:
+    def _add_sequence(self, sequence: Sequence, draft: DraftTokens, masks: torch.Tensor) -> None:
         """Fill the sequence's masks, or add the job that does."""
         constraint = sequence.constraint
         assert constraint is not None
@@ -117,23 +112,27 @@ class Masks:
         elif (late := constraint.late) is not None:
             constraint.late = None
             masks[0] = late.job.masks[0]
-            self._finish(sequence, masks, 1, late.filling.errors[late.place], late.filling.seconds[late.place])
-        elif constraint.bound:
+            self._finish_masks(sequence, masks, 1, late.filling.errors[late.place], late.filling.seconds[late.place])
+        elif constraint.fillable:
             allowed = draft.tokens[: draft.num_allowed]
             job = BitmaskJob(constraint.matcher, allowed, masks[: len(allowed) + 1], sequence.request)
             self.jobs.append((sequence, job))
-        else:  # the text may not end before the part that the grammar rules has begun
-            for token in self._eos:
-                masks.numpy().view(np.uint32)[:, token // 32] &= ~np.uint32(1 << token % 32)
+        elif constraint.bound:  # an opening marker has begun; only its next tokens are allowed
+            masks[0] = 0
+            constraint.complete_masks(masks, sequence.num_output)
+        else:
+            constraint.write_free(masks, draft.tokens)
 
     def start(self) -> None:
-        """Begin to fill the masks on other threads."""
+        """Start to fill the masks on other threads."""
         if self.jobs and self._grammars is not None:
             self._filling = self._grammars.fill([job for _, job in self.jobs])
 
     def wait(self) -> None:
-        """Wait until the masks are filled, or as long as a step may. Sequences whose mask
-        is not ready skip this step's sample, and so do all others of that grammar."""
+        """Wait until the masks are filled, at most as long as a step may.
+
+        Sequences whose mask is not ready skip this step's sample, and so do all others of that grammar.
+        """
         filling = self._filling
         if filling is None:
             return
@@ -155,34 +154,38 @@ class Masks:
                     continue
                 error = filling.errors[place]
                 known = error.known if isinstance(error, DraftMaskError) else len(job.masks)
-                self._finish(sequence, job.masks, known, error, filling.seconds[place])
+                self._finish_masks(sequence, job.masks, known, error, filling.seconds[place])
 
-    def _finish(
+    def _finish_masks(
         self, sequence: Sequence, masks: torch.Tensor, known: int, error: Exception | None, took_s: float
     ) -> None:
-        """Called when the masks are filled, of which the first `known` count. Also allows the token that opens a
-        thinking span. If filling failed, everything is allowed and the row's sample is discarded; so are samples after
-        drafts that were given up (StructuredOutput.known)."""
+        """Complete masks that are filled; only the first `known` count.
+
+        Tokens that end the output or open a thinking span are allowed as well. If filling failed, everything is allowed
+        and the row's sample is discarded. So are samples after drafts that were given up (StructuredOutput.known).
+        """
         assert sequence.constraint is not None
         sequence.constraint.known, sequence.constraint.mask_s = known, took_s / known
         masks[known:] = -1
         if error is not None and not isinstance(error, DraftMaskError):
             self.errors[sequence.slot] = error
             masks.fill_(-1)
-        elif (token := sequence.constraint.opening) is not None:
-            masks[0].numpy().view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        else:
+            sequence.constraint.complete_masks(masks[:known], sequence.num_output)
 
 
 def wait_for_late_mask(running: list[Sequence], within_s: float) -> None:
-    """Where all sequences wait for a mask, wait a little for the first one's."""
+    """If all sequences wait for a mask, wait a little for the first one's."""
     first = running[0].constraint if running and all(sequence.waits_for_mask for sequence in running) else None
     if first is not None and first.compiled.busy is not None:
         first.compiled.busy.filling.wait(within_s)
 
 
-def grouped(sampling: list[Sequence]) -> list[list[Sequence]]:
-    """The sequences that the sampler serves in one call. On a GPU guided ones get logits of their own in float32, which
-    costs the others."""
+def group_by_guidance(sampling: list[Sequence]) -> list[list[Sequence]]:
+    """Return groups of sequences that the sampler serves in one call each.
+
+    Guided sequences form a group of their own: on a GPU their logits become float32, which would slow down the others.
+    """
     groups: dict[bool, list[Sequence]] = {}
     for sequence in sampling:
         groups.setdefault(sequence.unconditional is not None, []).append(sequence)
@@ -192,15 +195,16 @@ def grouped(sampling: list[Sequence]) -> list[list[Sequence]]:
 def build_draws(
     sampling: list[Sequence], drafts: Drafts, first: dict[int, int], masks: Masks
 ) -> tuple[list[Draws], Failures]:
-    """The draws of a step, and the sequences whose draw can't be put together.
+    """Return the draws of a step, and the sequences whose draw can't be assembled.
 
     Args:
-        drafts: those that make it impossible are taken out. first: slot → the first of its rows of the step's logits.
-        masks: of the grammars, empty. The jobs that must be done before the draws are entered.
+        drafts: drafts that prevent a draw are removed.
+        first: slot → the first of its rows of the step's logits.
+        masks: of the grammars, empty. The jobs that must be done before the draws are added.
     """
     built: list[Draws] = []
     failures: Failures = []
-    for group in grouped(sampling):
+    for group in group_by_guidance(sampling):
         known = len(masks.jobs)
         try:
             built.append(draws_of(group, drafts, first, masks))
@@ -216,7 +220,7 @@ def build_draws(
 def _build_alone(
     sequence: Sequence, drafts: Drafts, first: dict[int, int], masks: Masks, found: tuple[list[Draws], Failures]
 ) -> None:
-    """One sequence's draw, without its drafts where they are at fault."""
+    """Build one sequence's draw, without its drafts if they are at fault."""
     built, failures = found
     known = len(masks.jobs)
     try:
@@ -233,7 +237,7 @@ def _build_alone(
 
 
 def begin_draws(sampler: Sampler, draws: list[Draws], logits: torch.Tensor) -> tuple[Begun, Failures]:
-    """Begin the draws. Also returns the sequences whose own draw can't be begun."""
+    """Begin the draws. Also return the sequences whose own draw can't be begun."""
     begun: Begun = []
     failures: Failures = []
     for part in draws:
@@ -254,13 +258,15 @@ def begin_draws(sampler: Sampler, draws: list[Draws], logits: torch.Tensor) -> t
 
 
 def fails_with_its_leader(sequence: Sequence, failures: Failures) -> bool:
-    """It is a fork that waits for the prefill of a sequence that fails."""
+    """Return whether the sequence is a fork that waits for the prefill of a sequence that fails."""
     return sequence.phase is Phase.FORK and any(failed is sequence.request.sequences[0] for failed, _ in failures)
 
 
 def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], masks: Masks) -> Draws:
-    """The draws of one group. Forks that wait for a prefill have no rows of their own and share those of their
-    request's first sequence."""
+    """Return the draws of one group.
+
+    Forks that wait for a prefill have no rows of their own. They share those of their request's first sequence.
+    """
     of = [drafts.get(sequence.slot, NO_DRAFTS) for sequence in sequences]
     computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
     source = [first[sequence.slot] for sequence in computed]
@@ -279,7 +285,7 @@ def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], m
         positions,
         [draft.tokens for draft in of],
         [draft.rule for draft in of],
-        proposals(of),
+        collect_proposals(of),
         source=source,
         mask=place,
         masks=filled,
@@ -289,6 +295,6 @@ def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], m
     return Draws(sequences, rows)
 
 
-def proposals(drafts: list[DraftTokens]) -> list[torch.Tensor | None] | None:
-    """The distributions that each one's tokens were drawn from; None where all are one-hot."""
+def collect_proposals(drafts: list[DraftTokens]) -> list[torch.Tensor | None] | None:
+    """Return the distributions that the tokens were drawn from, or None if all are one-hot."""
     return [draft.q for draft in drafts] if any(draft.q is not None for draft in drafts) else None

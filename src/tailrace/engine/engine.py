@@ -1,6 +1,6 @@
-"""The engine: requests in, messages out, one `step` at a time. Owns the parts: the lifecycle of requests, the
-scheduler's limits, the drafter, the sampler, the runner's device. No I/O, no HTTP. engine/process.py runs it as a
-process, wire/in_process_client.py in yours.
+"""The engine: requests in, messages out, one `step` at a time. It owns the parts: the lifecycle of requests, the
+scheduler's limits, the drafter, the sampler, the runner's device. It does no I/O and no HTTP. engine/process.py runs it
+as a process, wire/in_process_client.py in yours.
 
 A bad request never raises here: it is answered with a Failed message. A failing step does not raise either: its
 sequences fail.
@@ -15,16 +15,17 @@ from itertools import count
 
 import torch
 
+from tailrace.base.memory_trim import trim_memory
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
 from tailrace.engine import cache_size
 from tailrace.engine.appending import TokenAppender
-from tailrace.engine.device import Device, overlaps
+from tailrace.engine.device import Device, may_overlap_steps
 from tailrace.engine.draws import Masks, wait_for_late_mask
 from tailrace.engine.explanations import record_s
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables
-from tailrace.engine.lifecycle import Ending, Lifecycle, failed
+from tailrace.engine.lifecycle import Ending, Lifecycle, make_failed_message
 from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.request_setup import Compilations, add_sequences
@@ -36,7 +37,6 @@ from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.validation import RequestLimits, adapter_number, check_served
 from tailrace.errors import RequestError, TailraceError
 from tailrace.grammar.service import Grammars
-from tailrace.memory_trim import trim_memory
 from tailrace.runners.base import ModelRunner, StatefulRunner
 from tailrace.sampling import Sampler, Slots
 from tailrace.sampling.pipeline import beyond_device
@@ -46,8 +46,8 @@ from tailrace.wire.messages import Abort, Aborted, FromEngine, ModelInfo, Stats,
 
 log = logging.getLogger(__name__)
 
-FALLBACK_S = 0.02  # expected of a sample that the kernels can't make, before one has been timed
-PATIENCE_S = 0.005  # while nothing runs and grammars are being compiled, or all sequences wait for their masks
+FALLBACK_S = 0.02  # expected time of a sample that the kernels can't make, before one has been timed
+PATIENCE_S = 0.005  # wait per step while nothing runs and grammars compile, or all sequences wait for their masks
 
 
 class Engine:
@@ -55,8 +55,9 @@ class Engine:
     out.)
 
     Args:
-        runner: the model. info: what front ends are told of it; max_model_len is lowered to what the cache holds.
-        token_bytes: the bytes of each token id; without it strings can't be banned, and only front ends find stop
+        runner: the model.
+        info: what front ends need to know of the model; max_model_len is lowered to the size of the cache.
+        token_bytes: the bytes of each token id. Without it strings can't be banned, and only front ends find stop
             strings.
         grammars: compiles and matches; without it no grammar is served.
         speculation: how sequences draft. drafter: makes the drafter, which may draw with the engine's own sampler.
@@ -76,15 +77,15 @@ class Engine:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
         rows, states = state_rings(runner, scheduler.max_num_seqs, 0 if drafter is None else speculation.max_drafts)
-        wanted, device = scheduler.max_num_seqs * per_slot, getattr(runner, "device", None)
-        blocks = cache_size.num_blocks(cache, runner.block_bytes, wanted, device, states)
-        allocate(runner, blocks, scheduler.max_num_seqs, rows)
+        wanted = scheduler.max_num_seqs * per_slot
+        blocks = cache_size.num_blocks(cache, runner.block_bytes, wanted, runner.device, states)
+        allocate_memory(runner, blocks, scheduler.max_num_seqs, rows)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
         self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
         self.limits = RequestLimits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
-        self.runner, self.adapters = runner, getattr(runner, "adapters", ())
+        self.runner = runner
         self.token_bytes, self.grammars = token_bytes, grammars
         self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse, rows)
         self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
@@ -93,12 +94,11 @@ class Engine:
         tables, made = BlockTables(scheduler.max_num_seqs, per_slot), None if drafter is None else drafter(sampler)
         self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
-        promised = promised_bytes(runner, blocks, made, device)
-        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised)
+        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised_bytes(runner, blocks, made))
         grammar_step_s = None if grammars is None else grammars.step_s
         appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token, grammar_step_s)
         outputs = OutputProcessor(self.lifecycle, scheduler, appender, sampler, self.memory_limit)
-        masks = partial(Masks, runner.vocab_size, frozenset(eos), grammars)
+        masks = partial(Masks, runner.vocab_size, grammars)
         self.steps = StepDriver(device_of(runner, scheduler, self.counters), sampler, outputs, masks)
         self.compilations = Compilations(runner.vocab_size, grammars)
         self.arrivals = count()
@@ -115,12 +115,12 @@ class Engine:
                 raise self.memory_limit.refusal()
             check_served(message.params, self.grammars, self.token_bytes)
             stop_search(message.params)  # a pattern that can't be served says so
-            self._accept(message, client)
+            self._accept_request(message, client)
         if attempt.error is not None:
             self.refuse(message, attempt.error, client)
 
-    def _accept(self, message: Submit, client: bytes) -> None:
-        """The request waits from here on, or nothing has changed and an error is raised."""
+    def _accept_request(self, message: Submit, client: bytes) -> None:
+        """Add the request to the waiting ones. If an error is raised, nothing has changed."""
         vocab_size = self.limits.vocab_size
         request = Request(
             client,
@@ -128,13 +128,13 @@ class Engine:
             message.epoch,
             message.params,
             (message.priority, next(self.arrivals)),
-            self.limits.length(message),
+            self.limits.limit_length(message),
             eos_token_ids=tuple(self.info.eos_token_ids),
-            adapter=adapter_number(self.adapters, message.adapter),
+            adapter=adapter_number(self.runner.adapters, message.adapter),
             min_host_s=list_s(message.params.watermark, vocab_size) + record_s(message.params, vocab_size),
             replay=message.replay,
         )
-        falls_back = beyond_device(message.params, getattr(self.runner, "device", None))
+        falls_back = beyond_device(message.params, self.runner.device)
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)
         self.compilations.begin(request, self.token_bytes)
         self.lifecycle.add(request)
@@ -143,12 +143,12 @@ class Engine:
         )  # with a replay's output, computed like a prompt
 
     def refuse(self, message: Submit, error: TailraceError, client: bytes = b"") -> None:
-        """Answer every sequence of a request with Failed, without having accepted it."""
+        """Answer every sequence of a request with Failed, without accepting the request."""
         for index in range(message.params.n):
-            self.lifecycle.outbox[client].append(failed(message.id, message.epoch, index, error))
+            self.lifecycle.outbox[client].append(make_failed_message(message.id, message.epoch, index, error))
 
     def abort(self, message: Abort, client: bytes = b"") -> None:
-        """End what is left of a request or of one of its sequences, then acknowledge. Unknown requests are acknowledged
+        """End the rest of a request or of one of its sequences, then acknowledge. Unknown requests are acknowledged
         too."""
         request = self.lifecycle.requests.get((client, message.id, message.epoch))
         living = [] if request is None else [s for s in request.sequences if s.phase in LIVING]
@@ -162,13 +162,13 @@ class Engine:
         self.lifecycle.outbox[client].append(Aborted(message.id, message.epoch, bool(chosen), message.index))
 
     def abort_client(self, client: bytes) -> None:
-        """A front end is gone: end all its requests and say nothing."""
+        """End all requests of a front end that is gone, without messages."""
         for request in [r for r in self.lifecycle.requests.values() if r.client == client]:
             self.abort(Abort(request.id, request.epoch, "front end gone"), client)
         self.lifecycle.outbox.pop(client, None)
 
     def fail_all(self, error: TailraceError) -> dict[bytes, list[FromEngine]]:
-        """The engine can't go on: every sequence ends. Returns the messages due."""
+        """End every sequence, because the engine can't continue. Return the messages due."""
         for request in list(self.lifecycle.requests.values()):
             self.lifecycle.fail_request(request, error)
         return self.lifecycle.take_messages()
@@ -190,13 +190,15 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Something runs, waits, or is to be sent."""
+        """True if something runs, waits, or is to be sent."""
         lifecycle = self.lifecycle
         return bool(lifecycle.running or lifecycle.waiting or lifecycle.outbox or self.steps.in_flight)
 
     def step(self) -> dict[bytes, list[FromEngine]]:
-        """One step. Returns all messages due, per client, in order. If all requests wait for a grammar, the step waits
-        a little for it."""
+        """Run one step. Return all messages due, per client, in order.
+
+        If all requests wait for a grammar, the step waits a little for it.
+        """
         lifecycle = self.lifecycle
         self._end_largest()
         if self.compilations.requests:
@@ -210,16 +212,16 @@ class Engine:
         return lifecycle.take_messages()
 
     def _end_largest(self) -> None:
-        """Where requests hold more memory than they may, end the one that holds most."""
+        """If requests hold more memory than they may, end the one that holds most."""
         if (largest := self.memory_limit.check(self.lifecycle.requests.values())) is not None:
             self.lifecycle.fail_request(*largest)
             del largest
             trim_memory()
 
     def stats(self) -> Stats:
-        """Counters and gauges of now."""
+        """Return the current counters and gauges."""
         lifecycle, slots = self.lifecycle, self.limits.scheduler.max_num_seqs
-        return self.counters.snapshot(
+        return self.counters.make_stats(
             running=len(lifecycle.running),
             waiting=len(lifecycle.waiting),
             slots_total=slots,
@@ -229,41 +231,40 @@ class Engine:
         )
 
     def close(self) -> None:
-        """End what compiles beside the steps, for good."""
+        """End the compilations for good."""
         self.compilations.close()
 
 
 def warmed_up(sampler: Sampler, runner: ModelRunner) -> Sampler:
-    """The sampler, its kernels compiled if the runner computes on a GPU."""
-    device = getattr(runner, "device", None)
-    if device is not None and device.type == "cuda":
+    """Return the sampler, its kernels compiled if the runner computes on a GPU."""
+    if runner.device.type == "cuda":
         # guided logits are float32
-        sampler.warm_up({getattr(runner, "dtype", torch.float32), torch.float32}, device)
+        sampler.warm_up({runner.dtype, torch.float32}, runner.device)
     return sampler
 
 
 def device_of(runner: ModelRunner, scheduler: SchedulerConfig, counters: Counters) -> Device:
-    """Where the runner computes; steps overlap where the operator, or the device, has it so."""
-    return Device(runner, counters, int(overlaps(scheduler.overlap, runner)))
+    """Return the device that the runner computes on. The operator or the device decides whether steps overlap."""
+    return Device(runner, counters, int(may_overlap_steps(scheduler.overlap, runner)))
 
 
 def state_rings(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, int]:
-    """(entries of each slot's ring, bytes of all of them), where the model keeps a state per sequence; else 0."""
+    """Return the entries of each slot's ring and the bytes of all rings; 0 for a model without a state per sequence."""
     if not isinstance(runner, StatefulRunner) or not runner.state_bytes:
         return 0, 0
-    rows = 2 + max_drafts  # back by the drafts that were rejected, and by a token that was computed in vain
+    rows = 2 + max_drafts  # a sequence goes back by the rejected drafts, and by one token that was computed for nothing
     return rows, slots * rows * runner.state_bytes
 
 
-def promised_bytes(runner: ModelRunner, blocks: int, drafter: Drafter | None, device: torch.device | None) -> int:
-    """The machine's memory that both caches will take once they are written."""
-    if device is not None and device.type != "cpu":
+def promised_bytes(runner: ModelRunner, blocks: int, drafter: Drafter | None) -> int:
+    """Return the machine's memory that both caches will take once they are written."""
+    if runner.device.type != "cpu":
         return 0
-    return blocks * runner.block_bytes + getattr(drafter, "cache_bytes", 0)
+    return blocks * runner.block_bytes + (0 if drafter is None else drafter.cache_bytes)
 
 
-def allocate(runner: ModelRunner, blocks: int, slots: int, rows: int) -> None:
-    """Its memory. Only after all of it was counted, since it is counted as a share of what is free."""
+def allocate_memory(runner: ModelRunner, blocks: int, slots: int, rows: int) -> None:
+    """Allocate the runner's memory, after all of it was counted: it is counted as a share of the free memory."""
     if rows and isinstance(runner, StatefulRunner):
         runner.allocate_states(slots, rows)
     runner.allocate(blocks)

@@ -1,6 +1,6 @@
-"""The data of a step on its way: its forward pass launched, its draws prepared, its draws launched.
+"""The data of a step in progress: its forward pass launched, its draws prepared, its draws launched.
 
-A sampled token that the host does not know yet stands in `Sequence.tokens` as a reference: −1 − i is sample i of the
+A sampled token that the host does not know yet is stored in `Sequence.tokens` as a reference: −1 − i is sample i of the
 step before (see runners.base.Batch). So the scheduler, the block cache and the batch count it like any other token.
 References are assumptions. No assumption outlives the call in which it was made.
 """
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from tailrace.base.logprobs import TokenLogprobs
 from tailrace.drafting.adaptive import StepCost
 from tailrace.drafting.base import Drafter
 from tailrace.engine.batch import Assembled
@@ -24,7 +25,6 @@ from tailrace.engine.scheduler import Work
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.engine.speculation import Speculator
 from tailrace.kernels.status import OK
-from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling import Sampled, Slots
 
 
@@ -48,10 +48,10 @@ class PreparedDraws:
 class InFlightStep:
     """A step whose forward pass has been launched.
 
-    lengths: of each sequence in it, the number of tokens that the step was planned on. record: of the step, where it
-    has no prefills.
-    since: time.perf_counter at which the pass is taken to have begun. prepared: its draws, once the tokens of the step
-    before are known.
+    - lengths: of each sequence in it, the number of tokens that the step was planned on.
+    - record: of the step, if it has no prefills.
+    - since: time.perf_counter at which the pass is taken to have begun.
+    - prepared: its draws, once the tokens of the step before are known.
     """
 
     work: Work
@@ -64,17 +64,23 @@ class InFlightStep:
     prepared: PreparedDraws | None = None
 
     def is_valid(self, sequence: Sequence) -> bool:
-        """True if the sequence still has its slot and has all tokens that this step was planned on. Comparing lengths
-        is enough: between launch and landing a sequence gets the tokens that were assumed, or fewer."""
+        """Return True if the sequence still has its slot and all tokens that this step was planned on.
+
+        Comparing lengths is enough: between launch and landing a sequence gets the tokens that were assumed, or fewer.
+        """
         return sequence.slot >= 0 and len(sequence.tokens) >= self.lengths.get(sequence, sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What one sequence has sampled: the tokens that verification kept, the first `accepted` of them drafts. status:
-    kernels/status.py.
-    error: its grammar could not be matched, so the tokens do not count. kept: the rows that the tokens were drawn from,
-    where the request asks why they came. survivors: of each token, where the request asks for them."""
+    """The samples of one sequence.
+
+    - tokens: those that verification kept; the first `accepted` of them are drafts.
+    - status: kernels/status.py.
+    - error: its grammar could not be matched, so the tokens do not count.
+    - kept: the rows that the tokens were drawn from, if the request asks for explanations.
+    - survivors: of each token, if the request asks for them.
+    """
 
     sequence: Sequence
     draft: DraftTokens
@@ -87,8 +93,11 @@ class SampledTokens:
     survivors: list[bytes] | None = None
 
     def must_be_processed_first(self, slots: Slots, drafter: Drafter | None) -> bool:
-        """More than the tokens decides how the sequence goes on: it may end or fail with them, its grammar must be told
-        of them, or its drafts are drawn by a sampler that must have been told of them."""
+        """Return whether the next step depends on more than the sampled tokens.
+
+        It does if the sequence may end or fail with them, or if its grammar, or the sampler that draws its drafts, must
+        see these tokens first.
+        """
         sequence, slot = self.sequence, slots[self.sequence.slot]
         if drafter is not None and drafter.draws and (slot.history is not None or slot.moves or slot.state):
             return True
@@ -102,9 +111,10 @@ class SampledTokens:
 class LaunchedDraws:
     """A step whose samples are on their way to the host.
 
-    errors: by slot, of masks. kept: rows of those that ask why their tokens came. samples: what has arrived and is not
-    processed yet. arrived_s: time.perf_counter at which it did. assumed: the sequences that hold assumed tokens, and
-    how many.
+    - errors: by slot, of masks.
+    - kept: rows of the sequences that ask for explanations.
+    - samples: those that have arrived and are not processed yet. arrived_s: time.perf_counter of their arrival.
+    - assumed: the sequences that hold assumed tokens, and how many.
     """
 
     step: InFlightStep
@@ -121,34 +131,35 @@ class LaunchedDraws:
         return [sequence for sequences, _ in self.pending for sequence in sequences]
 
     def assume_accepted(self) -> None:
-        """From here on each sequence has one token more, a reference. All drafts are assumed to be accepted, but those
-        that would end it."""
+        """Give each sequence one more token, a reference. All drafts are assumed to be accepted, except those that
+        would end the sequence."""
         for place, sequence in enumerate(self.sequences):
             draft = self.step.drafts.get(sequence.slot, NO_DRAFTS)
-            self._assume(sequence, [*draft.tokens[: max(0, sequence.tokens_left - 2)], -1 - place])
+            self._assume_tokens(sequence, [*draft.tokens[: max(0, sequence.tokens_left - 2)], -1 - place])
 
     def assume_samples(self) -> None:
-        """From here on each sequence has the tokens that have arrived, and the accepted drafts count as computed.
-        Nothing else has been told of them."""
+        """Give each sequence the tokens that have arrived, and count the accepted drafts as computed. Nothing else is
+        changed."""
         for one in self.samples or ():
-            self._assume(one.sequence, one.tokens)
+            self._assume_tokens(one.sequence, one.tokens)
 
-    def _assume(self, sequence: Sequence, tokens: list[int]) -> None:
+    def _assume_tokens(self, sequence: Sequence, tokens: list[int]) -> None:
         for member in sequence.pair:
             member.tokens += tokens
             member.num_computed += len(tokens) - 1
         self.assumed.append((sequence, len(tokens)))
 
     def undo_assumptions(self) -> None:
-        """The sequences have the tokens that they had before."""
+        """Restore the tokens that the sequences had before."""
         for sequence, count in self.assumed:
             for member in sequence.pair:
                 del member.tokens[-count:]
                 member.num_computed -= count - 1
         self.assumed = []
 
-    def previous(self) -> torch.Tensor | None:
-        """The samples, where the next step finds them: int64 [P]. None where there are none, or the host knows them."""
+    def join_samples(self) -> torch.Tensor | None:
+        """Return the samples as the next step reads them: int64 [P]. None if the step has no samples, or the host knows
+        them."""
         if self.samples is not None:
             return None
         columns = [pending.token_ids[:, 0] for _, pending in self.pending]
@@ -161,8 +172,8 @@ def read_samples(
     speculator: Speculator,
     most_survivors: int,
 ) -> list[SampledTokens]:
-    """What each sequence has sampled. The speculator hears how many drafts were accepted. Survivors of a token that are
-    more than `most_survivors` are not told."""
+    """Return the samples of each sequence, and tell the speculator how many drafts were accepted. A token with more
+    than `most_survivors` survivors reports none."""
     found: list[SampledTokens] = []
     drafts, errors, kept = launched.step.drafts, launched.errors, launched.kept
     for sequences, samples in sampled:

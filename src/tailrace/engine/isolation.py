@@ -1,4 +1,4 @@
-"""One request's work fails that request alone: whatever it raises is caught here and handed on as an error of that
+"""Keeps errors to one request: whatever one request's work raises is caught here and returned as an error of that
 request."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Isolated:
     error: what was raised inside, once the block is left; None if nothing was.
 
     Args:
-        what: the message of an error that is not a TailraceError. id: the request's.
+        what: the message for an error that is not a TailraceError. id: the request's.
     """
 
     def __init__(self, what: str, id: str) -> None:
@@ -44,9 +44,9 @@ class Isolated:
         return True
 
 
-def tried(work: Callable[[], T], otherwise: T) -> T:
-    """What `work` returns, or `otherwise` if it raises. For drafts only: whoever does the same work for good reports
-    the error."""
+def call_or_default(work: Callable[[], T], otherwise: T) -> T:
+    """Return the result of `work`, or `otherwise` if it raises. Use it for drafts only: the code that later does the
+    same work for real reports the error."""
     try:
         return work()
     except (KeyboardInterrupt, SystemExit):

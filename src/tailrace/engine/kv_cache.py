@@ -1,5 +1,5 @@
-"""Which block of the KV cache belongs to which sequence: reference counts, prefix reuse by chained hash, copy-on-write,
-truncation; and the block tables that a batch is built from.
+"""Assigns the blocks of the KV cache to sequences: reference counts, prefix reuse by chained hash, copy-on-write,
+truncation. It also keeps the block tables that a batch is built from.
 
 A block without references is free. A free block whose contents are known by hash can be found until it is taken again,
 least recently used first. A block is published under its hash once all its positions are computed. This module knows
@@ -10,14 +10,13 @@ Equal hashes mean equal prefixes computed with the same weights (block_hash.py).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
 
 from tailrace.engine.block_hash import block_hash, root_of
 from tailrace.engine.sequence import Sequence
-from tailrace.runners.block_pool import BlockPool
 
 Copies = list[tuple[int, int]]
 
@@ -25,61 +24,64 @@ Copies = list[tuple[int, int]]
 class BlockCache:
     """`num_blocks` blocks of `block_size` positions. `prefix_reuse` False never publishes a block.
 
-    state_rows: where the model keeps a state per sequence (runners.base.StatefulRunner), entries of a slot's ring: a
-    sequence that goes back further than they reach begins anew. No block is published there: a state is no block's.
+    state_rows: entries of a slot's ring of states, for a model with a state per sequence (runners.base.StatefulRunner).
+    A sequence that goes back further than they reach begins anew. Such a model's blocks are never published, since a
+    state belongs to no block.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True, state_rows: int = 0) -> None:
         self.num_blocks, self.block_size, self.state_rows = num_blocks, block_size, state_rows
         self.prefix_reuse = prefix_reuse and not state_rows
-        self.pool = BlockPool(num_blocks)
-        self.references = self.pool.references
+        self.references = [0] * num_blocks
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # the next one to take comes first
         self.hash_of: dict[int, bytes] = {}
         self.by_hash: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody refers to."""
-        return self.pool.num_free
+        return len(self.free)
 
     @property
     def num_used(self) -> int:
         """Blocks that some sequence refers to."""
-        return self.num_blocks - self.pool.num_free
+        return self.num_blocks - len(self.free)
 
     def blocks_for(self, length: int) -> int:
-        """How many blocks hold `length` positions."""
+        """Return how many blocks hold `length` positions."""
         return -(-length // self.block_size)
 
     # ---- planning: reads only
 
-    def match(self, sequence: Sequence) -> list[int]:
-        """Published blocks that hold the longest prefix of the sequence; a token whose logits are wanted is never among
-        it."""
+    def match_prefix(self, sequence: Sequence) -> list[int]:
+        """Return the published blocks that hold the longest prefix of the sequence. Tokens whose logits are wanted are
+        never part of it."""
         found: list[int] = []
         if not self.prefix_reuse:
             return found
-        for place in range(sequence.reusable // self.block_size):  # none is hashed behind the first that is missing
-            self._hash(sequence, place + 1)
+        for place in range(sequence.reusable // self.block_size):  # no later block is hashed once one is missing
+            self._hash_blocks(sequence, place + 1)
             block = self.by_hash.get(sequence.hashes[place])
             if block is None:
                 break
             found.append(block)
         return found
 
-    def demand(self, sequence: Sequence, length: int) -> int:
-        """Free blocks that `reserve(sequence, length)` would take."""
+    def count_needed_blocks(self, sequence: Sequence, length: int) -> int:
+        """Return the number of free blocks that `reserve(sequence, length)` would take."""
         return max(0, self.blocks_for(length) - len(sequence.blocks)) + self._must_copy(sequence)
 
-    def yields(self, sequences: Iterable[Sequence]) -> int:
-        """Blocks that become free when all of these sequences let go of theirs, among them those that only they
-        share."""
+    def count_freed_blocks(self, sequences: Iterable[Sequence]) -> int:
+        """Return the number of blocks that become free when all of these sequences release theirs. Blocks that only
+        these sequences share are included."""
         held = Counter(block for sequence in sequences for block in sequence.blocks)
         return sum(self.references[block] == count for block, count in held.items())
 
     def own_block(self, sequence: Sequence) -> int | None:
-        """The block that the sequence's next position lies in, if it is there and nobody else refers to it. `match` may
-        find it, where the sequence has gone back to the middle of a published block."""
+        """Return the block of the sequence's next position, if it exists and only this sequence refers to it.
+
+        `match_prefix` may find it if the sequence has gone back to the middle of a published block.
+        """
         at = sequence.num_computed // self.block_size
         if at < len(sequence.blocks) and self.references[sequence.blocks[at]] == 1:
             return sequence.blocks[at]
@@ -90,40 +92,41 @@ class BlockCache:
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
         """Start an empty sequence with matched blocks: their positions count as computed."""
         for block in blocks:
-            self.pool.refer(block)
+            self._refer(block)
         sequence.blocks = list(blocks)
         sequence.num_computed = len(blocks) * self.block_size
         sequence.num_published = len(blocks)
 
     def reserve(self, sequence: Sequence, length: int) -> Copies:
-        """Make the sequence's blocks cover `length` positions and its next write safe: a shared block is replaced by a
-        copy (returned as (source, target), to be made before the write), a published one that will be written is
-        withdrawn.
+        """Make the sequence's blocks cover `length` positions and its next write safe.
+
+        A shared block is replaced by a copy, returned as (source, target). The copy must be made before the write. A
+        published block that will be written is withdrawn.
 
         Raises:
-            MemoryError: not enough free blocks; see `demand`. Nothing is changed.
+            MemoryError: too few blocks are free; see `count_needed_blocks`. Nothing is changed.
         """
-        if self.demand(sequence, length) > self.num_free:
-            raise MemoryError(f"{self.demand(sequence, length)} blocks wanted, {self.num_free} free")
+        if self.count_needed_blocks(sequence, length) > self.num_free:
+            raise MemoryError(f"{self.count_needed_blocks(sequence, length)} blocks wanted, {self.num_free} free")
         copies: Copies = []
         at = sequence.num_computed // self.block_size
         if self._must_copy(sequence):
-            fresh = self._take()
+            fresh = self._take_block()
             copies.append((sequence.blocks[at], fresh))
-            self._release(sequence.blocks[at])
+            self._release_block(sequence.blocks[at])
             sequence.blocks[at] = fresh
         elif at < len(sequence.blocks):
-            self._withdraw(sequence.blocks[at])
+            self._unpublish_block(sequence.blocks[at])
         while len(sequence.blocks) < self.blocks_for(length):
-            sequence.blocks.append(self._take())
+            sequence.blocks.append(self._take_block())
         return copies
 
-    def publish(self, sequence: Sequence) -> None:
-        """Publish the blocks whose last position has been computed since."""
+    def publish_blocks(self, sequence: Sequence) -> None:
+        """Publish the blocks whose last position is now computed."""
         full = sequence.num_computed // self.block_size
         if not self.prefix_reuse or full <= sequence.num_published:
             return
-        self._hash(sequence, full)
+        self._hash_blocks(sequence, full)
         for place in range(sequence.num_published, full):
             block, digest = sequence.blocks[place], sequence.hashes[place]
             if digest not in self.by_hash and block not in self.hash_of:
@@ -131,13 +134,13 @@ class BlockCache:
                 self.hash_of[block] = digest
         sequence.num_published = full
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget all positions from `length` on, to the token; all positions where no state is left of that length."""
+    def truncate_sequence(self, sequence: Sequence, length: int) -> None:
+        """Forget all positions from `length` on; forget all positions if no state of that length is left."""
         if self.state_rows and length < sequence.num_computed and sequence.state_end - length >= self.state_rows:
             length = 0
         keep = self.blocks_for(length)
         for block in reversed(sequence.blocks[keep:]):
-            self._release(block)
+            self._release_block(block)
         del sequence.blocks[keep:]
         full = length // self.block_size
         sequence.num_computed = min(sequence.num_computed, length)
@@ -147,15 +150,15 @@ class BlockCache:
     def fork(self, source: Sequence, target: Sequence) -> None:
         """Let the empty `target` share all blocks of `source`."""
         for block in source.blocks:
-            self.pool.refer(block)
+            self._refer(block)
         target.blocks = list(source.blocks)
         target.num_computed, target.num_published = source.num_computed, source.num_published
         target.hashes, target.state_end = list(source.hashes), source.state_end
 
     def release(self, sequence: Sequence) -> None:
-        """Let go of all blocks; the sequence is as if never computed."""
+        """Release all blocks. The sequence is then as if never computed."""
         for block in reversed(sequence.blocks):  # the end of a prefix is taken again before its start
-            self._release(block)
+            self._release_block(block)
         sequence.blocks = []
         sequence.num_computed = sequence.num_published = sequence.state_end = 0
 
@@ -167,13 +170,13 @@ class BlockCache:
             for block in sequence.blocks:
                 counts[block] += 1
         assert counts == self.references
-        assert set(self.pool.free) == {block for block, count in enumerate(counts) if count == 0}
+        assert set(self.free) == {block for block, count in enumerate(counts) if count == 0}
         assert {block: digest for digest, block in self.by_hash.items()} == self.hash_of
 
     # ---- inside
 
-    def _hash(self, sequence: Sequence, blocks: int) -> None:
-        """Makes the sequence keep the hashes of its first blocks, if it does not yet."""
+    def _hash_blocks(self, sequence: Sequence, blocks: int) -> None:
+        """Extend the sequence's hashes to its first `blocks` blocks."""
         size, hashes = self.block_size, sequence.hashes
         while len(hashes) < blocks:
             at = len(hashes) * size
@@ -181,19 +184,30 @@ class BlockCache:
             hashes.append(block_hash(parent, sequence.tokens[at : at + size]))
 
     def _must_copy(self, sequence: Sequence) -> bool:
-        """The next position to be written lies in a block that others refer to."""
+        """Return whether the next position to be written lies in a block that others refer to."""
         at = sequence.num_computed // self.block_size
         return at < len(sequence.blocks) and self.references[sequence.blocks[at]] > 1
 
-    def _take(self) -> int:
-        block = self.pool.take()
-        self._withdraw(block)
+    def _take_block(self) -> int:
+        block, _ = self.free.popitem(last=False)
+        self.references[block] = 1
+        self._unpublish_block(block)
         return block
 
-    def _release(self, block: int) -> None:
-        self.pool.release(block, reusable=block in self.hash_of)
+    def _refer(self, block: int) -> None:
+        if self.references[block] == 0:
+            del self.free[block]
+        self.references[block] += 1
 
-    def _withdraw(self, block: int) -> None:
+    def _release_block(self, block: int) -> None:
+        """Remove one reference. A free block that is published is taken last, any other free block next."""
+        self.references[block] -= 1
+        if self.references[block] == 0:
+            self.free[block] = None
+            if block not in self.hash_of:
+                self.free.move_to_end(block, last=False)
+
+    def _unpublish_block(self, block: int) -> None:
         digest = self.hash_of.pop(block, None)
         if digest is not None:
             del self.by_hash[digest]
@@ -207,11 +221,11 @@ class BlockTables:
         self.written = [0] * num_slots
 
     def clear(self, slot: int) -> None:
-        """The slot has a new owner."""
+        """Forget the entries of a slot, which has a new owner."""
         self.written[slot] = 0
 
     def cut(self, sequence: Sequence) -> None:
-        """The sequence has released its last blocks."""
+        """Forget the sequence's last entries, whose blocks it has released."""
         self.written[sequence.slot] = min(self.written[sequence.slot], len(sequence.blocks))
 
     def write(self, sequence: Sequence, start: int | None = None) -> None:

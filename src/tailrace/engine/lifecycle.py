@@ -1,4 +1,4 @@
-"""Which requests are here, which slot and which blocks each sequence holds, and how each of them ends.
+"""Keeps the requests, the slot and the blocks of each sequence, and ends sequences.
 
 Every slot and block is given out here and comes back here. A sequence ends in one place, `end`, with one message to its
 client.
@@ -17,8 +17,8 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.chunk_size import ChunkSize
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
-from tailrace.engine.scheduler import Plan, Work, schedule
-from tailrace.engine.sequence import LIVING, Failures, Phase, Request, Sequence, order
+from tailrace.engine.scheduler import Plan, Work, plan_step
+from tailrace.engine.sequence import LIVING, Failures, Phase, Request, Sequence, make_sort_key
 from tailrace.engine.speculation import Speculator
 from tailrace.engine.stats import Counters
 from tailrace.errors import TailraceError
@@ -30,7 +30,7 @@ from tailrace.wire.messages import Failed, Finished, FinishReason, FromEngine
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a sequence ends: a reason and what gave it, or an error."""
+    """Why a sequence ends: a reason and its source, or an error."""
 
     reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -39,9 +39,13 @@ class Ending:
 
 
 class Lifecycle:
-    """The state of all requests. `waiting` and `running` are sorted by priority and arrival. outbox: messages to each
-    client, in order. state_copies: (slot, slot) of forks, whose states are copied before the next forward pass.
-    explained, replays: those of the sequences with a slot that ask why their tokens came, or why they had come."""
+    """The state of all requests.
+
+    - waiting, running: sequences, sorted by priority and arrival.
+    - outbox: messages to each client, in order.
+    - state_copies: (slot, slot) of forks, whose states are copied before the next forward pass.
+    - explained, replays: sequences with a slot that ask for explanations of new tokens, or of earlier ones.
+    """
 
     def __init__(
         self,
@@ -64,17 +68,17 @@ class Lifecycle:
         self.replays: set[Sequence] = set()
 
     def add(self, request: Request) -> None:
-        """The request waits from here on."""
+        """Add the request to the waiting ones."""
         self.requests[request.name] = request
-        insort(self.waiting, request.sequences[0], key=order)
+        insort(self.waiting, request.sequences[0], key=make_sort_key)
 
-    def admit(self, sequence: Sequence, cached: list[list[int]]) -> None:
-        """Give a waiting sequence, its unconditional one and its forks slots, and the cached blocks that they start
+    def admit_sequence(self, sequence: Sequence, cached: list[list[int]]) -> None:
+        """Give slots to a waiting sequence, its unconditional one and its forks, and the cached blocks that they start
         from."""
         request = sequence.request
         self.waiting.remove(sequence)
         sequence.advance("admit")
-        insort(self.running, sequence, key=order)
+        insort(self.running, sequence, key=make_sort_key)
         for member, blocks in zip(sequence.pair, cached, strict=True):
             self.cache.attach(member, blocks)
         if request.queued_s is None:
@@ -90,7 +94,7 @@ class Lifecycle:
         said.slot = sequence.slot
         self.slots.add(
             sequence.slot,
-            request.params,
+            request.sampler_params,
             key=said.key,
             prompt=said.tokens[: said.num_prompt],
             output=said.tokens[said.num_prompt :],
@@ -105,32 +109,35 @@ class Lifecycle:
         elif request.params.explain is not None:
             self.explained.update((sequence, *sequence.forks))
 
-    def schedule(self, limits: SchedulerConfig, chunks: ChunkSize) -> Plan:
-        """The next step, without sequences that end with the token they are about to get."""
-        with self.counters.timed("plan"):
+    def schedule_step(self, limits: SchedulerConfig, chunks: ChunkSize) -> Plan:
+        """Return the next step, without sequences that end with the token they are about to get."""
+        with self.counters.time_part("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
             decoding = [sequence for sequence in going if not sequence.prefilling]
             prompts = [sequence for sequence in going if sequence.prefilling]
             ready = (sequence for sequence in self.waiting if not sequence.request.compilations)
             prompts += islice(ready, len(self.free_slots))
             decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
-            left = (self._left(member) for sequence in prompts for member in sequence.pair)
-            chunk = chunks.limit(decodes, crowd, left) if prompts else chunks.most
-            return schedule(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
+            left = (self._count_uncached(member) for sequence in prompts for member in sequence.pair)
+            chunk = chunks.limit_chunk(decodes, crowd, left) if prompts else chunks.most
+            return plan_step(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
 
-    def _left(self, member: Sequence) -> int:
-        """Tokens of its prompt that must be computed: not those that the cache holds already."""
-        held = 0 if member.slot >= 0 else len(self.cache.match(member)) * self.cache.block_size
+    def _count_uncached(self, member: Sequence) -> int:
+        """Return the tokens of its prompt that must be computed, without those that the cache holds already."""
+        held = 0 if member.slot >= 0 else len(self.cache.match_prefix(member)) * self.cache.block_size
         return member.num_uncomputed - held
 
     def apply(self, plan: Plan) -> Copies:
-        """Make the plan true: preempt, admit, reserve blocks. Sequences that can't be admitted fail and are taken out
-        of it. Returns the block copies to make before the forward pass."""
+        """Carry out the plan: preempt, admit, reserve blocks. Sequences that can't be admitted fail and are removed
+        from it.
+
+        Returns the block copies to make before the forward pass.
+        """
         for sequence in plan.preempt:
-            self.preempt(sequence)
+            self.preempt_sequence(sequence)
         for sequence, cached in plan.admit:  # all cached blocks are taken before any fresh one can displace them
             with Isolated("the request could not be begun", sequence.request.id) as attempt:
-                self.admit(sequence, cached)
+                self.admit_sequence(sequence, cached)
             if attempt.error is not None:
                 self.fail([(sequence, attempt.error)])
         plan.work = [(member, tokens) for member, tokens in plan.work if member.slot >= 0]
@@ -143,23 +150,24 @@ class Lifecycle:
         return copies
 
     def take_state_copies(self) -> list[tuple[int, int]]:
-        """Those that are due."""
+        """Return the state copies that are due, and forget them."""
         due, self.state_copies = self.state_copies, []
         return due
 
     def mark_computed(self, work: Work) -> None:
-        """What a step has computed may be reused, and forks that waited for it run."""
+        """Count a step's positions as computed, so that they may be reused, and start forks that waited for them."""
         for sequence, tokens in work:
-            # a sequence without a slot has failed: its prompt, or that of its conditional one, could not be scored
+            # A sequence without a slot has failed: its prompt, or that of its conditional sequence, could not be
+            # scored.
             if sequence.slot >= 0:
                 sequence.num_computed += tokens
-                self.cache.publish(sequence)
+                self.cache.publish_blocks(sequence)
         for sequence, _ in work:
             if sequence.phase is Phase.RUNNING and not any(member.num_uncomputed for member in sequence.pair):
                 self.fork(sequence)
 
     def fork(self, leader: Sequence) -> None:
-        """The shared prefill is done: the forks run from here on and share its blocks."""
+        """Start the forks after the shared prefill. They share its blocks."""
         for fork in leader.forks:
             for source, member in zip(leader.pair, fork.pair, strict=True):
                 self.cache.fork(source, member)
@@ -168,29 +176,31 @@ class Lifecycle:
                 self.tables.write(member)
             fork.num_cached = leader.num_cached
             fork.advance("fork")
-            insort(self.running, fork, key=order)
+            insort(self.running, fork, key=make_sort_key)
             if not fork.samples_with_prefill:
                 self.trim_blocks(fork)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt_sequence(self, sequence: Sequence) -> None:
         """Take back everything. The sequence waits to be recomputed."""
         self.running.remove(sequence)
         for member in (sequence, *sequence.forks):
-            self._release(member)
+            self._release_sequence(member)
         sequence.advance("preempt")
-        insort(self.waiting, sequence, key=order)
+        insort(self.waiting, sequence, key=make_sort_key)
         self.counters.preemptions += 1
 
     def rewind(self, sequence: Sequence, position: int) -> None:
-        """Something banned is complete. Go back to the output position of the token that began it. That token is banned
-        there, or everywhere if it holds the banned text within itself."""
+        """Go back to the output position of the token in which banned text began.
+
+        That token is banned there, or everywhere if it holds the banned text within itself.
+        """
         assert sequence.bans is not None
         end = sequence.num_prompt + position
         token, count = sequence.tokens[end], len(sequence.tokens) - end
         for member in sequence.pair:
             del member.tokens[-count:]
         self.trim_blocks(sequence)
-        # beside bans, only the completion of the text that is taken back can be forced
+        # With bans, only the completion of the withdrawn text can be forced.
         sequence.sequence_state.forced.clear()
         if sequence.constraint is not None:
             sequence.constraint.back_to(sequence.tokens[sequence.num_prompt :])
@@ -203,32 +213,32 @@ class Lifecycle:
         self.counters.rewinds += 1
 
     def trim_blocks(self, sequence: Sequence) -> None:
-        """Give back the blocks beyond what is computed. The last token counts as not computed, because computing it
+        """Release the blocks beyond the computed positions. The last token counts as not computed, because computing it
         gives the logits."""
         for member in sequence.pair:
-            self.cache.truncate(member, min(member.num_computed, len(member.tokens) - 1))
+            self.cache.truncate_sequence(member, min(member.num_computed, len(member.tokens) - 1))
             self.tables.cut(member)
-            self.cache.publish(member)
+            self.cache.publish_blocks(member)
 
     def send(self, sequence: Sequence, message: FromEngine) -> None:
         """Queue a message to the sequence's client."""
         self.outbox[sequence.request.client].append(message)
 
     def take_messages(self) -> dict[bytes, list[FromEngine]]:
-        """The messages due, per client."""
+        """Return the messages due, per client."""
         due, self.outbox = self.outbox, defaultdict(list)
         return dict(due)
 
     # ---- the one place where sequences end
 
     def end(self, sequence: Sequence, ending: Ending) -> None:
-        """The sequence gives back everything, and its client is told why."""
+        """End a sequence: take back everything, and tell its client why."""
         assert not sequence.forks, "nobody else can compute the forks' prefill: they end first"
         request, was = sequence.request, sequence.phase
         sequence.advance("finish" if ending.error is None else "fail")
         if was in (Phase.WAITING, Phase.RUNNING):
             (self.waiting if was is Phase.WAITING else self.running).remove(sequence)
-        self._release(sequence)
+        self._release_sequence(sequence)
         self.counters.finished[ending.reason or "error"] += 1
         if request.done:
             del self.requests[request.name]
@@ -238,25 +248,25 @@ class Lifecycle:
         self.send(sequence, ending_message(sequence, ending))
 
     def fail(self, failures: Failures) -> None:
-        """These sequences end with an error, and so do the forks that wait for their prefill. Who has ended already is
-        left alone."""
+        """End these sequences with an error, and the forks that wait for their prefill. Sequences that have ended stay
+        as they are."""
         for sequence, error in failures:
             for member in (*sequence.forks, sequence):
                 if member.phase in LIVING:
                     self.end(member, Ending(error=error))
 
     def fail_request(self, request: Request, error: TailraceError) -> None:
-        """All sequences of the request that have not ended."""
+        """Fail all sequences of the request that have not ended."""
         self.fail([(sequence, error) for sequence in reversed(request.sequences)])
 
     def fail_step(self, sequences: Iterable[Sequence], error: TailraceError) -> None:
-        """A step failed: these sequences were in it. Everybody else goes on."""
+        """Fail the sequences of a step that failed. All others continue."""
         self.fail([(sequence, error) for sequence in sequences if sequence.is_conditional])
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release_sequence(self, sequence: Sequence) -> None:
         self.explained.discard(sequence)
         self.replays.discard(sequence)
-        if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # else it could not be added
+        if sequence.slot >= 0 and self.slots.slots[sequence.slot] is not None:  # None: the sequence could not be added
             self.slots.remove(sequence.slot)
             self.speculator.remove(sequence.slot)
         for member in sequence.pair:
@@ -267,14 +277,14 @@ class Lifecycle:
 
 
 def ending_message(sequence: Sequence, ending: Ending) -> Failed | Finished:
-    """The message that tells the client."""
+    """Return the client's message about an ending."""
     id, epoch, index = sequence.request.id, sequence.request.epoch, sequence.index
     if ending.error is not None:
-        return failed(id, epoch, index, ending.error)
+        return make_failed_message(id, epoch, index, ending.error)
     assert ending.reason is not None
     return Finished(id, epoch, index, ending.reason, ending.stop_token_id, ending.cause, sequence.draft_counts)
 
 
-def failed(id: str, epoch: int, index: int, error: TailraceError) -> Failed:
-    """The message of an error."""
+def make_failed_message(id: str, epoch: int, index: int, error: TailraceError) -> Failed:
+    """Return the message of an error."""
     return Failed(id, epoch, index, error.code, str(error), getattr(error, "param", None))

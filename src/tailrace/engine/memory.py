@@ -1,9 +1,9 @@
-"""A bound on the memory that requests make the engine's process hold, beyond what it held when it was ready. The
-request that grows is ended before the kernel ends the process.
+"""A bound on the memory of the engine's process that requests cause, beyond its size when it was ready. The request
+that grows is ended before the kernel ends the process.
 
-From half of the bound on, the memory that each output adds is written down to its request. At the bound no request is
-accepted, and the request that has grown most must end; then the next, as long as it takes. Memory that stays when no
-request is left counts as the engine's own from then on.
+From half of the bound on, the memory that each output adds is charged to its request. At the bound no request is
+accepted, and the request that has grown most is ended; then the next, as long as necessary. Memory that stays when no
+request is left counts as the engine's own afterwards.
 """
 
 from __future__ import annotations
@@ -14,51 +14,52 @@ import os
 import time
 from collections.abc import Collection, Iterator
 
-from tailrace.engine.cache_size import available
+from tailrace.engine.cache_size import measure_available_memory
 from tailrace.engine.sequence import Request
 from tailrace.errors import OverloadedError, TailraceError
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.5  # of what is available when the engine is ready
-NEAR = 0.5  # of the bound, from which on it is looked at who grows
+SHARE = 0.5  # of the memory that is available when the engine is ready
+NEAR = 0.5  # of the bound; beyond this share growth is charged to requests
 LOOK_S = 0.05
-SETTLE_S = 0.5  # after a request was ended, for its memory to come back
-TOKEN_BYTES = 200  # of history, about, for whom nothing was written down
+SETTLE_S = 0.5  # time for the memory of an ended request to come back
+TOKEN_BYTES = 200  # about the bytes of a token's history, for requests without a measured growth
 MIB = 1 << 20
-LEAST = 256 * MIB  # where more is promised than there is: a bound of nothing would refuse everybody
+LEAST = 256 * MIB  # used if more is promised than available: a bound of nothing would refuse all requests
 
 
 class MemoryLimit:
-    """One engine's.
+    """The limit of one engine.
 
     Args:
-        limit: bytes beyond what the process holds now; 0: SHARE of what is available beyond what is promised, but at
-            least LEAST, or SHARE of all that is available where that is less.
-        promised: bytes that were set aside and are not held yet: memory of the cache is given when it is first written.
+        limit: bytes beyond the current size of the process. 0: SHARE of the memory that is available beyond what is
+            promised, but at least LEAST, or SHARE of all available memory if that is less.
+        promised: bytes that are allocated but not yet resident: the system provides memory when it is first written.
     """
 
     def __init__(self, limit: int = 0, promised: int = 0) -> None:
-        free = available()
+        free = measure_available_memory()
         self.limit = limit or int(max(min(LEAST, SHARE * free), SHARE * (free - promised)))
-        self._base = resident() + promised
+        self._base = read_resident_bytes() + promised
         self._looked_s = self._ended_s = 0.0
         self._near = False
         self.over = False
 
     def check(self, requests: Collection[Request]) -> tuple[Request, TailraceError] | None:
-        """Called between two steps. The request that must end now, and why. Reads the process's size now and then."""
+        """Return the request that must end now, and the error. Called between two steps; it reads the process's size
+        now and then."""
         now = time.monotonic()
         if now < self._looked_s + LOOK_S:
             return None
         self._looked_s = now
-        grown = resident() - self._base
+        grown = read_resident_bytes() - self._base
         self._near, self.over = grown > NEAR * self.limit, grown > self.limit
         if not self.over or now < self._ended_s + SETTLE_S:
             return None
         self._ended_s = now
         if requests:
-            return self._largest(requests, grown)
+            return self._pick_largest(requests, grown)
         log.warning(
             "%d MiB more than at the start, and no request holds them: they count as the engine's own", grown // MIB
         )
@@ -67,39 +68,39 @@ class MemoryLimit:
         return None
 
     def refusal(self) -> OverloadedError:
-        """What a new request is told."""
+        """Return the error for a new request at the bound."""
         return OverloadedError(
             f"requests hold all of the {self.limit // MIB} MiB that they may (memory_growth_gib); try again later"
         )
 
     @contextlib.contextmanager
     def of(self, request: Request) -> Iterator[None]:
-        """What is done inside is the request's."""
-        before = resident() if self._near else 0
+        """Charge the memory growth within the block to the request."""
+        before = read_resident_bytes() if self._near else 0
         yield
         if before:
-            request.grown_bytes += max(0, resident() - before)
+            request.grown_bytes += max(0, read_resident_bytes() - before)
 
-    def _largest(self, requests: Collection[Request], grown: int) -> tuple[Request, TailraceError]:
-        largest = max(requests, key=weight)
+    def _pick_largest(self, requests: Collection[Request], grown: int) -> tuple[Request, TailraceError]:
+        largest = max(requests, key=estimate_bytes)
         log.error(
             "%d MiB more than at the start, over the bound of %d: request %s is ended, which has grown by %d MiB",
             grown // MIB,
             self.limit // MIB,
             largest.id,
-            weight(largest) // MIB,
+            estimate_bytes(largest) // MIB,
         )
         limit = f"{self.limit // MIB} MiB that requests may (memory_growth_gib)"
         return largest, OverloadedError(f"this request took most of the {limit}")
 
 
-def weight(request: Request) -> int:
-    """Bytes, about: what was seen, and what its tokens take."""
+def estimate_bytes(request: Request) -> int:
+    """Return about the bytes of a request: its measured growth, and its tokens."""
     return request.grown_bytes + TOKEN_BYTES * sum(len(sequence.tokens) for sequence in request.sequences)
 
 
-def resident() -> int:
-    """Bytes of this process in memory, but for files that are mapped."""
+def read_resident_bytes() -> int:
+    """Return the bytes of this process in memory, without mapped files."""
     try:
         with open("/proc/self/statm", "rb") as sizes:
             _, whole, shared, *_ = sizes.read().split()

@@ -1,5 +1,5 @@
-"""Process a step's outputs: append sampled tokens one by one, queue messages, end sequences. Tokens sampled after a
-stop are discarded. What a token leads to is decided in appending.py.
+"""Processes a step's outputs: appends sampled tokens one by one, queues messages, ends sequences. Tokens sampled after
+a stop are discarded. appending.py decides the outcome of each token.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.appending import TokenAppender, TokenOutcome
 from tailrace.engine.checks import NewToken
 from tailrace.engine.draws import SampleSkippedError
-from tailrace.engine.explanations import KeptRows, drafted
+from tailrace.engine.explanations import KeptRows, name_drafter
 from tailrace.engine.in_flight import SampledTokens
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Ending, Lifecycle
 from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
-from tailrace.explanation import Explanation
+from tailrace.explain.record import Explanation
 from tailrace.kernels.status import EMPTY, MESSAGES, NAMES, OK
 from tailrace.sampling import Sampler
 from tailrace.wire.messages import Tokens
@@ -28,18 +28,18 @@ from tailrace.wire.messages import Tokens
 
 @dataclass(slots=True)
 class HostTime:
-    """Processor time in one step, by call: taken_s: of all its outputs. last_s: of its last one."""
+    """Processor time in one step, by call. taken_s: of all its outputs. last_s: of its last one."""
 
     taken_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
     last_s: dict[tuple[bytes, str], float] = field(default_factory=dict)
 
 
 class OutputProcessor:
-    """Samples → history and messages.
+    """Turns samples into history and messages.
 
     Args:
-        appender: decides what a token leads to. sampler: explains its draws. memory_limit: adds up the memory that
-            outputs take.
+        appender: decides the outcome of a token. sampler: explains its draws. memory_limit: charges the memory of
+            outputs to requests.
     """
 
     def __init__(
@@ -55,34 +55,36 @@ class OutputProcessor:
         self._spent = HostTime()
 
     def begin_step(self) -> None:
-        """The outputs of another step come next."""
+        """Prepare for the outputs of another step."""
         self._spent = HostTime()
         self.appender.begin_step()
 
-    def process(self, samples: Iterable[SampledTokens], in_flight: Callable[[Sequence], bool]) -> None:
-        """All samples of a step, or a part of them. in_flight: whether a sequence is in a step whose forward pass has
-        been launched."""
+    def process_samples(self, samples: Iterable[SampledTokens], in_flight: Callable[[Sequence], bool]) -> None:
+        """Process all samples of a step, or a part of them.
+
+        in_flight: returns whether a sequence is in a step whose forward pass has been launched.
+        """
         for one in samples:
             sequence = one.sequence
             if sequence.phase is not Phase.RUNNING:
                 continue
-            if one.error is not None:  # first: without a mask the row may have no status at all
+            if one.error is not None:  # first, because without a mask the row may have no status
                 self._without_mask(sequence, one.error)
             elif one.status != OK:
                 self._without_token(sequence, one.status)
             elif self._spent.taken_s[sequence.request.shared_name] > self.limits.host_ms / 1e3:
-                # the sequences of this call take turns from the next step on, and sample then what they sampled now
+                # From the next step on, the sequences of this call take turns. They then sample what they sampled now.
                 sequence.host_s = max(sequence.host_s, self._spent.last_s[sequence.request.shared_name])
                 self.lifecycle.trim_blocks(sequence)
             else:
-                self._timed(one)
-                beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # it may hold blocks beyond its tokens
-                # in a step in flight those are being written
+                self._time_output(one)
+                beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # blocks beyond its tokens are possible
+                # A step in flight is writing to those blocks.
                 if beyond and sequence.phase is Phase.RUNNING and not in_flight(sequence):
                     self.lifecycle.trim_blocks(sequence)
 
-    def _timed(self, one: SampledTokens) -> None:
-        """Process an output, and note what it costs the host."""
+    def _time_output(self, one: SampledTokens) -> None:
+        """Process an output, and record its cost for the host."""
         sequence, request, spent = one.sequence, one.sequence.request, self._spent
         sampling_s, begun_s = self.slots[sequence.slot].took_s, time.thread_time()
         with self.memory_limit.of(request):
@@ -98,7 +100,7 @@ class OutputProcessor:
         request.estimate_costs(sequence.host_s)
 
     def _without_mask(self, sequence: Sequence, error: Exception) -> None:
-        """The sample does not count."""
+        """Discard a sample. End the sequence, unless the sample was only skipped."""
         if isinstance(error, SampleSkippedError):
             self.lifecycle.trim_blocks(sequence)
             return
@@ -106,10 +108,11 @@ class OutputProcessor:
         self.lifecycle.end(sequence, Ending(error=cause))
 
     def _without_token(self, sequence: Sequence, status: int) -> None:
-        """No token could be sampled. If the request's own fields exclude all tokens, that is not the model's fault."""
+        """End a sequence for which no token could be sampled. If the request's own fields exclude all tokens, the model
+        is not at fault."""
         if status == EMPTY and sequence.bans is not None:
             if out := sequence.bans.rest():
-                self._send(sequence, out)
+                self._send_tokens(sequence, out)
             self.lifecycle.end(sequence, Ending("abort", cause=sequence.bans.field))
             return
         at = f"at position {len(sequence.tokens)}"
@@ -122,14 +125,16 @@ class OutputProcessor:
         self.lifecycle.end(sequence, Ending(error=error))
 
     def process_output(self, one: SampledTokens) -> None:
-        """Append the tokens that verification kept: the first is new, each further one follows an accepted draft. Then
-        send what can be sent, and end the sequence if a token says so."""
+        """Append the tokens that verification kept: the first is new, each further one follows an accepted draft.
+
+        Then send the tokens that can be sent, and end the sequence if a token ended it.
+        """
         sequence = one.sequence
         tokens = one.tokens if sequence.constraint is None else one.tokens[: sequence.constraint.known]
         records: list[Explanation] = []
         if one.kept is not None:
             with Isolated("the tokens could not be explained", sequence.request.id) as explaining:
-                records = self._records(one, one.kept)
+                records = self._explain_tokens(one, one.kept)
             if explaining.error is not None:
                 self.lifecycle.end(sequence, Ending(error=explaining.error))
                 return
@@ -146,23 +151,23 @@ class OutputProcessor:
             out += outcome.out
             if outcome.over or attempt.error is not None:
                 break
-        if one.draft.tokens and not one.draft.forced:  # the client is told of accepted drafts that became output
+        if one.draft.tokens and not one.draft.forced:  # the client counts accepted drafts that became output
             appended = max(0, len(sequence.tokens) - before)
             sequence.draft_counts += (len(one.draft.tokens), min(one.accepted, appended))
         if out:
-            self._send(sequence, out)
+            self._send_tokens(sequence, out)
         if ending is not None:
             self.lifecycle.end(sequence, ending)
 
-    def _records(self, one: SampledTokens, kept: KeptRows) -> list[Explanation]:
-        """Why the tokens came."""
+    def _explain_tokens(self, one: SampledTokens, kept: KeptRows) -> list[Explanation]:
+        """Return the explanations of the tokens."""
         params, drafter = one.sequence.request.params, self.lifecycle.speculator.config.drafter
         records = kept.explain(self.sampler, params, one.tokens)
-        return [drafted(record, one.draft, drafter, params.greedy) for record in records]
+        return [name_drafter(record, one.draft, drafter, params.greedy) for record in records]
 
-    def _send(self, sequence: Sequence, out: list[NewToken]) -> None:
-        """Tokens go out. The first ones say how much of the prompt was cached, how long the request waited, and the key
-        of its noise."""
+    def _send_tokens(self, sequence: Sequence, out: list[NewToken]) -> None:
+        """Send tokens. The first message also has the number of cached prompt tokens, the waiting time, and the key of
+        the noise."""
         request = sequence.request
         logprobs = [new.logprobs for new in out if new.logprobs is not None] or None
         records = [new.explanation for new in out if new.explanation is not None] or None

@@ -1,12 +1,11 @@
 """The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
 
 It reads its settings from the first line of stdin and loads the model. Then it receives, steps and sends, turn by turn.
-It ends when it is told to drain, on SIGTERM, and when stdin closes: its parent is gone then.
+It ends after a Drain message, on SIGTERM, and when stdin closes, which means that its parent is gone.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -21,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from tailrace.base.logs import start_inherited_logging
+from tailrace.base.memory_trim import freeze_objects
 from tailrace.config import EngineConfig
 from tailrace.engine.cache_size import check_memory
 from tailrace.engine.engine import Engine
@@ -28,7 +29,6 @@ from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.watchdog import Watchdog
 from tailrace.errors import EngineError, NotReadyError, TailraceError
 from tailrace.grammar.service import Grammars
-from tailrace.logs import start_inherited_logging
 from tailrace.sampling import processors
 from tailrace.wire.messages import (
     Abort,
@@ -49,7 +49,7 @@ from tailrace.wire.sockets import EngineSocket
 log = logging.getLogger("tailrace.engine")
 
 STATS_EVERY_S = 1.0
-RECEIVE_S = 0.01  # of a turn for what has arrived: a call may have a thousand prompts
+RECEIVE_S = 0.01  # per turn for receiving messages; a call may have a thousand prompts
 IDLE_POLL_MS = 200
 SCRIPTED_VOCAB = 49152
 
@@ -61,11 +61,11 @@ class EngineStart(msgspec.Struct):
     config: EngineConfig
 
 
-def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: None) -> Engine:
-    """The engine for a resolved model.
+def build_engine(config: EngineConfig, enter: Callable[[str], object] = lambda part: None) -> Engine:
+    """Return the engine for a resolved model.
 
     Args:
-        enter: is told each part of the start (wire/pulse.py).
+        enter: called with each part of the start (wire/pulse.py).
         config: its model is a folder, or `scripted:…`. A script may name a folder with a tokenizer, which says what its
             tokens spell: `scripted:next:1@FOLDER`.
 
@@ -73,11 +73,10 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
         TailraceError: the model or the settings are impossible.
     """
     from tailrace.drafting import load_drafter
-    from tailrace.models import describe
     from tailrace.runners import load_runner
     from tailrace.runners.load_checks import pick_device
 
-    processors.load(config.model.processors)
+    processors.load_processors(config.model.processors)
     enter("weights")
     name = config.model.model or ""
     if name.startswith("scripted:"):
@@ -100,9 +99,7 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=config.scheduler.max_model_len,
         )
-        info = describe(folder, config.model.name or folder.name, config.scheduler.max_model_len)
-        eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]  # a tokenizer may know more ids
-        info = msgspec.structs.replace(info, eos_token_ids=eos)
+        info = describe_model(config, folder, runner.vocab_size)
         token_bytes = token_bytes_of(folder, config.model.trust_remote_code, info.vocab_size)
     enter("grammars")
     grammars = grammars_of(config, folder, token_bytes, info.eos_token_ids, runner.vocab_size)
@@ -113,10 +110,19 @@ def build(config: EngineConfig, enter: Callable[[str], object] = lambda part: No
     return Engine(runner, info, config.cache, config.scheduler, token_bytes, grammars, config.speculation, drafter)
 
 
+def describe_model(config: EngineConfig, folder: Path, vocab_size: int) -> ModelInfo:
+    """What front ends must know of the model. A tokenizer may know more ids than the model has."""
+    from tailrace.models import describe
+
+    model = config.model
+    info = describe(folder, model.name or folder.name, config.scheduler.max_model_len, model.trust_remote_code)
+    return msgspec.structs.replace(info, eos_token_ids=[i for i in info.eos_token_ids if 0 <= i < vocab_size])
+
+
 def grammars_of(
     config: EngineConfig, folder: Path | None, token_bytes: TokenBytes, eos_token_ids: list[int], vocab_size: int
 ) -> Grammars | None:
-    """What compiles grammars; None where it is not known what tokens spell, or which of them ends."""
+    """Return the compiler of grammars; None if the bytes of tokens, or the EOS ids, are unknown."""
     if not token_bytes.token_bytes or not eos_token_ids:
         return None
     grammars = Grammars(config.grammar, folder, token_bytes.token_bytes, token_bytes.special, eos_token_ids, vocab_size)
@@ -125,7 +131,7 @@ def grammars_of(
 
 
 def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> TokenBytes:
-    """What each token id spells; nothing where the model comes without a tokenizer."""
+    """Return the bytes of each token id; nothing for a model without a tokenizer."""
     from tailrace.text.tokenizer import Tokenizer
 
     try:
@@ -137,7 +143,7 @@ def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> To
 
 
 class Loop:
-    """Between the socket and the engine."""
+    """The loop between the socket and the engine."""
 
     def __init__(self, engine: Engine, socket: EngineSocket, pulse: Pulse) -> None:
         self.engine, self.socket, self.pulse = engine, socket, pulse
@@ -146,7 +152,7 @@ class Loop:
         self.draining = False
         self.stats_due = 0.0
         self.handlers: dict[type, Callable[[bytes, Any], object]] = {
-            Hello: self.hello,
+            Hello: self.answer_hello,
             Submit: self.submit,
             Abort: lambda client, message: engine.abort(message, client),
             Drain: lambda client, message: self.drain(),
@@ -155,14 +161,14 @@ class Loop:
         }
 
     def run(self) -> None:
-        """Until drained."""
+        """Run turns until drained."""
         self.pulse.enter("between")
         busy = False
         while True:
             self.pulse.beat(self.engine.counters.steps)
             self.socket.wait(0 if self.engine.has_work else IDLE_POLL_MS)
             begun = time.perf_counter()
-            self.turn()
+            self.run_turn()
             still_busy = bool(self.engine.running or self.engine.waiting)
             if busy or still_busy:
                 self.engine.counters.turns.add(time.perf_counter() - begun)
@@ -174,9 +180,9 @@ class Loop:
                     self.send(client, [Drained()])
                 return
 
-    def turn(self) -> None:
-        """One turn between two waits: receive for at most RECEIVE_S, run a step, send its messages."""
-        timed = self.engine.counters.timed
+    def run_turn(self) -> None:
+        """Run one turn between two waits: receive for at most RECEIVE_S, run a step, send its messages."""
+        timed = self.engine.counters.time_part
         with timed("receive"):
             until_s = time.perf_counter() + RECEIVE_S
             for client, messages in self.socket.receive():
@@ -190,12 +196,12 @@ class Loop:
             for client, out in due.items():
                 self.send(client, out)
 
-    def hello(self, client: bytes, message: Hello) -> None:
-        """Answer a front end that connects with what the engine is. The front end checks the version."""
+    def answer_hello(self, client: bytes, message: Hello) -> None:
+        """Answer a front end that connects with the engine's model. The front end checks the version."""
         self.send(client, [Ready(self.engine.info)])
 
     def submit(self, client: bytes, message: Submit) -> None:
-        """Hand a request to the engine, or refuse it while draining."""
+        """Pass a request to the engine, or refuse it while draining."""
         if self.draining:
             refusal = NotReadyError("the engine is draining and takes nothing new")
             self.engine.refuse(message, refusal, client)
@@ -229,26 +235,26 @@ class Loop:
         return there
 
     def fail_all(self, error: TailraceError) -> None:
-        """A bug of ours: tell all front ends before the process ends."""
+        """Tell all front ends about a bug of ours, before the process ends."""
         for client, messages in self.engine.fail_all(error).items():
             self.send(client, messages)
 
 
 def die_with_parent() -> None:
-    """End this process when its parent ends. However the parent ends, stdin closes then."""
+    """End this process when its parent ends. stdin then closes, however the parent ended."""
 
-    def watch() -> None:
+    def watch_parent() -> None:
         while os.read(0, 4096):
             pass
         os._exit(0)
 
-    threading.Thread(target=watch, daemon=True, name="life line").start()
+    threading.Thread(target=watch_parent, daemon=True, name="life line").start()
 
 
 def main() -> int:
     """Run the process. Returns 0 after a drain; otherwise 1, with a line of JSON on the status pipe."""
     status = os.dup(1)
-    os.dup2(2, 1)  # whatever prints, prints to the log
+    os.dup2(2, 1)  # prints go to the log
     start_inherited_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = b""
@@ -262,14 +268,13 @@ def main() -> int:
     try:
         socket = EngineSocket(start.url)
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
-        loop = Loop(build(start.config, pulse.enter), socket, pulse)
+        loop = Loop(build_engine(start.config, pulse.enter), socket, pulse)
     except Exception as error:
         code = error.code if isinstance(error, TailraceError) else "engine_error"
         os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    gc.collect()
-    gc.freeze()  # the model lives as long as the process: collections need not walk it between steps
+    freeze_objects()  # the model lives as long as the process: collections need not walk it between steps
     Watchdog(pulse, start.config.scheduler.stall_s, lambda: list({s.request.id: None for s in loop.engine.running}))
     try:
         loop.run()

@@ -1,5 +1,5 @@
-"""A submitted message → a Request with its sequences, the checks on their text, and what must be compiled before they
-can begin."""
+"""A submitted message → a Request with its sequences, the checks on their text, and the compilations that must end
+before they can begin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence as List
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
+from tailrace.engine.checks.enders import Enders
 from tailrace.engine.checks.repetition import RepetitionCheck
 from tailrace.engine.checks.stop_strings import StopStringCheck
 from tailrace.engine.checks.structured_output import StructuredOutput
@@ -16,18 +17,17 @@ from tailrace.engine.sequence import Phase, Request, Sequence, StopCheck
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.engine.validation import negative_prompt
 from tailrace.engine.wanted_rows import MAX_REPLAYED, MAX_SCORED, WantedRows
-from tailrace.engine_fields import MAX_SEQUENCES
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.params import STATEFUL, SamplingParams
+from tailrace.request.engine_fields import MAX_SEQUENCES
 from tailrace.sampling import request_key
-from tailrace.text.detokenize import LOOK_BACK, unfinished
+from tailrace.text.detokenize import LOOK_BACK, find_incomplete_bytes
 from tailrace.wire.messages import Replay, Submit
 
 
 def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, host_s: float) -> None:
-    """Give the request its sequences: the first waits, the others are forks of it. host_s: what a sample is expected to
-    cost."""
+    """Give the request its sequences: the first waits, the others are its forks. host_s: expected cost of a sample."""
     if message.replay is not None:
         add_replay(request, message, message.replay, token_bytes)
         return
@@ -54,33 +54,36 @@ def add_replay(request: Request, message: Submit, replay: Replay, token_bytes: T
     places = looked_at(message.params, replay.positions)
     said = replay.output[: places[-1]]
 
-    def computed(prompt: list[int], phase: Phase) -> Sequence:
+    def make_sequence(prompt: list[int], phase: Phase) -> Sequence:
         tokens = [*prompt, *said]
         wanted = WantedRows([len(prompt) + place for place in places], MAX_REPLAYED)
         return Sequence(request, 0, key, len(tokens), tokens, phase, wanted=wanted)
 
-    sequence = computed(message.prompt, Phase.WAITING)
+    sequence = make_sequence(message.prompt, Phase.WAITING)
     sequence.walker = Sequence(request, 0, key, len(message.prompt), list(message.prompt), Phase.RUNNING)
     if message.params.guided:
-        sequence.unconditional = computed(negative_prompt(message), Phase.UNCONDITIONAL)
+        sequence.unconditional = make_sequence(negative_prompt(message), Phase.UNCONDITIONAL)
     add_checks(sequence.walker, token_bytes)
     request.sequences.append(sequence)
 
 
 def looked_at(params: SamplingParams, positions: List[int]) -> List[int]:
-    """The places of an output whose logits must be known for these to be explained: all of them where a state follows
-    what was drawn, or where a grammar may close the text."""
+    """Return the places of an output whose logits are needed to explain these positions.
+
+    All places before are needed if a state follows the drawn tokens, or if a grammar may close the text.
+    """
     closes = params.grammar is not None and params.grammar.close_in_time
     learns = not all(params.neutral(name) for name in STATEFUL)
     return range(positions[-1] + 1) if closes or learns else positions
 
 
 def add_checks(sequence: Sequence, token_bytes: TokenBytes) -> None:
-    """The thinking budget, and the checks that may end the sequence."""
+    """Add the thinking budget, and the checks that may end the sequence."""
     params = sequence.request.params
     if params.thinking is not None:
         sequence.thinking = ThinkingBudgetCheck(params.thinking, TokenText(token_bytes))
-        sequence.sequence_state.force(0, sequence.thinking.begin())
+        if not params.forced_token_ids:
+            sequence.sequence_state.force(0, sequence.thinking.begin())
     stop_checks: list[StopCheck] = []
     if (params.stop or params.stop_regex) and token_bytes.reader is not None:
         stop_checks.append(
@@ -91,32 +94,44 @@ def add_checks(sequence: Sequence, token_bytes: TokenBytes) -> None:
     sequence.stop_checks = tuple(stop_checks)
 
 
-def constrain(request: Request, token_bytes: TokenBytes) -> None:
-    """Give the sequences their grammar and their bans, which are compiled. Raises what the compilation raised."""
+def attach_constraints(request: Request, token_bytes: TokenBytes) -> None:
+    """Give the sequences their compiled grammar and bans. Raise the error of a compilation that failed."""
     compiling, banning = request.compiling, request.banning
     request.compiling = request.banning = None
     compiled, bans = compiling and compiling.result(), banning and banning.result()
+    enders = Enders.of(request.params, request.eos_token_ids, token_bytes.special)
+    if compiled is not None and request.params.grammar is not None and request.params.forced_token_ids:
+        constraint = StructuredOutput(request.params.grammar, compiled, token_bytes, enders)
+        check_forced(constraint, request.params.forced_token_ids)
     for sequence in request.sequences:
         if compiled is not None:
             assert request.params.grammar is not None
             said = sequence if sequence.walker is None else sequence.walker
-            said.constraint = StructuredOutput(request.params.grammar, compiled, token_bytes)
-            check_forced(said.constraint, request.params.forced_token_ids)
+            said.constraint = StructuredOutput(request.params.grammar, compiled, token_bytes, enders)
         if bans is not None:
-            begun = unfinished(bans.bytes_of(token) for token in reversed(sequence.tokens[-LOOK_BACK:]))
+            begun = find_incomplete_bytes(bans.bytes_of(token) for token in reversed(sequence.tokens[-LOOK_BACK:]))
             sequence.bans = BannedStringCheck(bans, sequence.sequence_state.banned, begun)
             sequence.sequence_state.mask = bans.mask
 
 
 def check_forced(constraint: StructuredOutput, forced: tuple[int, ...]) -> None:
-    """Raise ParameterError if the output can't begin with these tokens, or if they would end it before the grammar
-    does. Where the grammar begins after a thinking span, this is checked when the tokens are sampled."""
-    if forced and constraint.bound and constraint.opening is None and constraint.allows(forced) < len(forced):
-        raise ParameterError("forced_token_ids: the grammar does not allow these tokens", "forced_token_ids")
+    """Raise ParameterError if the output can't begin with these tokens: they break the grammar, or end the output too
+    early.
+
+    The constraint is consumed.
+    """
+    try:
+        for index, token in enumerate(forced):
+            if not constraint.ends(token, index):
+                constraint.push(token)
+            elif index < len(forced) - 1:
+                raise ValueError("they go on where the output has ended")
+    except ValueError as error:
+        raise ParameterError("forced_token_ids: the grammar does not allow these tokens", "forced_token_ids") from error
 
 
 class Compilations:
-    """Requests whose grammar or bans are being compiled. They are in the waiting line, and can't be admitted yet."""
+    """Requests whose grammar or bans are being compiled. They wait with the others, but can't be admitted yet."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
         self._vocab_size, self._grammars = vocab_size, grammars
@@ -124,7 +139,7 @@ class Compilations:
         self.requests: list[Request] = []
 
     def begin(self, request: Request, token_bytes: TokenBytes) -> None:
-        """Compile what the request needs on other threads and processes."""
+        """Start to compile the request's grammar and bans on other threads and processes."""
         params = request.params
         if params.grammar is not None and self._grammars is not None:
             request.compiling = self._grammars.compile(params.grammar)
@@ -135,8 +150,10 @@ class Compilations:
             self.requests.append(request)
 
     def finish(self, token_bytes: TokenBytes, timeout_s: float) -> List[tuple[Request, TailraceError]]:
-        """Requests whose compilations are done may be admitted. Returns those whose grammar or bans are refused. Waits
-        so long for the first one."""
+        """Release the requests whose compilations are done. Return those whose grammar or bans are refused.
+
+        Wait at most `timeout_s` for the first one.
+        """
         if timeout_s:
             wait([future for request in self.requests for future in request.compilations], timeout_s, FIRST_COMPLETED)
         before, self.requests = self.requests, []
@@ -148,7 +165,7 @@ class Compilations:
                 self.requests.append(request)
                 continue
             with Isolated("grammar", request.id) as attempt:
-                constrain(request, token_bytes)
+                attach_constraints(request, token_bytes)
             if attempt.error is not None:
                 refused.append((request, attempt.error))
         return refused

@@ -1,5 +1,5 @@
-"""What becomes of a step's rows of logits that nothing is sampled from: logprobs of prompts, and rows of outputs that
-are replayed (replay.py)."""
+"""Processes a step's rows of logits that no token is sampled from: logprobs of prompts, and rows of replayed outputs
+(replay.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.wire.messages import PromptLogprobs
 
 
 def take_rows(lifecycle: Lifecycle, parts: list[ScoredRows], logits: torch.Tensor) -> Failures:
-    """Send the logprobs of prompts, keep the rows of replays. Returns the sequences whose logits are unusable."""
+    """Send the logprobs of prompts, keep the rows of replays. Return the sequences whose logits are unusable."""
     failures: Failures = []
     for part in parts:
         sequence, wanted, count = part.sequence, part.sequence.wanted, len(part.places)
@@ -34,10 +34,10 @@ def take_rows(lifecycle: Lifecycle, parts: list[ScoredRows], logits: torch.Tenso
 
 
 def send_logprobs(lifecycle: Lifecycle, part: ScoredRows, rows: torch.Tensor) -> None:
-    """The logprobs of a part of a prompt.
+    """Send the logprobs of a part of a prompt.
 
     Raises:
-        RowError: its logits are unusable: nobody else's business.
+        RowError: its logits are unusable. Other requests are not affected.
     """
     sequence, places = part.sequence, part.places
     request, tokens = sequence.request, [sequence.tokens[place] for place in places]

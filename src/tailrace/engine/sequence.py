@@ -1,11 +1,12 @@
-"""A request and its sequences: what they hold, and which changes of state are legal.
+"""A request and its sequences: their data, and the legal changes of state.
 
     WAITING ──admit──► RUNNING ──finish──► FINISHED
        ▲                 │  ▲ └───fail───► FAILED        finish and fail are legal from every living state
        └────preempt──────┘  │
     FORK ────────fork───────┘                            forks (n > 1) wait here for the shared prefill
 
-A sequence ends in exactly one terminal state, because nothing leads out of one. Knows nothing of blocks or models.
+A sequence ends in exactly one terminal state, because no change leads out of one. This module knows nothing of blocks
+or models.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
 from tailrace.engine.checks.structured_output import StructuredOutput
@@ -26,18 +29,17 @@ from tailrace.params import SamplingParams
 from tailrace.sampling import SequenceState
 from tailrace.wire.messages import Replay
 
-FORKS_WITH_PREFILL = (
-    16  # forks that sample in the step that computes their prompt; one where a sample is known to take long
-)
+# Forks that sample in the step that computes their prompt; only the sequence itself if a sample takes long.
+FORKS_WITH_PREFILL = 16
 
 
 class Phase(enum.Enum):
-    """Where a sequence is in its life."""
+    """The phases of a sequence's life."""
 
     WAITING = enum.auto()
     FORK = enum.auto()
     RUNNING = enum.auto()
-    UNCONDITIONAL = enum.auto()  # for good: it is computed and ended with its conditional sequence
+    UNCONDITIONAL = enum.auto()  # permanent: it is computed and ended with its conditional sequence
     FINISHED = enum.auto()
     FAILED = enum.auto()
 
@@ -53,14 +55,14 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
 
 
 class StopCheck(Protocol):
-    """Ends a sequence by its generated tokens. stop_reason: its name, where the front end can't find the reason
-    itself."""
+    """A check that ends a sequence by its generated tokens. stop_reason: its name, if the front end can't find the
+    reason itself."""
 
     @property
     def stop_reason(self) -> str | None: ...
 
     def push(self, token: int) -> bool:
-        """One more token that is sent. True if the sequence ends with it."""
+        """Add a token that is sent. True if the sequence ends with it."""
         ...
 
 
@@ -70,9 +72,10 @@ class IllegalTransitionError(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One submitted request: `client` and (id, epoch) name it; `order` sorts it: smaller runs first.
+    """One submitted request. `client` and (id, epoch) name it; `order` sorts it: smaller runs first.
 
-    Times are in seconds. min_host_s: processor time beside the model that each of its rows is charged with at least.
+    Times are in seconds. min_host_s: the least processor time, without the model, that each of its rows is charged
+    with.
     """
 
     client: bytes
@@ -88,12 +91,11 @@ class Request:
     queued_s: float | None = None  # from its arrival until it was first admitted
     compiling: Future[Compiled] | None = None  # its grammar, until it is ready
     banning: Future[Bans] | None = None  # its banned strings, until they are ready
-    grown_bytes: int = (
-        0  # by which the process grew while its outputs were processed, where that was measured (memory.py)
-    )
+    # Bytes by which the process grew while its outputs were processed, if that was measured (memory.py).
+    grown_bytes: int = 0
     sequences: list[Sequence] = field(default_factory=list)
-    replay: Replay | None = None  # nothing is generated: the output is there already
-    cost_unknown: bool = True  # nothing has been sampled: the cost of a sample is an estimate
+    replay: Replay | None = None  # an earlier output to explain; nothing is generated
+    cost_unknown: bool = True  # the cost of a sample is an estimate until a first one is timed
 
     @property
     def name(self) -> tuple[bytes, str, int]:
@@ -102,19 +104,30 @@ class Request:
 
     @property
     def shared_name(self) -> tuple[bytes, str]:
-        """The name of the call that it came with: one call may have several prompts."""
+        """The name of its call. One call may have several prompts."""
         return (self.client, self.id)
 
     def estimate_costs(self, host_s: float) -> None:
-        """Sequences that have not sampled yet are taken to cost as much as the first one that has."""
+        """Take the cost of the first timed sample as the estimate for the sequences that have not sampled yet."""
         if self.cost_unknown:
             self.cost_unknown = False
             for sequence in self.sequences:
                 if sequence.num_output == 0:
                     sequence.host_s = host_s
 
+    @property
+    def sampler_params(self) -> SamplingParams:
+        """The parameters for the sampler.
+
+        Under a grammar, masks know where the output may end, so they apply min_tokens (checks/enders.py). The sampler
+        would ban stop ids that are text.
+        """
+        if self.params.grammar is None or not self.params.min_tokens:
+            return self.params
+        return msgspec.structs.replace(self.params, min_tokens=0)
+
     def ends_output(self, token: int) -> bool:
-        """The token is EOS or one of its stop ids."""
+        """Return whether the token is EOS or one of its stop ids."""
         return (token in self.eos_token_ids and not self.params.ignore_eos) or token in self.params.stop_token_ids
 
     @property
@@ -123,14 +136,15 @@ class Request:
         return [future for future in (self.compiling, self.banning) if future is not None]
 
     def cancel_compilations(self) -> None:
-        """The request has ended. A grammar may serve others and goes on; its bans serve nobody else."""
+        """Stop waiting for compilations, since the request has ended. Its bans are cancelled; its grammar may serve
+        others."""
         if self.banning is not None:
             self.banning.cancel()
         self.compiling = self.banning = None
 
     @property
     def done(self) -> bool:
-        """All sequences have ended."""
+        """True if all sequences have ended."""
         return all(sequence.phase not in LIVING for sequence in self.sequences)
 
 
@@ -138,12 +152,13 @@ class Request:
 class Sequence:
     """One sequence.
 
-    tokens: prompt and output. While a step is planned ahead of a sample that is not known yet, the last token is a
-    reference to that sample (in_flight.py). num_computed: how many tokens have keys and values in the cache. blocks:
-    the cache blocks that hold them.
-    num_published: how many of the blocks can be found by their hash; hashes: the chain of these hashes. slot: its place
-    in the sampler, in the block tables and among the states, −1 while it has none. state_end: the position behind the
-    last token of its last pass, drafts included. sequence_state: what the sampler keeps of it between two slots.
+    - tokens: prompt and output. While a step is planned before a sample is known, the last token is a reference to that
+      sample (in_flight.py).
+    - num_computed: how many tokens have keys and values in the cache. blocks: the cache blocks that hold them.
+    - num_published: how many of the blocks can be found by their hash. hashes: the chain of these hashes.
+    - slot: its place in the sampler, in the block tables and among the states; −1: no slot.
+    - state_end: the position after the last token of its last pass, drafts included.
+    - sequence_state: the sampler's data of the sequence between two slots.
     """
 
     request: Request
@@ -155,23 +170,23 @@ class Sequence:
     slot: int = -1
     num_computed: int = 0
     state_end: int = 0
-    host_s: float = 0.0  # processor time that its last sample took beside the model; before the first one an estimate
+    host_s: float = 0.0  # processor time of its last sample, without the model; at first an estimate
     num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
     started: bool = False  # its first tokens have been sent
-    # not sent yet: of each step, how many drafts there were and how many were accepted
+    # Of each step, the numbers of drafts and of accepted drafts; not sent yet.
     draft_counts: list[int] = field(default_factory=list)
-    wanted: WantedRows | None = None  # where logits are wanted that nothing is sampled from
-    # where the output is there already, and a part of `tokens`: the sequence as far as it has been walked along again
+    wanted: WantedRows | None = None  # the places whose logits are needed without sampling
+    # For a replay, whose output is part of `tokens`: the sequence up to the current place of the walk.
     walker: Sequence | None = None
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
     sequence_state: SequenceState = field(default_factory=SequenceState)
-    bans: BannedStringCheck | None = None  # where text is banned
-    thinking: ThinkingBudgetCheck | None = None  # where thinking has a budget
-    stop_checks: tuple[StopCheck, ...] = ()  # in the order in which they are asked
-    constraint: StructuredOutput | None = None  # where a grammar constrains the text
-    # where guidance needs one: the same output after the negative prompt; nothing is sampled from it
+    bans: BannedStringCheck | None = None  # if text is banned
+    thinking: ThinkingBudgetCheck | None = None  # if thinking has a budget
+    stop_checks: tuple[StopCheck, ...] = ()  # in the order in which they run
+    constraint: StructuredOutput | None = None  # if a grammar constrains the text
+    # With guidance: the same output after the negative prompt; no token is sampled from it.
     unconditional: Sequence | None = None
 
     @property
@@ -182,50 +197,50 @@ class Sequence:
 
     @property
     def samples_with_prefill(self) -> bool:
-        """It samples in the step that computes the prompt it shares with its forks. The other forks compute the last
-        token themselves."""
+        """True if it samples in the step that computes the prompt it shares with its forks. The other forks compute the
+        last token themselves."""
         return self.index < (1 if self.host_s else FORKS_WITH_PREFILL)
 
     @property
     def waits_for_mask(self) -> bool:
-        """The mask of its grammar is late."""
+        """True if the mask of its grammar is late."""
         return self.constraint is not None and self.constraint.waits
 
     @property
     def is_conditional(self) -> bool:
-        """It is not the unconditional sequence of a pair."""
+        """True unless it is the unconditional sequence of a pair."""
         return self is self.request.sequences[self.index]
 
     @property
     def prefilling(self) -> bool:
-        """More than the last token is yet to be computed."""
+        """True if more than the last token is yet to be computed."""
         return any(member.num_uncomputed > 1 for member in self.pair)
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose keys and values are yet to be computed: 1 when decoding."""
+        """The number of tokens whose keys and values are yet to be computed: 1 when decoding."""
         return len(self.tokens) - self.num_computed
 
     @property
     def wants_rows(self) -> bool:
-        """Logits are wanted that nothing is sampled from, and not all have been had."""
+        """True if it still needs logits that no token is sampled from."""
         return self.wanted is not None and self.wanted.next is not None
 
     @property
     def reusable(self) -> int:
-        """So many tokens, from the first on, may be found in the prefix cache: of cached positions there are no
+        """The number of tokens, from the first on, that may come from the prefix cache. Cached positions give no
         logits."""
         last = len(self.tokens) if self.wanted is None or self.wanted.next is None else self.wanted.next
         return last - 1
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that may still be sampled."""
+        """The number of tokens that may still be sampled."""
         return self.request.max_len - len(self.tokens)
 
     @property
     def num_output(self) -> int:
-        """Tokens sampled so far."""
+        """The number of tokens sampled so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -236,7 +251,7 @@ class Sequence:
         return [sequence for sequence in self.request.sequences if sequence.phase is Phase.FORK]
 
     def append(self, token: int, after_draft: bool) -> None:
-        """A token becomes output. after_draft: the token before it was a draft, which is computed already."""
+        """Append a token to the output. after_draft: the token before it was a draft, which is computed already."""
         for member in self.pair:
             member.num_computed += after_draft
             member.tokens.append(token)
@@ -258,6 +273,6 @@ class Sequence:
 Failures = list[tuple[Sequence, TailraceError]]  # sequences that must end, and why
 
 
-def order(sequence: Sequence) -> tuple[int, int, int]:
-    """The key that sorts sequences: priority, arrival, index."""
+def make_sort_key(sequence: Sequence) -> tuple[int, int, int]:
+    """Return the key that sorts sequences: priority, arrival, index."""
     return (*sequence.request.order, sequence.index)

@@ -1,7 +1,7 @@
-"""Which sequences of a step get drafts, how many, and what becomes of them. A drafter makes the drafts, the sampler
-verifies them.
+"""Decides which sequences of a step get drafts and how many, and handles the result. A drafter makes the drafts, the
+sampler verifies them.
 
-Drafts take only what a step has to spare: no sequence is preempted for them, and no prefill waits.
+Drafts use only the spare capacity of a step: no sequence is preempted for them, and no prefill waits.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from tailrace.drafting.adaptive import DraftLengthController, StepCost
 from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
 from tailrace.engine.batch import HiddenRows
 from tailrace.engine.draws import NO_DRAFTS, Drafts, DraftTokens
-from tailrace.engine.isolation import tried
+from tailrace.engine.isolation import call_or_default
 from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.scheduler import Work
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.engine.stats import Counters
 from tailrace.grammar.jump_forward import LOOK_S
-from tailrace.options import MAX_DRAFTS, Rule
+from tailrace.request.options import MAX_DRAFTS, Rule
 from tailrace.runners.base import LayeredRunner, ModelRunner
 
 log = logging.getLogger(__name__)
 
 DraftCounts = dict[Sequence, int]
-MAX_FAILURES = 3  # in a row, after which a drafter is asked no more
+MAX_FAILURES = 3  # failures in a row after which a drafter is no longer used
 
 
 class Speculator:
-    """Between the engine's step and a drafter.
+    """The link between the engine's step and a drafter.
 
     Args:
-        drafter: None: only forced tokens are drafted. cache, tables: drafts take blocks from them. host_s: processor
-            time beside the model that one request may take in a step.
+        drafter: None: only forced tokens are drafted.
+        cache, tables: drafts take blocks from them.
+        host_s: processor time, without the model, that one request may take in a step.
     """
 
     def __init__(
@@ -53,70 +54,70 @@ class Speculator:
         if config.rule != "auto":
             self.default = config.rule
         self.failures = 0
-        # a sequence with a state can go back by so many drafts; see BlockCache
+        # A sequence with a state can go back by this many drafts; see BlockCache.
         self.most = cache.state_rows - 2 if cache.state_rows else MAX_DRAFTS
         self._cache, self._tables, self._counters, self._host_s = cache, tables, counters, host_s
 
     def draft_counts(self, work: Work) -> DraftCounts:
-        """How many drafts each sequence of a step may ask the drafter for, without those that get none. Called at most
-        once for a step. The last tokens of the sequences need not be known yet."""
+        """Return how many drafts each sequence of a step may ask the drafter for, without those that get no drafts.
+        Called at most once for a step. The last tokens of the sequences need not be known yet."""
         if self.drafter is None:
             return {}
         decoding = [sequence for sequence, tokens in work if may_draft(sequence, tokens)]
-        return self._counts(decoding, sum(tokens for _, tokens in work))
+        return self._count_drafts(decoding, sum(tokens for _, tokens in work))
 
-    def _counts(self, asking: list[Sequence], planned: int) -> DraftCounts:
-        """planned: tokens that the step computes anyway."""
-        limits = [(sequence.slot, min(self._limit(sequence), self._affordable(sequence))) for sequence in asking]
+    def _count_drafts(self, asking: list[Sequence], planned: int) -> DraftCounts:
+        """Return the counts for these sequences. planned: tokens that the step computes anyway."""
+        limits = [(s.slot, min(self._limit_drafts(s), self._count_affordable(s))) for s in asking]
         counts = self.lengths.counts(limits, planned - len(asking))
         return {sequence: count for sequence, count in zip(asking, counts, strict=True) if count}
 
     def draft(self, work: Work, spare: int, counts: DraftCounts | None = None) -> Drafts:
-        """Drafts for the sequences of a step that decode. The blocks that the drafts need are reserved, the others are
-        given back.
+        """Make drafts for the sequences of a step that decode. Blocks for them are reserved; unused blocks are given
+        back.
 
         Args:
-            spare: tokens that the step can still compute. counts: from `draft_counts`, where that was called for this
-                step already.
+            spare: tokens that the step can still compute.
+            counts: the result of `draft_counts`, if it was called for this step already.
         """
         drafts: Drafts = {}
         asking: list[Sequence] = []
         until = time.thread_time() + LOOK_S
-        # another sequence is the first to look for forced tokens in each step, while there is time for it
+        # In each step another sequence is the first to search for forced tokens, while time is left.
         turn = self._counters.steps % max(1, len(work))
         for sequence, tokens in work[turn:] + work[:turn]:
             if not may_draft(sequence, tokens):
                 continue
-            most = min(sequence.tokens_left - 1, self._affordable(sequence), spare)
-            forced = self._forced(sequence, most, until)
+            most = min(sequence.tokens_left - 1, self._count_affordable(sequence), spare)
+            forced = self._collect_forced(sequence, most, until)
             if forced is None:
                 continue
             if not forced:
                 asking.append(sequence)
-            elif count := self._reserve(sequence, len(forced), spare):
+            elif count := self._reserve_blocks(sequence, len(forced), spare):
                 drafts[sequence.slot] = DraftTokens(forced[:count], num_allowed=count, forced=True)
                 spare -= count * len(sequence.pair)
         if self.drafter is not None:
             planned = sum(tokens for _, tokens in work) + sum(len(draft.tokens) for draft in drafts.values())
-            counts = self._counts(asking, planned) if counts is None else counts
-            drafts |= self._drafted(self.drafter, {s: counts[s] for s in asking if s in counts}, spare)
+            counts = self._count_drafts(asking, planned) if counts is None else counts
+            drafts |= self._collect_drafts(self.drafter, {s: counts[s] for s in asking if s in counts}, spare)
         return drafts
 
-    def _drafted(self, drafter: Drafter, counts: DraftCounts, spare: int) -> Drafts:
-        """The drafter's drafts."""
+    def _collect_drafts(self, drafter: Drafter, counts: DraftCounts, spare: int) -> Drafts:
+        """Return the drafter's drafts."""
         asked: list[tuple[Sequence, DraftRequest]] = []
         for sequence, count in counts.items():
-            if count := self._reserve(sequence, min(count, sequence.tokens_left - 1), spare):
+            if count := self._reserve_blocks(sequence, min(count, sequence.tokens_left - 1), spare):
                 spare -= count * len(sequence.pair)
                 rule, blocks, computed = self.rule(sequence), sequence.blocks, sequence.num_computed
                 request = DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed)
                 asked.append((sequence, request))
         start = time.perf_counter()
-        found = self._ask(drafter, [request for _, request in asked])
+        found = self._ask_drafter(drafter, [request for _, request in asked])
         self.lengths.record_drafting(sum(len(draft.tokens) for draft in found), time.perf_counter() - start)
         drafts: Drafts = {}
         for (sequence, request), draft in zip(asked, found, strict=True):
-            allowed = tried(partial(cut_to_allowed, sequence, draft, request.rule), NO_DRAFTS)
+            allowed = call_or_default(partial(cut_to_allowed, sequence, draft, request.rule), NO_DRAFTS)
             if len(allowed.tokens) < request.count:
                 self.give_back(sequence, len(allowed.tokens))
             if allowed.tokens:
@@ -126,28 +127,28 @@ class Speculator:
         return drafts
 
     def expects_forced(self, sequences: list[Sequence]) -> bool:
-        """For one of these sequences, which sample now, a forced token follows the sampled one, and drafting it
+        """Return whether a forced token follows the token that one of these sequences samples now, so that drafting
         pays."""
         until = time.thread_time() + LOOK_S
         return self.most > 0 and any(
-            sequence.tokens_left > 2 and not sequence.waits_for_mask and len(self._forced(sequence, 2, until) or ()) > 1
-            for sequence in sequences
+            s.tokens_left > 2 and not s.waits_for_mask and len(self._collect_forced(s, 2, until) or ()) > 1
+            for s in sequences
         )
 
     def must_observe(self, work: Work) -> bool:
-        """The drafter must see the target's hidden states of this step before the next one begins, since it may be
-        asked for drafts."""
+        """Return whether the drafter must see the target's hidden states of this step before the next one begins, since
+        it may be asked for drafts."""
         if self.drafter is None or not self.drafter.captures:
             return False
-        return any(self._limit(sequence) > 0 for sequence, _ in work if sequence.is_conditional)
+        return any(self._limit_drafts(sequence) > 0 for sequence, _ in work if sequence.is_conditional)
 
     def record_step(self, tokens: int, seconds: float, record: StepCost) -> None:
-        """A step without prefills took so long from the forward pass to the samples."""
+        """Record the time of a step without prefills, from the forward pass to the samples."""
         if self.drafter is not None:
             self.lengths.record_step(tokens, seconds, record)
 
     def record_acceptance(self, sequence: Sequence, draft: DraftTokens, accepted: int) -> None:
-        """So many of the drafts were accepted."""
+        """Record how many of the drafts were accepted."""
         counters = self._counters
         counters.drafted_tokens += len(draft.tokens)
         counters.accepted_tokens += accepted
@@ -159,36 +160,36 @@ class Speculator:
             self.lengths.record_acceptance(sequence.slot, len(draft.tokens), accepted)
 
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:
-        """Show the drafter the target's hidden states of a step, if it wants them."""
+        """Show the drafter the target's hidden states of a step, if it uses them."""
         if self.drafter is None or not self.drafter.captures:
             return
-        with self._counters.timed("observe"):
+        with self._counters.time_part("observe"):
             states = hidden_states(rows, runner) if isinstance(runner, LayeredRunner) else None
             if states is None:
                 return
             try:
                 self.drafter.observe(states)
             except Exception:
-                self._failed(list(states.slots))
+                self._handle_failure(list(states.slots))
 
     def remove(self, slot: int) -> None:
-        """The slot is empty."""
+        """Forget the slot's sequence."""
         self.lengths.remove(slot)
         if self.drafter is not None:
             self.drafter.remove(slot)
 
     def give_back(self, sequence: Sequence, count: int) -> None:
-        """Give back the blocks beyond those for so many drafts."""
+        """Give back the blocks beyond those for `count` drafts."""
         for member in sequence.pair:
-            self._cache.truncate(member, member.num_computed + 1 + count)
+            self._cache.truncate_sequence(member, member.num_computed + 1 + count)
             self._tables.cut(member)
 
-    def _reserve(self, sequence: Sequence, count: int, spare: int) -> int:
-        """Blocks for so many drafts, or as many as the free ones hold and the step can compute. Returns how many drafts
-        that are. The step's own tokens have their blocks already."""
+    def _reserve_blocks(self, sequence: Sequence, count: int, spare: int) -> int:
+        """Reserve blocks for this many drafts, or as many as the free blocks hold and the step can compute. Return
+        their number. The step's own tokens have their blocks already."""
         cache, pair = self._cache, sequence.pair
         count = min(count, spare // len(pair))
-        while count and sum(cache.demand(m, m.num_computed + 1 + count) for m in pair) > cache.num_free:
+        while count and sum(cache.count_needed_blocks(m, m.num_computed + 1 + count) for m in pair) > cache.num_free:
             count -= 1
         for member in pair if count else ():
             copies = cache.reserve(member, member.num_computed + 1 + count)
@@ -196,14 +197,15 @@ class Speculator:
             self._tables.write(member)
         return count
 
-    def _affordable(self, sequence: Sequence) -> int:
-        """The most drafts that the time for one request allows, where each row is known to take some."""
+    def _count_affordable(self, sequence: Sequence) -> int:
+        """Return the most drafts that the time for one request allows, if each row has a known cost."""
         min_host_s = sequence.request.min_host_s
         return min(self.most, max(0, int(self._host_s / min_host_s) - 1)) if min_host_s else self.most
 
-    def _forced(self, sequence: Sequence, count: int, until: float) -> list[int] | None:
-        """Forced tokens (jump-forward): what must come next, or can hardly be otherwise, at most `count` of it. They
-        are verified like any drafts, so that they take no steps of their own. None: the grammar fails, which is
+    def _collect_forced(self, sequence: Sequence, count: int, until: float) -> list[int] | None:
+        """Return forced tokens (jump-forward): at most `count` tokens that certainly, or almost certainly, come next.
+
+        They are verified like any drafts, so that they take no steps of their own. None: the grammar fails, which is
         reported when its masks are filled.
 
         Args:
@@ -219,19 +221,20 @@ class Speculator:
         count = min(count, constraint.affordable)
         del tokens[count:]
         if tokens:
-            return tried(lambda: tokens[: constraint.allows(tokens)], None)
-        return tried(lambda: constraint.forced(count, left_s), None) if left_s > 0 else []
+            return call_or_default(lambda: tokens[: constraint.count_allowed(tokens)], None)
+        return call_or_default(lambda: constraint.forced(count, left_s), None) if left_s > 0 else []
 
-    def _limit(self, sequence: Sequence) -> int:
-        """The most drafts that a sequence may ask for."""
+    def _limit_drafts(self, sequence: Sequence) -> int:
+        """Return the most drafts that a sequence may ask for."""
         asked = sequence.request.params.speculation
         limit = self.config.max_drafts if asked is None or asked.max_drafts is None else asked.max_drafts
         limit = min(limit, self.config.max_drafts, sequence.tokens_left - 1)
         return limit if sequence.constraint is None else min(limit, sequence.constraint.affordable)
 
     def rule(self, sequence: Sequence) -> Rule:
-        """The request's rule. If it names none: "exact" where it gives a seed, since the number of drafts depends on
-        clocks, and with the other rules the tokens depend on that number; else the operator's rule."""
+        """Return the rule that verifies the request's drafts. Without a rule of its own, a request with a seed gets
+        "exact": the number of drafts depends on clocks, and with the other rules the tokens depend on that number.
+        Other requests get the operator's rule."""
         params = sequence.request.params
         asked = None if params.speculation is None else params.speculation.rule
         rule: Rule = asked or (self.default if params.seed is None else "exact")
@@ -240,8 +243,8 @@ class Speculator:
         again = sequence.bans is not None or (sequence.constraint is not None and sequence.constraint.closes)
         return "exact" if again and rule != "typical" else rule
 
-    def _ask(self, drafter: Drafter, requests: list[DraftRequest]) -> list[Draft]:
-        """The drafter's answer. No drafts if it fails: a drafter can only make things faster."""
+    def _ask_drafter(self, drafter: Drafter, requests: list[DraftRequest]) -> list[Draft]:
+        """Return the drafter's drafts; none if it fails, since a drafter only makes things faster."""
         if not requests:
             return []
         try:
@@ -249,12 +252,12 @@ class Speculator:
             self.failures = 0
             return drafts
         except Exception:
-            self._failed([request.slot for request in requests])
+            self._handle_failure([request.slot for request in requests])
             return [Draft([])] * len(requests)
 
-    def _failed(self, slots: list[int]) -> None:
-        """The drafter forgets the sequences that it failed with. After several failures in a row it is asked no
-        more."""
+    def _handle_failure(self, slots: list[int]) -> None:
+        """Remove the sequences that the drafter failed with. After several failures in a row the drafter is no longer
+        used."""
         self.failures += 1
         log.exception("the drafter failed (%d of %d)", self.failures, MAX_FAILURES)
         try:
@@ -269,22 +272,22 @@ class Speculator:
 
 
 def may_draft(sequence: Sequence, tokens: int) -> bool:
-    """The sequence computes its last token alone, and two more may be sampled."""
+    """Return whether the sequence computes its last token alone, and two more may be sampled."""
     if tokens != 1 or not sequence.is_conditional or sequence.num_output == 0 or sequence.tokens_left < 2:
         return False
     return not sequence.prefilling
 
 
 def cut_to_allowed(sequence: Sequence, draft: Draft, rule: Rule) -> DraftTokens:
-    """The draft, cut where the grammar does not allow it. Of drafts drawn from distributions the first that is not
-    allowed stays: its draw must count, or the tokens drawn in its place would come too often."""
-    count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.allows(draft.tokens)
+    """Return the draft, cut where the grammar does not allow it. If drafts are drawn from distributions, the first one
+    that is not allowed stays: its draw must count, or the tokens drawn instead would come too often."""
+    count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.count_allowed(draft.tokens)
     keep = len(draft.tokens[: count + (draft.q is not None)])
     return DraftTokens(draft.tokens[:keep], None if draft.q is None or not keep else draft.q[:keep], rule, count)
 
 
 def hidden_states(rows: list[HiddenRows], runner: LayeredRunner) -> TargetStates | None:
-    """The hidden states of tokens that count as computed; None where there are none."""
+    """Return the hidden states of tokens that count as computed; None if this step computed no such token."""
     there: list[tuple[Sequence, int, int, int]] = []
     for sequence, computed_by, first, row in rows:
         end = (computed_by if sequence.phase is Phase.FORK else sequence).num_computed

@@ -17,8 +17,8 @@ Lane = Literal["cpu", "device"]
 
 
 class Span(NamedTuple):
-    """A part of a step: seconds of time.perf_counter, and whether the engine's thread or the one that stands for the
-    device was in it."""
+    """A part of a step, in seconds of time.perf_counter. lane: the engine's thread, or the one that stands for the
+    device."""
 
     part: str
     start: float
@@ -27,8 +27,7 @@ class Span(NamedTuple):
 
 
 class Durations:
-    """How often something took how long: a count per bucket of DURATION_EDGES_S and one for what was longer, and the
-    sum."""
+    """A histogram of durations: a count per bucket of DURATION_EDGES_S and one for longer ones, and the sum."""
 
     __slots__ = ("counts", "total_ms")
 
@@ -36,7 +35,7 @@ class Durations:
         self.counts, self.total_ms = [0] * (len(DURATION_EDGES_S) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """Once more."""
+        """Add a duration."""
         self.counts[bisect_left(DURATION_EDGES_S, seconds)] += 1
         self.total_ms += seconds * 1e3
 
@@ -58,15 +57,14 @@ class Counters:
     bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     parts: dict[str, Durations] = field(default_factory=dict)  # of the step
-    decodes: dict[str, Durations] = field(
-        default_factory=dict
-    )  # steps without prefills, from the forward pass to the draws
-    turns: Durations = field(default_factory=Durations)  # of the engine's thread, all its work between two waits
-    trace: list[Span] | None = None  # whoever wants to see the steps side by side puts a list here
-    pulse: Pulse | None = None  # where a process shows in which part it is
+    # Steps without prefills, from the forward pass to the draws.
+    decodes: dict[str, Durations] = field(default_factory=dict)
+    turns: Durations = field(default_factory=Durations)  # of the engine's thread: all its work between two waits
+    trace: list[Span] | None = None  # set a list here to record the parts of steps side by side
+    pulse: Pulse | None = None  # shows the current part to other processes
 
     @contextmanager
-    def timed(self, part: str, lane: Lane = "cpu") -> Iterator[None]:
+    def time_part(self, part: str, lane: Lane = "cpu") -> Iterator[None]:
         """Add the time inside to a part of the step. No part is timed on two lanes at once."""
         start = time.perf_counter()
         pulse = self.pulse if lane == "cpu" else None
@@ -84,7 +82,7 @@ class Counters:
                 self.trace.append(Span(part, start, end, lane))
 
     def decoded(self, verified: bool, seconds: float) -> None:
-        """A step without prefills took so long from its forward pass to its samples. verified: it had drafts in it."""
+        """Record the time of a step without prefills, from its forward pass to its samples. verified: it had drafts."""
         self.decodes.setdefault("verify" if verified else "plain", Durations()).add(seconds)
 
     @property
@@ -92,8 +90,8 @@ class Counters:
         """The time of each part so far."""
         return {part: durations.total_ms for part, durations in dict(self.parts).items()}
 
-    def snapshot(self, **gauges: int) -> Stats:
-        """The message of now."""
+    def make_stats(self, **gauges: int) -> Stats:
+        """Return the current Stats message."""
         return Stats(
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,

@@ -2,18 +2,18 @@
 
 One driver, `StepDriver.run`, runs the parts in one of two orders. N is a step, N + 1 the next one.
 
-    depth 0:    plan N → draft N → masks of N begin → forward N → sample N → collect N
-    depth 1:    sample N → plan N + 1 → draft N + 1 → forward N + 1 → collect N → masks of N + 1 begin
+    depth 0:    plan N → draft N → start masks of N → forward N → sample N → collect N
+    depth 1:    sample N → plan N + 1 → draft N + 1 → forward N + 1 → collect N → start masks of N + 1
 
-At depth 1 steps overlap: step N + 1 is launched before the host has processed the samples of step N, or before it knows
-them. Unknown samples stand in `Sequence.tokens` as references (in_flight.py). They are waited for before the launch
-where the host must know them: where drafts are verified, or where the next step wants drafts. References never outlive
-a call of `run`, and no sequence loses its slot or its blocks while there are any.
+At depth 1 steps overlap: step N + 1 is launched before the host has processed the samples of step N, or even knows
+them. Unknown samples are stored in `Sequence.tokens` as references (in_flight.py). The host waits for them before the
+launch if it must know them: if drafts are verified, or if the next step needs drafts. References never outlive a call
+of `run`, and no sequence loses its slot or its blocks while references exist.
 
 Everything that decides on a token (history, grammar, bans, forced tokens) is up to date when the token is sampled, so
 both depths sample the same tokens. A sequence that did not get the token it was planned on is invalid in the step in
-flight: nothing is sampled for it, and what the step has computed for it does not count. (More than 300 lines: one
-driver, and what becomes of a step that fails.)
+flight. No token is sampled for it, and the step's computation for it does not count. (More than 300 lines: one driver,
+and the handling of a step that fails.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from tailrace.engine.batch import assemble
+from tailrace.engine.batch import assemble_batch
 from tailrace.engine.chunk_size import ChunkSize
 from tailrace.engine.device import Device
 from tailrace.engine.draws import Masks, begin_draws, build_draws
@@ -56,38 +56,38 @@ class StepDriver:
         self.lifecycle, self.counters, self.limits = outputs.lifecycle, outputs.counters, outputs.limits
         self.speculator = outputs.lifecycle.speculator
         self.chunks = ChunkSize(self.limits.max_num_batched_tokens, self.limits.prefill_slowdown)
-        self._was_timed = True  # the time of the last step is its own
+        self._was_timed = True  # the time of the last step has no part of another step
         self.replays = Replays(outputs, sampler, new_masks)
         self.in_flight: InFlightStep | None = None
 
     def run(self) -> None:
-        """Launch a step. Collect the same step at depth 0, the one before it at depth 1."""
+        """Launch a step. Collect the same step at depth 0, and the previous one at depth 1."""
         if self.device.depth:
             launched = self.sample()
-            with self._abandoned(launched):
+            with self._fail_on_interrupt(launched):
                 self._launch_next(launched)
             self._prepare_ahead()
-            self._replay()
+            self._advance_replays()
             return
-        if self.in_flight is None:  # else an interrupt has left it
+        if self.in_flight is None:  # otherwise an interrupt has left a step
             self._launch_next(None)
         launched = self.sample()
-        with self._abandoned(launched):
+        with self._fail_on_interrupt(launched):
             if launched is not None and self.collect(launched):
                 self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
-        self._replay()
+        self._advance_replays()
 
-    def _replay(self) -> None:
-        """Go on with the outputs that are walked along again."""
+    def _advance_replays(self) -> None:
+        """Continue the walks along earlier outputs."""
         if self.lifecycle.replays:
-            with self.counters.timed("sample"):
+            with self.counters.time_part("sample"):
                 self.replays.step()
 
     def _launch_next(self, launched: LaunchedDraws | None) -> None:
-        """Plan, draft, launch; then collect the step before, if it has not been yet."""
-        plan, launched, counts = self.plan(launched)
+        """Plan, draft and launch. Then collect the previous step, unless that is done."""
+        plan, launched, counts = self.prepare_plan(launched)
         failed = None
-        with self.counters.timed("plan"):
+        with self.counters.time_part("plan"):
             copies = self.lifecycle.apply(plan)
         if plan.work:
             self.counters.steps += 1
@@ -105,69 +105,76 @@ class StepDriver:
 
     # ---- plan
 
-    def plan(self, launched: LaunchedDraws | None) -> tuple[Plan, LaunchedDraws | None, DraftCounts | None]:
-        """The next plan; the step before, unless it has been collected for it; and how many drafts the sequences of the
-        plan may have, where that had to be asked."""
+    def prepare_plan(self, launched: LaunchedDraws | None) -> tuple[Plan, LaunchedDraws | None, DraftCounts | None]:
+        """Return the next plan, the previous step unless it was collected for the plan, and the counts of drafts.
+
+        The counts are None if they were not needed.
+        """
         if launched is None:
-            return self.lifecycle.schedule(self.limits, self.chunks), None, None
+            return self.lifecycle.schedule_step(self.limits, self.chunks), None, None
         counts: DraftCounts | None = None
         wait = self.must_wait(launched)
-        with self.counters.timed("draft"):
+        with self.counters.time_part("draft"):
             forced = not wait and self.speculator.expects_forced(launched.sequences)
         launched.assume_accepted()
-        plan = self.lifecycle.schedule(self.limits, self.chunks)
+        plan = self.lifecycle.schedule_step(self.limits, self.chunks)
         if not wait:
-            with self.counters.timed("draft"):
+            with self.counters.time_part("draft"):
                 counts = self.speculator.draft_counts(plan.work)
-            wait = plan.spare > 0 and (bool(counts) or forced)  # drafts can be computed along where there is room
+            wait = plan.spare > 0 and (bool(counts) or forced)  # drafts need free capacity
         if wait:
             launched, plan = self._wait_for_samples(launched, plan)
-        if launched is not None and (plan.preempt or not plan.work):  # a preempted sequence gives up only what is known
+        if launched is not None and (plan.preempt or not plan.work):  # a preempted sequence must have known tokens only
             self.collect(launched)
-            return self.lifecycle.schedule(self.limits, self.chunks), None, counts
+            return self.lifecycle.schedule_step(self.limits, self.chunks), None, counts
         return plan, launched, counts
 
     def must_wait(self, launched: LaunchedDraws) -> bool:
-        """The next step can't be planned on references: how many drafts are accepted decides on the positions of all
-        that follows, and a drafter that looks at hidden states must see them first."""
+        """Return whether the next step can't be planned on references.
+
+        The number of accepted drafts decides on the positions of all that follows. And a drafter that uses hidden
+        states must see them first.
+        """
         step = launched.step
         return bool(step.drafts) or not launched.pending or self.speculator.must_observe(step.work)
 
     def _wait_for_samples(self, launched: LaunchedDraws, plan: Plan) -> tuple[LaunchedDraws | None, Plan]:
-        """Wait for the samples. From here on the sequences have them; they are processed once the next step is under
-        way, or at once where they decide how to go on. Returns None for the step if its draws have failed.
+        """Wait for the samples, and give the sequences their tokens.
+
+        The tokens are processed once the next step is under way, or at once if that step depends on it. Returns None
+        for the step if its draws have failed.
 
         Args:
-            plan: made when all drafts were assumed to be accepted: rejected ones leave room. Another plan comes back if
-                it does not hold.
+            plan: made on the assumption that all drafts are accepted. Rejected drafts only free capacity. If the plan
+                does not hold, another one is returned.
         """
-        if not self._read(launched):
-            return None, self.lifecycle.schedule(self.limits, self.chunks)
+        if not self._fetch_samples(launched):
+            return None, self.lifecycle.schedule_step(self.limits, self.chunks)
         now: list[SampledTokens] = []
         later: list[SampledTokens] = []
-        with self.counters.timed("commit"):
+        with self.counters.time_part("commit"):
             for one in launched.samples or ():
                 first = one.must_be_processed_first(self.lifecycle.slots, self.speculator.drafter)
                 (now if first else later).append(one)
-            self.outputs.process(now, self._is_in_flight)
+            self.outputs.process_samples(now, self._is_in_flight)
             for one in later:
                 if one.draft.tokens:
                     self.speculator.give_back(one.sequence, one.accepted)
             launched.samples = later
             launched.assume_samples()
         self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
-        # a sequence that has ended is left out of a plan; one whose grammar has invalidated tokens may be anywhere
+        # A plan leaves out a sequence that has ended. One whose grammar has invalidated tokens may be anywhere.
         moved = any(one.sequence.slot >= 0 and one.sequence.constraint is not None for one in now)
-        return launched, self.lifecycle.schedule(self.limits, self.chunks) if moved else plan
+        return launched, self.lifecycle.schedule_step(self.limits, self.chunks) if moved else plan
 
     # ---- draft
 
     def draft(self, plan: Plan, launched: LaunchedDraws | None, counts: DraftCounts | None) -> Drafted:
-        """Drafts, unless the last tokens are references. counts: where they were asked for already."""
+        """Make drafts, unless the last tokens are references. counts: those already computed, if any."""
         if launched is not None and launched.samples is None:
             return Drafted({}, 0.0, asked=False)
         start = time.perf_counter()
-        with self.counters.timed("draft"):
+        with self.counters.time_part("draft"):
             drafts = self.speculator.draft(plan.work, plan.spare, counts)
         return Drafted(drafts, time.perf_counter() - start, asked=bool(counts))
 
@@ -177,9 +184,11 @@ class StepDriver:
         """Lay out the batch and launch its forward pass."""
         lifecycle, lengths = self.lifecycle, self.speculator.lengths
         decodes = not any(sequence.prefilling or sequence.num_output == 0 for sequence, _ in plan.work)
-        with self.counters.timed("plan"):
-            previous = None if launched is None else launched.previous()
-            assembled = assemble(plan.work, drafted.drafts, lifecycle.tables, lifecycle.cache.block_size, previous)
+        with self.counters.time_part("plan"):
+            previous = None if launched is None else launched.join_samples()
+            assembled = assemble_batch(
+                plan.work, drafted.drafts, lifecycle.tables, lifecycle.cache.block_size, previous
+            )
             valid = {sequence: sequence.num_computed + tokens for sequence, tokens in plan.work}
             valid |= {sequence: len(sequence.tokens) for sequence in assembled.sampling}
             record = lengths.step if decodes else None
@@ -200,9 +209,9 @@ class StepDriver:
         step, self.in_flight = self.in_flight, None
         if step is None:
             return None
-        timed = self.counters.timed
+        timed = self.counters.time_part
         try:
-            with self._waiting():
+            with self._time_wait():
                 logits = step.logits.result()
             valid = [(sequence, tokens) for sequence, tokens in step.work if step.is_valid(sequence)]
             if step.assembled.scored:
@@ -210,13 +219,13 @@ class StepDriver:
                     scored = [rows for rows in step.assembled.scored if step.is_valid(rows.sequence)]
                     self.lifecycle.fail(take_rows(self.lifecycle, scored, logits))
             with timed("mask"):
-                prepared = self._ready(step)
+                prepared = self._ensure_prepared(step)
             with timed("verify" if step.drafts else "sample"):
                 begun, failures = begin_draws(self.sampler, prepared.draws, logits)
                 self.lifecycle.fail(failures)
                 asking = self.lifecycle.explained
                 kept = keep_rows(prepared.draws, logits, asking) if asking else {}
-                if self.device.depth == 0:  # there is nothing to do meanwhile
+                if self.device.depth == 0:  # the host has nothing else to do meanwhile
                     for _, pending in begun:
                         pending.wait()
         except Exception as error:
@@ -231,7 +240,7 @@ class StepDriver:
         return LaunchedDraws(step, begun, prepared.masks.errors, kept)
 
     def prepare(self, step: InFlightStep) -> PreparedDraws:
-        """The draws of the step's valid sequences, by all that is known now. Their masks begin to be filled."""
+        """Return the draws of the step's valid sequences, by all that is known now, and start to fill their masks."""
         assembled, masks = step.assembled, self._new_masks()
         sampling = [sequence for sequence in assembled.sampling if step.is_valid(sequence)]
         draws, failures = build_draws(sampling, step.drafts, assembled.rows, masks)
@@ -240,16 +249,17 @@ class StepDriver:
         return PreparedDraws(draws, masks)
 
     def _prepare_ahead(self) -> None:
-        """Prepare the draws of the step in flight. If that fails it is tried again in `sample`."""
+        """Prepare the draws of the step in flight. If that fails, `sample` tries again."""
         if self.in_flight is not None:
             try:
-                with self.counters.timed("plan"):
+                with self.counters.time_part("plan"):
                     self.in_flight.prepared = self.prepare(self.in_flight)
             except Exception:
                 log.exception("the draws of step %d could not be prepared", self.counters.steps)
 
-    def _ready(self, step: InFlightStep) -> PreparedDraws:
-        """The prepared draws, masks filled. They are prepared again if one of their sequences has ended since."""
+    def _ensure_prepared(self, step: InFlightStep) -> PreparedDraws:
+        """Return the prepared draws, with masks filled. Prepare them again if one of their sequences has ended
+        since."""
         prepared = step.prepared
         if prepared is not None:
             prepared.masks.wait()
@@ -262,18 +272,18 @@ class StepDriver:
 
     def collect(self, launched: LaunchedDraws) -> bool:
         """Wait for the samples, unless they have arrived, and process them. False: the draws have failed."""
-        if launched.samples is None and not self._read(launched):
+        if launched.samples is None and not self._fetch_samples(launched):
             return False
         launched.undo_assumptions()
-        with self.counters.timed("commit"):
-            self.outputs.process(launched.samples or [], self._is_in_flight)
+        with self.counters.time_part("commit"):
+            self.outputs.process_samples(launched.samples or [], self._is_in_flight)
         return True
 
-    def _read(self, launched: LaunchedDraws) -> bool:
+    def _fetch_samples(self, launched: LaunchedDraws) -> bool:
         """Wait for the samples. False: the draws have failed, and so have their sequences."""
         step = launched.step
         try:
-            with self._waiting():
+            with self._time_wait():
                 sampled = [(sequences, pending.wait()) for sequences, pending in launched.pending]
         except Exception as error:
             log.exception("the draws of a step failed")
@@ -283,7 +293,7 @@ class StepDriver:
         launched.undo_assumptions()
         launched.arrived_s = time.perf_counter()
         took_s, tokens = launched.arrived_s - step.since, step.assembled.batch.token_ids.numel()
-        # a step beside the host that samples nothing is waited for in the next one, which so takes its time too
+        # A step at depth 1 that samples nothing is waited for in the next step, whose time then includes it.
         timed = bool(launched.pending) or not self.device.depth
         if timed and self._was_timed:
             self.chunks.record(tokens, took_s)
@@ -293,7 +303,7 @@ class StepDriver:
             self.speculator.record_step(tokens, took_s, step.record)
         if self.in_flight is not None:  # its pass begins when this one's samples are there
             self.in_flight.since = launched.arrived_s
-        with self.counters.timed("commit"):
+        with self.counters.time_part("commit"):
             self.outputs.begin_step()
             launched.samples = read_samples(launched, sampled, self.speculator, self.limits.max_sampling_mask)
         return True
@@ -301,13 +311,13 @@ class StepDriver:
     def _is_in_flight(self, sequence: Sequence) -> bool:
         return self.in_flight is not None and self.in_flight.is_valid(sequence)
 
-    def _waiting(self) -> AbstractContextManager[None]:
-        """At depth 0 nothing is waited for: the parts themselves take the time."""
-        return self.counters.timed("wait") if self.device.depth else nullcontext()
+    def _time_wait(self) -> AbstractContextManager[None]:
+        """Time the wait at depth 1. At depth 0 the parts themselves take the time."""
+        return self.counters.time_part("wait") if self.device.depth else nullcontext()
 
     @contextmanager
-    def _abandoned(self, launched: LaunchedDraws | None) -> Iterator[None]:
-        """If the block is interrupted, the step's sequences fail: they can't go on from a token that is lost."""
+    def _fail_on_interrupt(self, launched: LaunchedDraws | None) -> Iterator[None]:
+        """If the block is interrupted, fail the step's sequences: they can't continue from a token that is lost."""
         try:
             yield
         except BaseException as error:
@@ -317,5 +327,5 @@ class StepDriver:
             raise
 
     def _fail_step(self, sequences: Iterable[Sequence], error: BaseException) -> None:
-        """All sequences of a step that failed, and the forks that waited for it, fail; everybody else goes on."""
+        """Fail all sequences of a step that failed, and the forks that waited for it. All others continue."""
         self.lifecycle.fail_step(sequences, EngineError(f"the step failed: {type(error).__name__}: {error}"))

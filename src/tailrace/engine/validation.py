@@ -1,5 +1,5 @@
-"""The checks that a Submit must pass. What can never be served is refused at once, with an error that names the
-field."""
+"""The checks that a Submit must pass. A request that can never be served is refused at once, with an error that names
+the field."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.token_bytes import TokenBytes
-from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError, within
+from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError, nest_error
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.sampling import processors
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.wire.messages import Replay, Submit
 
-OUTPUT = "output_token_ids"  # as the endpoint calls it
+OUTPUT = "output_token_ids"  # the endpoint's name of the field
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """max_len: positions that fit the model's context and the whole KV cache. scheduler: the operator's limits.
-    cache_len: positions of the KV cache. block_size: positions of one of its blocks."""
+    """The limits of requests.
+
+    - max_len: positions that fit the model's context and the whole KV cache.
+    - scheduler: the operator's limits.
+    - cache_len: positions of the KV cache. block_size: positions of one of its blocks.
+    """
 
     vocab_size: int
     max_len: int
@@ -30,7 +34,8 @@ class RequestLimits:
     block_size: int
 
     def check(self, submit: Submit, waiting: int) -> None:
-        """Raise the error that tells the client why not; `waiting` is the length of the waiting line.
+        """Raise the error that tells the client why the request is refused. `waiting` is the number of waiting
+        requests.
 
         Raises:
             RequestError, ParameterError, ContextLengthError, OverloadedError
@@ -42,7 +47,7 @@ class RequestLimits:
         submit.params.check_vocab(self.vocab_size)
         submit.params.scored_places(len(submit.prompt))
         for name in submit.params.processors:
-            processors.find(name)
+            processors.find_processor(name)
         if submit.params.n > self.scheduler.max_num_seqs:
             raise ParameterError(
                 f"n must be at most {self.scheduler.max_num_seqs} (max_num_seqs), got {submit.params.n}", "n"
@@ -54,7 +59,7 @@ class RequestLimits:
             )
         if submit.params.guided:
             self._check_guided(submit)
-        room, forced = self.length(submit) - len(submit.prompt), len(submit.params.forced_token_ids)
+        room, forced = self.limit_length(submit) - len(submit.prompt), len(submit.params.forced_token_ids)
         if forced > room:
             raise ParameterError(
                 f"forced_token_ids must have at most {room} entries, the room for output, got {forced}",
@@ -66,7 +71,7 @@ class RequestLimits:
             raise OverloadedError(f"{waiting} requests are waiting; try again later")
 
     def _check_replay(self, submit: Submit, replay: Replay) -> None:
-        """Raise for an output that can't be explained."""
+        """Raise ParameterError or ContextLengthError for an output that can't be explained."""
         if submit.params.bans:
             name = "banned_strings" if submit.params.banned_strings else "banned_regex"
             raise ParameterError(
@@ -94,10 +99,10 @@ class RequestLimits:
             try:
                 replay.what_if.check_vocab(self.vocab_size)
             except ParameterError as error:
-                raise within("what_if", error) from error
+                raise nest_error("what_if", error) from error
 
     def _check_guided(self, submit: Submit) -> None:
-        """Raise for a pair that can never be computed."""
+        """Raise ParameterError or ContextLengthError for a pair that can never be computed."""
         n = submit.params.n
         for setting, most, need in (
             ("max_num_seqs", self.scheduler.max_num_seqs, 2 * n),
@@ -113,15 +118,15 @@ class RequestLimits:
                     f"and it is {most} here; leave guidance_scale out{' or ask for a smaller n' if n > 1 else ''}",
                     "guidance_scale",
                 )
-        if self.outputs(submit) < 1:
+        if self.limit_output(submit) < 1:
             raise ContextLengthError(
                 f"the prompt has {len(submit.prompt)} tokens and the negative prompt {len(negative_prompt(submit))}; "
                 f"with at least one of output each must fit {self.max_len}, and both together {self.cache_len}",
                 "negative_prompt",
             )
 
-    def outputs(self, submit: Submit) -> int:
-        """Tokens of output that the context has room for."""
+    def limit_output(self, submit: Submit) -> int:
+        """Return the number of output tokens that the context has room for."""
         left = self.max_len - len(submit.prompt)
         if not submit.params.guided:
             return left
@@ -129,14 +134,14 @@ class RequestLimits:
         together = self.cache_len - 2 * (self.block_size - 1) - len(submit.prompt) - other
         return min(left, self.max_len - other, together // 2)
 
-    def length(self, submit: Submit) -> int:
-        """The most positions the request may reach: max_tokens, or the context's end."""
-        asked, left = submit.params.max_tokens, self.outputs(submit)
+    def limit_length(self, submit: Submit) -> int:
+        """Return the most positions that the request may reach: max_tokens, or the context's end."""
+        asked, left = submit.params.max_tokens, self.limit_output(submit)
         return len(submit.prompt) + (left if asked is None else min(left, asked))
 
 
 def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes: TokenBytes) -> None:
-    """Raise ParameterError for what can't be done without knowing the bytes of tokens."""
+    """Raise ParameterError for fields that need the bytes of tokens, if these are unknown."""
     if params.grammar is not None and grammars is None:
         raise ParameterError(
             "grammar: this model is served without a tokenizer that grammars could be matched on", "grammar"
@@ -159,15 +164,15 @@ def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes:
 
 
 def negative_prompt(submit: Submit) -> list[int]:
-    """The prompt that guidance leads away from: the last token of the prompt, unless the request names another."""
+    """Return the prompt that guidance leads away from: the request's own, or the last token of the prompt."""
     return list(submit.params.negative_prompt) or submit.prompt[-1:]
 
 
 def adapter_number(adapters: Sequence[str], name: str) -> int:
-    """An adapter's place among the runner's, from 1 on; 0 for no name.
+    """Return an adapter's place among the runner's, from 1 on; 0 for no name.
 
     Raises:
-        ParameterError: there is none of this name.
+        ParameterError: no adapter has this name.
     """
     if name and name not in adapters:
         raise ParameterError(f"model: there is no adapter {name!r:.200}", "model")

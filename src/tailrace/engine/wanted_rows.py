@@ -1,4 +1,4 @@
-"""Which places of a sequence's tokens want logits that nothing is sampled from, and the rows that came of it."""
+"""The places of a sequence's tokens whose logits are needed without sampling, and the rows for them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 
 import torch
 
-MAX_SCORED = 128  # rows of one step for prompt logprobs: 128 MiB at a vocabulary of 256 thousand in float32
-MAX_REPLAYED = 32  # rows of one sequence of a replay that wait to be looked at
-MAX_REPLAYS = MAX_SCORED // MAX_REPLAYED  # sequences of replays that run at once, so no more rows wait in all
+MAX_SCORED = 128  # rows of one step for prompt logprobs: 128 MiB in float32 at a vocabulary of 256 thousand
+MAX_REPLAYED = 32  # rows of one replayed sequence that wait to be processed
+MAX_REPLAYS = MAX_SCORED // MAX_REPLAYED  # replayed sequences at once, so that at most MAX_SCORED rows wait
 
 
 @dataclass(eq=False, slots=True)
 class WantedRows:
-    """Of a prompt whose logprobs are asked for: all its tokens but the first. Of an output that is replayed: those that
-    are looked at.
+    """The places whose logits a sequence needs. For a prompt with logprobs these are all its tokens but the first; for
+    a replayed output, those to be processed.
 
-    places: ascending. The logits of a place come from computing the token before it. done: so many have been had. most:
-    rows that one step may make. waiting: rows of a replay, [V] each, that have not been looked at; until they have
-    been, nothing more is computed.
+    - places: ascending. The logits of a place come from computing the token before it.
+    - done: how many places have their logits.
+    - most: the most rows that one step may make.
+    - waiting: rows of a replay, [V] each, that wait to be processed. Until then, nothing more is computed.
     """
 
     places: Sequence[int]
@@ -31,15 +32,15 @@ class WantedRows:
 
     @property
     def next(self) -> int | None:
-        """The first place that has not been had."""
+        """The first place without its logits, or None."""
         return self.places[self.done] if self.done < len(self.places) else None
 
-    def upto(self, end: int) -> Sequence[int]:
-        """The places whose logits come from computing all before position `end`."""
+    def select_places(self, end: int) -> Sequence[int]:
+        """Return the places whose logits come from computing all positions before `end`."""
         return self.places[self.done : bisect_right(self.places, end, lo=self.done)]
 
     def tokens(self, computed: int, rows: int) -> int | None:
-        """How many tokens may be computed so that no more than `rows` rows are made. None: all."""
+        """Return how many tokens may be computed so that at most `rows` rows are made. None: all."""
         if self.waiting:
             return 0
         last = self.done + min(rows, self.most)

@@ -1,8 +1,8 @@
-"""Says in the log what the engine does when a turn of its loop takes too long: which part of the step, whose, and where
+"""Logs what the engine does when a turn of its loop takes too long: the part of the step, its requests, and the place
 in the code.
 
-On a thread of its own. Where a call holds the interpreter that thread can't run; then faulthandler's, which needs none,
-writes all stacks.
+It runs on a thread of its own. If a call holds the interpreter, that thread can't run. Then faulthandler's thread,
+which does not need the interpreter, writes all stacks.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from tailrace.wire.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-LOOKS = 8  # within the limit
-SHOWN = 32  # requests named
+LOOKS = 8  # per limit
+SHOWN = 32  # the most requests named
 
 
 class Watchdog:
-    """Watches the thread that makes it, until that ends.
+    """Watches the thread that makes it, until that thread ends.
 
     Args:
-        names: of the requests in the step, asked from another thread.
+        names: returns the requests in the step; called from another thread.
     """
 
     def __init__(self, pulse: Pulse, limit_s: float, names: Callable[[], Sequence[str]]) -> None:
         self._pulse, self._limit_s, self._names = pulse, limit_s, names
         self._watched = threading.get_ident()
         if limit_s:
-            threading.Thread(target=self._run, daemon=True, name="watchdog").start()
+            threading.Thread(target=self._watch_pulse, daemon=True, name="watchdog").start()
 
-    def _run(self) -> None:
+    def _watch_pulse(self) -> None:
         told = False
         while True:
-            # it goes off unless this thread comes by in time
+            # It goes off unless this thread returns here in time.
             faulthandler.dump_traceback_later(self._limit_s + 2 * self._limit_s / LOOKS)
             time.sleep(self._limit_s / LOOKS)
             stall = self._pulse.stall()
@@ -49,12 +49,12 @@ class Watchdog:
                     stall.step,
                     stall.seconds,
                     stall.part,
-                    self._requests(),
-                    self._stack(),
+                    self._list_requests(),
+                    self._format_stack(),
                 )
             told = stall is not None
 
-    def _requests(self) -> str:
+    def _list_requests(self) -> str:
         try:
             names = list(self._names())
         except RuntimeError:  # they change while they are read
@@ -62,6 +62,6 @@ class Watchdog:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return (", ".join(names[:SHOWN]) or "none") + more
 
-    def _stack(self) -> str:
+    def _format_stack(self) -> str:
         frame = sys._current_frames().get(self._watched)
         return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()

@@ -1,1 +1,1 @@
-"""JSON schemas, patterns and grammars → which tokens may come next. See grammar/base.py."""
+"""JSON schemas, patterns and grammars → the tokens that may come next. See grammar/base.py."""

@@ -1,5 +1,5 @@
-"""The protocol of a grammar matcher: where a sequence is in its grammar, and which tokens may come next. Knows nothing
-of requests or logits."""
+"""The interface of a grammar matcher: the state of a sequence in its grammar, and the tokens that may come next. It
+knows nothing of requests or logits."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ class Matcher(Protocol):
         ...
 
     def prefix(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens, from the first on, could be accepted one after the other. Changes nothing."""
+        """Return how many of the tokens, from the first on, could be accepted one after the other. Nothing changes."""
         ...
 
     def forced(self, count: int, within_s: float) -> list[int]:
-        """Tokens that must come next, as the tokenizer would cut their text; [] if there is a choice. A guess, since
-        other tokens may spell the same text. At most `count` tokens, found within `within_s` of processor time."""
+        """Return tokens that must come next, as the tokenizer would cut their text; [] if there is a choice.
+
+        This is a guess, since other tokens may spell the same text. At most `count` tokens are found, within `within_s`
+        of processor time.
+        """
         ...
 
     def completion(self, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
@@ -51,12 +54,17 @@ class Matcher(Protocol):
         ...
 
     @property
+    def complete(self) -> bool:
+        """True if the text so far is complete."""
+        ...
+
+    @property
     def finished(self) -> bool:
         """True if only the end may follow."""
         ...
 
     def fork(self) -> Matcher:
-        """An independent copy."""
+        """Return an independent copy."""
         ...
 
 
@@ -75,7 +83,7 @@ class BitmaskJob:
 
 
 def not_taken(place: int, token: int) -> ValueError:
-    """The error for a draft that the grammar does not accept."""
+    """Return the error for a draft that the grammar does not accept."""
     return ValueError(f"draft {place} (token {token}) is not one that the grammar allows")
 
 
@@ -93,7 +101,7 @@ class Batched(Matcher, Protocol):
     """A matcher whose library fills the masks of many matchers in one call."""
 
     def can_batch(self, drafts: Sequence[int]) -> bool:
-        """True if a job with these drafts may be filled with others."""
+        """Return True if a job with these drafts may be filled with others."""
         ...
 
     @staticmethod
@@ -110,5 +118,5 @@ class Compiled(Protocol):
     busy: UnfinishedBitmasks | None
 
     def matcher(self) -> Matcher:
-        """A matcher at the start of the grammar."""
+        """Return a matcher at the start of the grammar."""
         ...

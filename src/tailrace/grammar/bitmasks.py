@@ -22,7 +22,7 @@ TOGETHER_S = 0.02
 LIMIT_S = 0.05
 
 
-def start(
+def start_filling(
     executor: ThreadPoolExecutor, threads: int, jobs: Sequence[BitmaskJob], limit_s: float = LIMIT_S
 ) -> BitmaskFilling:
     """Start filling the masks of these jobs. Each thread takes the next group that none has taken.
@@ -30,9 +30,9 @@ def start(
     Args:
         limit_s: processor time that one job may take, since the step waits for all of them.
     """
-    filling, waiting = BitmaskFilling(len(jobs)), deque(groups(jobs))
+    filling, waiting = BitmaskFilling(len(jobs)), deque(group_jobs(jobs))
 
-    def work() -> None:
+    def fill_groups() -> None:
         while True:
             try:
                 indices = waiting.popleft()
@@ -47,12 +47,12 @@ def start(
             for index in indices:
                 filling.seconds[index], filling.done[index] = took_s / len(indices), True
 
-    filling.run(executor, min(threads, len(waiting)), work)
+    filling.run(executor, min(threads, len(waiting)), fill_groups)
     return filling
 
 
-def groups(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
-    """The groups of jobs that are filled in one call of their library.
+def group_jobs(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
+    """Return the groups of jobs that are filled in one call of their library.
 
     Separate calls would hand the interpreter's lock back and forth several times per mask: 3 % of the throughput of 16
     streams on two cores. Only one job of each owner is grouped with jobs of other owners. An owner's further jobs form
@@ -62,7 +62,7 @@ def groups(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
     alone: list[list[int]] = []
     owners: set[object] = set()
     for index, job in enumerate(jobs):
-        if (kind := batched(job)) is not None and kind.can_batch(job.matcher, job.drafts):
+        if (kind := get_batched_class(job)) is not None and kind.can_batch(job.matcher, job.drafts):
             further = job.owner is not None and job.owner in owners
             together.setdefault((kind, further, job.owner if further else None), []).append(index)
             owners.add(job.owner)
@@ -71,8 +71,8 @@ def groups(jobs: Sequence[BitmaskJob]) -> list[list[int]]:
     return [*together.values(), *alone]
 
 
-def batched(job: BitmaskJob) -> Any:
-    """The class of the job's matcher if it is a base.Batched, else None. (isinstance would read the matcher's
+def get_batched_class(job: BitmaskJob) -> Any:
+    """Return the class of the job's matcher if it is a base.Batched, else None. (isinstance would read the matcher's
     properties, which costs calls of the library.)"""
     kind = type(job.matcher)
     return kind if hasattr(kind, "fill_together") else None
@@ -81,7 +81,7 @@ def batched(job: BitmaskJob) -> Any:
 def fill_group(jobs: Sequence[BitmaskJob], threads: int, limit_s: float) -> list[Exception | None]:
     """Fill a group; return per job the error it raised. A job with drafts that fails is filled again alone: the drafts
     may be the reason."""
-    if len(jobs) > 1 and (kind := batched(jobs[0])) is not None:
+    if len(jobs) > 1 and (kind := get_batched_class(jobs[0])) is not None:
         begun_s = time.perf_counter()
         try:
             errors = kind.fill_together(jobs, threads)
@@ -100,7 +100,7 @@ def fill_group(jobs: Sequence[BitmaskJob], threads: int, limit_s: float) -> list
 def fill_error_of(job: BitmaskJob, limit_s: float) -> Exception | None:
     begun_s = time.thread_time()
     try:
-        fill(job, limit_s)
+        fill_job(job, limit_s)
         job.matcher.slow = time.thread_time() - begun_s > TOGETHER_S / 4
     except Exception as error:
         return error
@@ -109,7 +109,7 @@ def fill_error_of(job: BitmaskJob, limit_s: float) -> Exception | None:
     return None
 
 
-def fill(job: BitmaskJob, limit_s: float) -> None:
+def fill_job(job: BitmaskJob, limit_s: float) -> None:
     """Fill the masks of one job.
 
     Raises:

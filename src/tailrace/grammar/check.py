@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tailrace.errors import ParameterError
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 MAX_DEPTH = 64  # of nested JSON
 MAX_CHOICES = 10_000
@@ -28,86 +29,86 @@ def shape_errors(kind: str) -> Iterator[None]:
         raise UnsupportedError(f"a {kind} of a shape it can't have ({type(error).__name__}: {error})") from error
 
 
-def check(grammar: Grammar) -> None:
+def check_grammar(grammar: Grammar) -> None:
     """Raise ParameterError(param "grammar") unless the source has the form of its kind."""
     if "\0" in grammar.source:
-        refuse(f"a {grammar.kind} must not contain the character NUL")
+        raise_grammar_error(f"a {grammar.kind} must not contain the character NUL")
     if grammar.kind == "json_object":
         if grammar.source:
-            refuse("a json_object has no source; a schema goes with json_schema")
+            raise_grammar_error("a json_object has no source; a schema goes with json_schema")
     elif not grammar.source.strip():
-        refuse(f"a {grammar.kind} must not be empty")
+        raise_grammar_error(f"a {grammar.kind} must not be empty")
     FORMS.get(grammar.kind, lambda _: None)(grammar.source)
 
 
 def parse_json(source: str) -> Any:
     """Parse JSON. Raises ParameterError: not JSON (NaN and infinities are not), or nested deeper than MAX_DEPTH."""
     try:
-        value = json.loads(source, parse_constant=lambda name: refuse(f"{name} is not JSON"))
+        value = json.loads(source, parse_constant=lambda name: raise_grammar_error(f"{name} is not JSON"))
     except json.JSONDecodeError as error:
-        refuse(f"not JSON at line {error.lineno}, column {error.colno}: {error.msg}")
+        raise_grammar_error(f"not JSON at line {error.lineno}, column {error.colno}: {error.msg}")
     except RecursionError:
-        refuse(f"JSON nested deeper than {MAX_DEPTH}")
+        raise_grammar_error(f"JSON nested deeper than {MAX_DEPTH}")
     except ValueError as error:  # an integer of thousands of digits
         if isinstance(error, ParameterError):
             raise
-        refuse(f"not usable as JSON: {error}")
+        raise_grammar_error(f"JSON with an integer of more than {sys.get_int_max_str_digits()} digits")
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
-            refuse(f"JSON nested deeper than {MAX_DEPTH}")
+            raise_grammar_error(f"JSON nested deeper than {MAX_DEPTH}")
         inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list))]
         level, depth = [v for values in inner for v in values], depth + 1
     return value
 
 
 def parse_schema(source: str) -> dict[str, Any]:
-    """A JSON Schema as an object; `true` is {}. Raises ParameterError."""
+    """Return a JSON Schema as an object; `true` is {}. Raises ParameterError."""
     schema = parse_json(source)
     if schema is True:
         return {}
     if schema is False:
-        refuse("the schema false: no value validates")
+        raise_grammar_error("the schema false: no value validates")
     if not isinstance(schema, dict):
-        refuse(f"a schema must be a JSON object, got {type(schema).__name__}")
+        raise_grammar_error(f"a schema must be a JSON object, got {type(schema).__name__}")
     return schema
 
 
 def parse_choice(source: str) -> list[str]:
-    """The texts to choose from, without duplicates. Raises ParameterError."""
+    """Return the texts to choose from, without duplicates. Raises ParameterError."""
     texts = parse_json(source)
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
-        refuse("a choice must be a JSON list of one or more texts, none of them empty")
+        raise_grammar_error("a choice must be a JSON list of one or more texts, none of them empty")
     if len(texts) > MAX_CHOICES:
-        refuse(f"a choice must have at most {MAX_CHOICES} texts, got {len(texts)}")
+        raise_grammar_error(f"a choice must have at most {MAX_CHOICES} texts, got {len(texts)}")
     for text in texts:
         if "\0" in text:
-            refuse("a choice's texts must not contain the character NUL")
+            raise_grammar_error("a choice's texts must not contain the character NUL")
         try:
             text.encode()
         except UnicodeEncodeError:
-            refuse("a choice's texts must be Unicode: half a surrogate pair was given")
+            raise_grammar_error("a choice's texts must be Unicode: half a surrogate pair was given")
     return list(dict.fromkeys(texts))
 
 
 def parse_tag(source: str) -> dict[str, Any]:
-    """A structural tag as an object. Raises ParameterError."""
+    """Return a structural tag as an object. Raises ParameterError."""
     tag = parse_json(source)
     if not isinstance(tag, dict):
-        refuse(f"a structural tag must be a JSON object, got {type(tag).__name__}")
+        raise_grammar_error(f"a structural tag must be a JSON object, got {type(tag).__name__}")
     if not isinstance(tag.get("format"), dict) and not isinstance(tag.get("structures"), list):
-        refuse('a structural tag needs a "format", or "structures" and "triggers"')
+        raise_grammar_error('a structural tag needs a "format", or "structures" and "triggers"')
     return tag
 
 
 def check_regex(source: str) -> None:
     """Raise ParameterError if the last backslash escapes nothing: llguidance (1.9) would drop it."""
     if (len(source) - len(source.rstrip("\\"))) % 2:
-        refuse("a regex must not end in a backslash that escapes nothing")
+        raise_grammar_error("a regex must not end in a backslash that escapes nothing")
 
 
 FORMS = {"json_schema": parse_schema, "choice": parse_choice, "structural_tag": parse_tag, "regex": check_regex}
 
 
-def refuse(message: str) -> NoReturn:
+def raise_grammar_error(message: str) -> NoReturn:
     raise ParameterError(f"grammar: {message}", "grammar")

@@ -21,7 +21,7 @@ from tailrace.grammar.base import Compiled
 from tailrace.grammar.compile_process import CompileProcess, GrammarTooBigError, ProcessLostError, too_big
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB, load_compiler
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
@@ -63,7 +63,7 @@ class CompilePool:
         with self._lock:
             if not self._threads and not self._closed:
                 self._threads = [
-                    threading.Thread(target=self._serve, args=(worker,), name=f"grammar-{i}", daemon=True)
+                    threading.Thread(target=self._serve_jobs, args=(worker,), name=f"grammar-{i}", daemon=True)
                     for i, worker in enumerate(self._workers)
                 ]
                 for thread in self._threads:
@@ -73,9 +73,9 @@ class CompilePool:
                 self._waiting.append(job)
                 self._lock.notify_all()
                 return
-        job.done(closed() if self._closed else OverloadedError("too many grammars wait to be compiled"), 0)
+        job.done(make_closed_error() if self._closed else OverloadedError("too many grammars wait to be compiled"), 0)
 
-    def withdraw(self, job: CompileJob) -> bool:
+    def withdraw_job(self, job: CompileJob) -> bool:
         """Take a job back. True: it was still waiting, and `done` is never called. False: it has started or is done."""
         with self._lock:
             if job not in self._waiting:
@@ -91,43 +91,43 @@ class CompilePool:
             threads, self._threads = self._threads, []
             self._lock.notify_all()
         for worker in self._workers:
-            worker.kill()
+            worker.kill_process()
         for thread in threads:
             thread.join()
 
-    def _serve(self, worker: CompileProcess) -> None:
-        while (job := self._next(worker)) is not None:
-            outcome, size = self._outcome(worker, job.grammar)
+    def _serve_jobs(self, worker: CompileProcess) -> None:
+        while (job := self._take_job(worker)) is not None:
+            outcome, size = self._compile_safely(worker, job.grammar)
             job.done(outcome, size)
-            worker.succeed()
+            worker.restart_process()
         worker.close()
 
-    def _next(self, worker: CompileProcess) -> CompileJob | None:
+    def _take_job(self, worker: CompileProcess) -> CompileJob | None:
         """Wait for the next job. Threads whose process is running go first. None: the pool is closed and no job is left
         to be answered."""
 
-        def turn() -> bool:
+        def may_proceed() -> bool:
             mine = worker.warm or not any(other.warm for other in self._idle)
             return self._closed or (bool(self._waiting) and mine)
 
         with self._lock:
             self._idle.add(worker)
             self._lock.notify_all()
-            self._lock.wait_for(turn)
+            self._lock.wait_for(may_proceed)
             self._idle.discard(worker)
             self._lock.notify_all()  # another thread may take the next job
             return self._waiting.popleft() if self._waiting else None
 
-    def _outcome(self, worker: CompileProcess, grammar: Grammar) -> tuple[Compiled | Exception, int]:
+    def _compile_safely(self, worker: CompileProcess, grammar: Grammar) -> tuple[Compiled | Exception, int]:
         try:
-            return self._compiled(worker, grammar)
+            return self._compile_grammar(worker, grammar)
         except (ParameterError, EngineError) as error:
             return error, 0
         except BaseException as error:  # a panic of a library in Rust is no Exception; the thread must survive it
             log.exception("a grammar could not be compiled")
             return EngineError(f"the grammar could not be compiled: {type(error).__name__}"), 0
 
-    def _compiled(self, worker: CompileProcess, grammar: Grammar) -> tuple[Compiled, int]:
+    def _compile_grammar(self, worker: CompileProcess, grammar: Grammar) -> tuple[Compiled, int]:
         """Compile and load a grammar; return it and its size.
 
         Raises:
@@ -135,12 +135,12 @@ class CompilePool:
             EngineError: closed, or an error of ours.
         """
         if self._closed:
-            raise closed()
+            raise make_closed_error()
         try:
             reply = worker.run(grammar)
         except ProcessLostError as lost:
             if self._closed:
-                raise closed() from None
+                raise make_closed_error() from None
             if not lost.begun:  # the library could not be imported: not the grammar's fault
                 how = "did not answer in time" if lost.timeout else "ended"
                 log.error("the process that compiles grammars %s before it began with one", how)
@@ -157,7 +157,7 @@ class CompilePool:
         size = max(reply.resident, len(reply.text))
         if reply.outcome == "big" or size > self._config.memory_mib * MIB // SHARE:
             raise too_big(size)
-        library = self.library()
+        library = self.get_compiler()
         return library.load(reply.text), size + library.growth
 
     def _too_much(self, timeout: bool) -> GrammarTooBigError:
@@ -166,9 +166,9 @@ class CompilePool:
         text = f"takes more than {self._config.memory_mib} MiB to compile, or breaks the compiler"
         return GrammarTooBigError(f"grammar: {text}", "grammar")
 
-    def library(self) -> GrammarCompiler:
-        """The compiler in this process. Made once, by the first thread that needs it. If that fails, the next thread
-        tries again."""
+    def get_compiler(self) -> GrammarCompiler:
+        """Return the compiler in this process. Made once, by the first thread that needs it. If that fails, the next
+        thread tries again."""
         with self._lock:
             first = self._library is None
             future = self._library = self._library or Future()
@@ -182,5 +182,5 @@ class CompilePool:
         return future.result()
 
 
-def closed() -> EngineError:
+def make_closed_error() -> EngineError:
     return EngineError("the grammar compiler is shut down")

@@ -1,4 +1,5 @@
-"""The parent's side of a compiling process (worker.py): starts it, asks it, kills it when a grammar takes too much."""
+"""The parent's side of a compiling process (worker.py): it starts the process, sends it grammars, and kills it if a
+grammar takes too much."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import msgspec
 from tailrace.config import GrammarConfig
 from tailrace.errors import ParameterError
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.grammar.worker import FINAL_OUTCOMES, LENGTH, MAX_TEXT, MIB, Reply, WorkerHello, framed
-from tailrace.options import Grammar
+from tailrace.grammar.worker import FINAL_OUTCOMES, LENGTH, MAX_TEXT, MIB, Reply, WorkerHello, frame_message
+from tailrace.request.options import Grammar
 
 START_S = 120.0  # for a process to import a library and read the vocabulary; takes seconds on an idle machine
 MAX_REPLY = 4 * MAX_TEXT + MIB  # bytes of a message; a character takes up to four
@@ -55,13 +56,13 @@ class CompileProcess:
         """True if the process is running."""
         return self._process is not None
 
-    def succeed(self) -> None:
-        """After a loss, start the next process, so that the next job need not wait for it."""
+    def restart_process(self) -> None:
+        """Start the next process after a loss, so that the next job need not wait for it."""
         if self._process is None:
             try:
-                self._start()
+                self._start_process()
             except (ProcessLostError, OSError):  # the next job will report it
-                self._drop()
+                self._drop_process()
 
     def run(self, grammar: Grammar) -> Reply:
         """Compile a grammar.
@@ -71,38 +72,38 @@ class CompileProcess:
             GrammarTooBigError: the answer exceeds MAX_REPLY.
         """
         if self._process is not None and self._process.poll() is not None:
-            self._drop()  # it was killed from outside while it was idle
+            self._drop_process()  # it was killed from outside while it was idle
         used = self._process is not None
         try:
-            return self._run(grammar)
+            return self._run_job(grammar)
         except ProcessLostError as error:
             # A process that had worked before was killed from outside just now. The grammar had not started, so it is
             # tried again.
             if error.begun or error.timeout or not used:
                 raise
-        return self._run(grammar)
+        return self._run_job(grammar)
 
-    def _run(self, grammar: Grammar) -> Reply:
+    def _run_job(self, grammar: Grammar) -> Reply:
         begun = False
         try:
-            process = self._start()
-            self._write(process, framed(grammar), START_S)
-            self._reply(process, START_S)
+            process = self._start_process()
+            self._write_data(process, frame_message(grammar), START_S)
+            self._read_reply(process, START_S)
             begun = True
-            reply = self._reply(process, self._hello.timeout_s)
+            reply = self._read_reply(process, self._hello.timeout_s)
             if reply.outcome in FINAL_OUTCOMES:
-                self._drop()
+                self._drop_process()
             return reply
         except (BrokenPipeError, ProcessLostError) as error:
-            self._drop()
+            self._drop_process()
             lost = ProcessLostError(isinstance(error, ProcessLostError) and error.timeout)
             lost.begun = begun
             raise lost from None
         except BaseException:
-            self._drop()  # its next message could be taken for another grammar's answer
+            self._drop_process()  # its next message could be taken for another grammar's answer
             raise
 
-    def kill(self) -> None:
+    def kill_process(self) -> None:
         """End the process for good: a running job is lost, and no further one starts."""
         with self._lock:
             self._ended = True
@@ -110,9 +111,9 @@ class CompileProcess:
                 self._process.kill()
 
     def close(self) -> None:
-        self._drop()
+        self._drop_process()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._ended:
                 raise ProcessLostError(timeout=False)
@@ -131,10 +132,10 @@ class CompileProcess:
             process = self._process
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
-        self._write(process, framed(self._hello), START_S)
+        self._write_data(process, frame_message(self._hello), START_S)
         return process
 
-    def _write(self, process: subprocess.Popen[bytes], data: bytes, within_s: float) -> None:
+    def _write_data(self, process: subprocess.Popen[bytes], data: bytes, within_s: float) -> None:
         """Write without blocking for ever: a vocabulary exceeds a pipe's buffer, and the process may not be reading."""
         assert process.stdin is not None
         sink, until = process.stdin.fileno(), time.monotonic() + within_s
@@ -147,13 +148,13 @@ class CompileProcess:
             with suppress(BlockingIOError):
                 rest = rest[os.write(sink, rest) :]
 
-    def _reply(self, process: subprocess.Popen[bytes], within_s: float) -> Reply:
+    def _read_reply(self, process: subprocess.Popen[bytes], within_s: float) -> Reply:
         assert process.stdout is not None
         source, until = process.stdout.fileno(), time.monotonic() + within_s
         poll = select.poll()
         poll.register(source, select.POLLIN)
 
-        def exactly(count: int) -> bytes:
+        def read_exactly(count: int) -> bytes:
             data = bytearray()
             while len(data) < count:
                 if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
@@ -163,12 +164,12 @@ class CompileProcess:
                 data += part
             return bytes(data)
 
-        (length,) = LENGTH.unpack(exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(read_exactly(LENGTH.size))
         if length > MAX_REPLY:
             raise too_big(length)
-        return msgspec.msgpack.decode(exactly(length), type=Reply)
+        return msgspec.msgpack.decode(read_exactly(length), type=Reply)
 
-    def _drop(self) -> None:
+    def _drop_process(self) -> None:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:

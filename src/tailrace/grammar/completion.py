@@ -37,14 +37,15 @@ TEXTS = (
 
 
 def shortest_completion(matcher: GrammarMatcher, budget: int, max_masks: int = MAX_MASKS) -> list[int] | None:
-    """Tokens, at most `budget`, after which the text is complete; [] if it is complete already. Deterministic: equal
-    states give equal tokens. The matcher does not change.
+    """Return tokens, at most `budget`, after which the text is complete; [] if it is complete already.
+
+    Equal states give equal tokens. The matcher does not change.
 
     Args:
         max_masks: the most masks to compute; TEXTS_PER_MASK short texts count as one mask.
 
     Returns:
-        None if none was found within these bounds.
+        None if no completion was found within these bounds.
 
     Raises:
         GrammarError: see GrammarMatcher.fill.
@@ -58,10 +59,10 @@ def shortest_completion(matcher: GrammarMatcher, budget: int, max_masks: int = M
 
 
 def completion_search(matcher: GrammarMatcher, budget: int, max_masks: int) -> Generator[None, None, list[int] | None]:
-    """`shortest_completion` as a generator, which yields between steps. The matcher may be used meanwhile."""
+    """Run `shortest_completion` as a generator, which yields between steps. The matcher may be used meanwhile."""
     search, start = CompletionSearch(budget, max_masks), matcher.fork()
     for discrepancies in range(MAX_DISCREPANCIES + 1):
-        found = yield from search.walk(start.fork(), [], discrepancies)
+        found = yield from search.search_paths(start.fork(), [], discrepancies)
         if found is not None or search.work <= 0:
             return found
     return None
@@ -74,7 +75,7 @@ class CompletionSearch:
         self.budget, self.work = budget, masks * TEXTS_PER_MASK
         self.seen: dict[tuple[int, ...], tuple[list[list[int]], Iterator[list[int]]]] = {}
 
-    def walk(
+    def search_paths(
         self, place: GrammarMatcher, path: list[int], discrepancies: int
     ) -> Generator[None, None, list[int] | None]:
         """Search from `place`, which is consumed. A stack rather than recursion, since a budget may be thousands of
@@ -96,7 +97,7 @@ class CompletionSearch:
                     stack.append((place, path + forced, left))
                 continue
             # without discrepancies left only the best is tried
-            for rank, tokens in reversed(list(enumerate(self.ranked(place, path, WIDTH if left else 1)))):
+            for rank, tokens in reversed(list(enumerate(self.rank_continuations(place, path, WIDTH if left else 1)))):
                 if len(tokens) > room:
                     continue
                 twin = place.fork()
@@ -104,43 +105,47 @@ class CompletionSearch:
                     stack.append((twin, path + tokens, left - bool(rank)))
         return None
 
-    def ranked(self, place: GrammarMatcher, path: list[int], width: int) -> list[list[int]]:
-        """At most `width` sequences of tokens, the most promising first. Later walks reach the same places again, so
-        results are cached."""
-        found, rest = self.seen.setdefault(tuple(path), ([], self.promising(place)))
+    def rank_continuations(self, place: GrammarMatcher, path: list[int], width: int) -> list[list[int]]:
+        """Return at most `width` sequences of tokens, the most promising first.
+
+        Later walks reach the same places again, so results are cached.
+        """
+        found, rest = self.seen.setdefault(tuple(path), ([], self.propose_continuations(place)))
         self.work -= 1
         found += islice(rest, max(0, width - len(found)))
         return found[:width]
 
-    def promising(self, place: GrammarMatcher) -> Iterator[list[int]]:
+    def propose_continuations(self, place: GrammarMatcher) -> Iterator[list[int]]:
         self.work -= TEXTS_PER_MASK - 1
-        allowed = place.allowed()
+        allowed = place.get_allowed()
         known = token_orders(place.vocabulary)
         if known.letter < 0 or not allowed[known.letter]:
-            yield from first(known.outside, allowed)
+            yield from take_allowed(known.outside, allowed)
             return
-        inside = first(known.inside, allowed)
+        inside = take_allowed(known.inside, allowed)
         if known.ranks[inside[0][0]] != 0:  # otherwise a JSON string that may end here
-            yield from self.endings(place, known.texts, allowed)
+            yield from self.find_endings(place, known.texts, allowed)
         yield from inside
 
-    def endings(self, place: GrammarMatcher, texts: list[list[int]], allowed: numpy.ndarray) -> Iterator[list[int]]:
-        """The texts that complete the text here, as far as the remaining work allows."""
+    def find_endings(
+        self, place: GrammarMatcher, texts: list[list[int]], allowed: numpy.ndarray
+    ) -> Iterator[list[int]]:
+        """Yield the texts that complete the text here, as far as the remaining work allows."""
         for text in texts:
             if self.work <= 0:
                 return
             if allowed[text[0]]:
                 self.work -= 1
-                if ends(place, text):
+                if is_completion(place, text):
                     yield text
 
 
-def first(order: numpy.ndarray, allowed: numpy.ndarray) -> list[list[int]]:
+def take_allowed(order: numpy.ndarray, allowed: numpy.ndarray) -> list[list[int]]:
     return [[int(token)] for token in order[allowed[order]][:WIDTH]]
 
 
-def ends(place: GrammarMatcher, tokens: list[int]) -> bool:
-    """True if these tokens complete the text, or the JSON string."""
+def is_completion(place: GrammarMatcher, tokens: list[int]) -> bool:
+    """Return True if these tokens complete the text, or the JSON string."""
     known = token_orders(place.vocabulary)
     after = [place.vocabulary.eos[0], *([known.quote] if known.quote >= 0 else [])]
     walker = place.fork()
@@ -149,9 +154,12 @@ def ends(place: GrammarMatcher, tokens: list[int]) -> bool:
 
 @dataclass(frozen=True)
 class TokenOrders:
-    """Token ids in the order in which they are tried: `inside` within a JSON string, `outside` elsewhere. ranks: [V],
-    of `inside`. texts: short texts that may satisfy a pattern. letter, quote: ids of a letter and of the quote; -1:
-    there is none."""
+    """Token ids in the order in which they are tried: `inside` a JSON string, and `outside`.
+
+    - ranks: [V], of `inside`.
+    - texts: short texts that may satisfy a pattern.
+    - letter, quote: ids of a letter and of the quote; -1 if the vocabulary lacks it.
+    """
 
     inside: numpy.ndarray
     outside: numpy.ndarray
@@ -163,10 +171,10 @@ class TokenOrders:
 
 @lru_cache(maxsize=4)
 def token_orders(vocabulary: Vocabulary) -> TokenOrders:
-    """The orders of a vocabulary. Takes about 0.2 s for 50,000 tokens, once."""
+    """Return the orders of a vocabulary. Takes about 0.2 s for 50,000 tokens, once."""
     spelled = [(token, data) for token, data in enumerate(vocabulary.token_bytes) if data]
 
-    def ordered(rank: Callable[[bytes], int]) -> numpy.ndarray:
+    def order_tokens(rank: Callable[[bytes], int]) -> numpy.ndarray:
         ranked = sorted((rank(data), -min(len(data), TYPICAL), token) for token, data in spelled)
         return numpy.array([token for _, _, token in ranked], dtype=numpy.int64)
 
@@ -175,12 +183,17 @@ def token_orders(vocabulary: Vocabulary) -> TokenOrders:
     texts = [[by_byte.get(text[i : i + 1], -1) for i in range(len(text))] for text in (*sorted(by_byte), *TEXTS)]
     typed = [tokens for tokens in texts if -1 not in tokens]
     return TokenOrders(
-        ordered(inside_rank), ordered(outside_rank), ranks, typed, by_byte.get(b"a", -1), by_byte.get(b'"', -1)
+        order_tokens(inside_rank),
+        order_tokens(outside_rank),
+        ranks,
+        typed,
+        by_byte.get(b"a", -1),
+        by_byte.get(b'"', -1),
     )
 
 
 def inside_rank(data: bytes) -> int:
-    """Within a string: tokens that close it first, then letters and digits, other text, white space."""
+    """Rank a token within a string: tokens that close it first, then letters and digits, other text, white space."""
     if data[:1] == b'"' and not data.strip(CLOSERS):
         return 0
     return 1 if data.isalnum() else 2 if data.strip() else 3
@@ -191,8 +204,8 @@ OUTSIDE = ({b",", b":"}, {b"0", b"null", b'""', b"[]", b"{}", b"true"}, {b'"', b
 
 
 def outside_rank(data: bytes) -> int:
-    """Outside: closing brackets (as many as possible), continuations, whole values, a string, digits, other text, white
-    space."""
+    """Rank a token outside of strings: closing brackets (as many as possible), continuations, whole values, a string,
+    digits, other text, white space."""
     if not data.strip(b"]}"):
         return 0
     for rank, texts in enumerate(OUTSIDE, 1):

@@ -38,8 +38,8 @@ ANY = "(?s:.*)"
 MAX_REPEAT = 1_000_000  # no text is so long; the library's regexes count to 2 ** 32 - 1
 
 
-def translated(pattern: str) -> str:
-    """A regex of the library's syntax that is searched for in a text, as the pattern is.
+def translate_pattern(pattern: str) -> str:
+    """Return a regex in the library's syntax that is searched for in a text, as the pattern is.
 
     Raises:
         UnsupportedError: it is no pattern, or has no equivalent: back references, look-around, word boundaries.
@@ -47,11 +47,11 @@ def translated(pattern: str) -> str:
     return "".join(Reader(pattern).read())
 
 
-def enclosing(pattern: str) -> str:
-    """A regex that matches every whole text in which the pattern matches somewhere.
+def enclose_pattern(pattern: str) -> str:
+    """Return a regex that matches every whole text in which the pattern matches somewhere.
 
     Raises:
-        UnsupportedError: as `translated`; or an anchor is not at an end of the pattern or of an alternative.
+        UnsupportedError: as `translate_pattern`; or an anchor is not at an end of the pattern or of an alternative.
     """
     reader = Reader(pattern)
     alternatives: list[list[str]] = [[]]
@@ -62,7 +62,7 @@ def enclosing(pattern: str) -> str:
             alternatives.append([])
         else:
             alternatives[-1].append(piece)
-    return "|".join(map(reader.unanchored, alternatives))
+    return "|".join(map(reader.replace_anchors, alternatives))
 
 
 class Reader:
@@ -73,34 +73,34 @@ class Reader:
         self.open = 0  # groups
 
     def read(self) -> list[str]:
-        """The translated parts. Anchors, bars and brackets of groups are parts by themselves."""
+        """Return the translated parts. Anchors, bars and brackets of groups are parts by themselves."""
         while self.at < len(self.pattern):
             match self.pattern[self.at]:
                 case "^" | "$" | "|" as plain:
                     self.at += 1
                     self.out.append(plain)
                 case "(":
-                    self.group()
+                    self.read_group()
                 case ")":
                     self.close()
                 case "*" | "+" | "?":
                     raise self.refusal("nothing to repeat")
                 case _:
-                    self.out.append(self.atom())
-                    self.quantifier()
+                    self.out.append(self.read_atom())
+                    self.read_quantifier()
         if self.open:
             raise self.refusal("a group that is not closed")
         return self.out
 
-    def unanchored(self, pieces: list[str]) -> str:
-        """One alternative; its anchors are replaced by what may stand around it."""
+    def replace_anchors(self, pieces: list[str]) -> str:
+        """Return one alternative, its anchors replaced by the text that may surround it."""
         begins, ends = pieces[:1] == ["^"], pieces[-1:] == ["$"]
         core = pieces[begins : len(pieces) - ends]
         if {"^", "$"} & set(core):
             raise self.refusal("an anchor that is not at an end")
         return f"{'' if begins else ANY}(?:{''.join(core)}){'' if ends else ANY}"
 
-    def group(self) -> None:
+    def read_group(self) -> None:
         if (found := GROUP.match(self.pattern, self.at)) is None:
             raise self.refusal("look-around or a group with options")
         self.at, self.open = found.end(), self.open + 1
@@ -111,24 +111,24 @@ class Reader:
             raise self.refusal("a bracket that closes no group")
         self.at, self.open = self.at + 1, self.open - 1
         self.out.append(")")
-        self.quantifier()
+        self.read_quantifier()
 
-    def atom(self) -> str:
-        """One character or one class."""
+    def read_atom(self) -> str:
+        """Read one character or one class."""
         match self.pattern[self.at]:
             case "[":
-                return self.bracket()
+                return self.read_class()
             case ".":
                 self.at += 1
-                return writable(r"^\n\r\x{2028}\x{2029}")
+                return restrict_class(r"^\n\r\x{2028}\x{2029}")
             case "\\":
                 self.at += 1
-                return self.escaped()
+                return self.read_escape()
             case character:
                 self.at += 1
-                return literal(self.sound(character))
+                return write_literal(self.check_surrogate(character))
 
-    def quantifier(self) -> None:
+    def read_quantifier(self) -> None:
         if (found := QUANTIFIER.match(self.pattern, self.at)) is None:
             return
         sign, least, comma, most, _ = found.groups()  # lazy quantifiers match the same texts
@@ -144,18 +144,18 @@ class Reader:
         if QUANTIFIER.match(self.pattern, self.at):
             raise self.refusal("nothing to repeat")
 
-    def escaped(self) -> str:
-        r"""An escape outside of brackets, after the \."""
+    def read_escape(self) -> str:
+        r"""Return an escape outside of brackets, after the \."""
         if self.at < len(self.pattern) and (letter := self.pattern[self.at]) in "dwsDWS":
             self.at += 1
-            return writable(f"{'^' if letter.isupper() else ''}{SETS[letter.lower()]}")
+            return restrict_class(f"{'^' if letter.isupper() else ''}{SETS[letter.lower()]}")
         if (found := CATEGORY.match(self.pattern, self.at)) is not None:
             self.at = found.end()
-            return writable(rf"\{found[1]}{{{found[2]}}}")
-        return literal(self.character())
+            return restrict_class(rf"\{found[1]}{{{found[2]}}}")
+        return write_literal(self.read_character())
 
-    def character(self, bracket: bool = False) -> str:
-        r"""The one character that an escape stands for, after the \."""
+    def read_character(self, bracket: bool = False) -> str:
+        r"""Return the one character that an escape stands for, after the \."""
         if (found := CHARACTER.match(self.pattern, self.at)) is not None:
             self.at = found.end()
             if found[2]:
@@ -163,7 +163,7 @@ class Reader:
             code = int(found[1] or found[4] or found[5], 16)
             if code > 0x10FFFF:
                 raise self.refusal("a code point above U+10FFFF")
-            return self.sound(chr(code))
+            return self.check_surrogate(chr(code))
         letter, after = self.pattern[self.at : self.at + 1], self.pattern[self.at + 1 : self.at + 2]
         if letter == "c" and after.isascii() and after.isalpha():
             self.at += 2
@@ -175,10 +175,10 @@ class Reader:
             return "\b"
         if not PLAIN.fullmatch(letter):
             raise self.refusal(f"the escape \\{letter}")
-        return self.sound(letter)
+        return self.check_surrogate(letter)
 
-    def bracket(self) -> str:
-        """A class, from [ to ]."""
+    def read_class(self) -> str:
+        """Read a class, from [ to ]."""
         self.at += 1
         negated = self.pattern.startswith("^", self.at)
         self.at += negated
@@ -194,15 +194,16 @@ class Reader:
                 assert last is not None  # the ] was excluded above
                 if last[1] is None or last[1] < first[1]:
                     raise self.refusal("an invalid range")
-                members.append(f"{code(first[1])}-{code(last[1])}")
+                members.append(f"{escape_character(first[1])}-{escape_character(last[1])}")
             else:
                 members.append(first[0])
         if not members:
-            return writable(r"\x00-\x{10ffff}" if negated else r"a&&b")
-        return writable(f"{'^' if negated else ''}{''.join(members)}")
+            return restrict_class(r"\x00-\x{10ffff}" if negated else r"a&&b")
+        return restrict_class(f"{'^' if negated else ''}{''.join(members)}")
 
     def member(self) -> tuple[str, str | None] | None:
-        """The next member of a class: its translation, and the character if it is one. None: the class ends here."""
+        """Return the next member of a class: its translation, and the character if it is one. None: the class ends
+        here."""
         if self.at >= len(self.pattern):
             raise self.refusal("a class that is not closed")
         character = self.pattern[self.at]
@@ -210,17 +211,17 @@ class Reader:
         if character == "]":
             return None
         if character != "\\":
-            return code(self.sound(character)), character
+            return escape_character(self.check_surrogate(character)), character
         if self.at < len(self.pattern) and (letter := self.pattern[self.at]) in "dwsDWS":
             self.at += 1
             return f"[{'^' if letter.isupper() else ''}{SETS[letter.lower()]}]", None
         if (found := CATEGORY.match(self.pattern, self.at)) is not None:
             self.at = found.end()
             return rf"\{found[1]}{{{found[2]}}}", None
-        one = self.character(bracket=True)
-        return code(one), one
+        one = self.read_character(bracket=True)
+        return escape_character(one), one
 
-    def sound(self, character: str) -> str:
+    def check_surrogate(self, character: str) -> str:
         if "\ud800" <= character <= "\udfff":
             raise self.refusal("half a surrogate pair")
         return character
@@ -229,15 +230,16 @@ class Reader:
         return UnsupportedError(f"the pattern {self.pattern!r:.80}: {what} at {min(self.at, len(self.pattern))}")
 
 
-def writable(members: str) -> str:
-    """A class, without the characters that can't be written in JSON. A "^" would negate the whole intersection."""
+def restrict_class(members: str) -> str:
+    """Return a class, without the characters that can't be written in JSON. A "^" would negate the whole
+    intersection."""
     return f"[{'[' + members + ']' if '&&' in members or members.startswith('^') else members}&&[^{CONTROL}]]"
 
 
-def literal(character: str) -> str:
-    """One character. A character that can't be written becomes an empty class."""
-    return r"[a&&b]" if character in UNWRITABLE else code(character)
+def write_literal(character: str) -> str:
+    """Return one character. A character that can't be written becomes an empty class."""
+    return r"[a&&b]" if character in UNWRITABLE else escape_character(character)
 
 
-def code(character: str) -> str:
+def escape_character(character: str) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"

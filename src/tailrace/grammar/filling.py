@@ -1,4 +1,6 @@
-"""Bitmasks that are being filled on background threads: what a step waits for, and what it leaves behind unfinished."""
+"""Bitmasks that are being filled on background threads: those that a step waits for, and those that it leaves
+unfinished.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from dataclasses import dataclass
 
 
 class BitmaskFilling:
-    """The state of a step's masks. Per job: done: whether its masks are filled; then errors: what it raised, and
-    seconds: about how long it took. If a job raised, its masks are undefined and its matcher has not changed."""
+    """The state of a step's masks.
+
+    - done: whether each job's masks are filled.
+    - errors: what each job raised. Its masks are then undefined, and its matcher has not changed.
+    - seconds: about how long each job took.
+    """
 
     def __init__(self, jobs: int) -> None:
         self.done, self.seconds = [False] * jobs, [0.0] * jobs

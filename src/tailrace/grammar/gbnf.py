@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 from tailrace.grammar.check import UnsupportedError
 
-with needs("grammar"):
+with require_extra("grammar"):
     from llguidance.gbnf_to_lark import (
         AlternativeNode,
         ASTNode,
@@ -31,32 +31,33 @@ CONTINUED = re.compile(r"(?:#[^\n]*)?\n\s*(?=\|)")
 
 
 def as_lark(source: str) -> str:
-    """The grammar in Lark's syntax. Raises UnsupportedError: the parser's message, a missing rule, or a grammar without
-    a finite text."""
+    """Return the grammar in Lark's syntax. Raises UnsupportedError: the parser's message, a missing rule, or a grammar
+    without a finite text."""
     try:
-        rules = GrammarParser().parse(CONTINUED.sub(" ", ESCAPE.sub(plain, source)))
+        rules = GrammarParser().parse(CONTINUED.sub(" ", ESCAPE.sub(replace_escape, source)))
     except (GbnfToLarkError, IndexError) as error:
         raise UnsupportedError(str(error)) from error
     if "root" not in rules:
         raise UnsupportedError("there is no rule root")
     for rule in rules.values():
-        for node in below(rule.alternatives):
+        for node in walk_nodes(rule.alternatives):
             if isinstance(node, RuleRefNode) and node.name not in rules:
                 raise UnsupportedError(f"rule {node.name!r} is not defined")
-    names = {"root": "start"} | {name: f"r{i}" for i, name in enumerate(ended(rules)) if name != "root"}
-    lines = (f"{name}: {written(rules[rule].alternatives, names)}" for rule, name in names.items())
+    names = {"root": "start"} | {name: f"r{i}" for i, name in enumerate(find_finite_rules(rules)) if name != "root"}
+    lines = (f"{name}: {write_lark(rules[rule].alternatives, names)}" for rule, name in names.items())
     return "%llguidance {}\n" + "\n".join(lines) + "\n"
 
 
-def ended(rules: dict[str, RuleNode]) -> list[str]:
-    """The rules that have a finite text (Hopcroft, Motwani, Ullman, Introduction to Automata Theory, section 7.1.1).
+def find_finite_rules(rules: dict[str, RuleNode]) -> list[str]:
+    """Return the rules that have a finite text (Hopcroft, Motwani, Ullman, Introduction to Automata Theory, section
+    7.1.1).
 
     Raises:
-        UnsupportedError: root has none.
+        UnsupportedError: the rule root has no finite text.
     """
     found: dict[str, None] = {}
     rest = list(reversed(rules))  # most rules come before the rules that they use
-    while fresh := [name for name in rest if ends(rules[name].alternatives, found)]:
+    while fresh := [name for name in rest if has_finite_text(rules[name].alternatives, found)]:
         found |= dict.fromkeys(fresh)
         rest = [name for name in rest if name not in found]
     if "root" not in found:
@@ -64,40 +65,40 @@ def ended(rules: dict[str, RuleNode]) -> list[str]:
     return list(found)
 
 
-def ends(node: ASTNode, found: dict[str, None] | dict[str, str]) -> bool:
-    """True if it has a finite text, given that these rules have one."""
+def has_finite_text(node: ASTNode, found: dict[str, None] | dict[str, str]) -> bool:
+    """Return True if the node has a finite text, given the rules that have one."""
     match node:
         case RuleRefNode():
             return node.name in found
         case RepetitionNode():
-            return node.min_times == 0 or ends(node.node, found)
+            return node.min_times == 0 or has_finite_text(node.node, found)
         case SequenceNode():
-            return all(ends(one, found) for one in node.nodes)
+            return all(has_finite_text(one, found) for one in node.nodes)
         case AlternativeNode():
-            return any(ends(one, found) for one in node.alternatives)
+            return any(has_finite_text(one, found) for one in node.alternatives)
     return True
 
 
-def written(node: ASTNode, names: dict[str, str]) -> str:
-    """The node in Lark's syntax, without the parts that have no finite text."""
+def write_lark(node: ASTNode, names: dict[str, str]) -> str:
+    """Return the node in Lark's syntax, without the parts that have no finite text."""
     match node:
         case RuleRefNode():
             return names[node.name]
         case RepetitionNode():
-            if not ends(node.node, names):
+            if not has_finite_text(node.node, names):
                 return '""'
             most = "" if node.max_times is None else node.max_times
-            return f"({written(node.node, names)}){{{node.min_times},{most}}}"
+            return f"({write_lark(node.node, names)}){{{node.min_times},{most}}}"
         case SequenceNode():
-            return " ".join(written(one, names) for one in node.nodes) or '""'
+            return " ".join(write_lark(one, names) for one in node.nodes) or '""'
         case AlternativeNode():
-            kept = " | ".join(written(one, names) for one in node.alternatives if ends(one, names))
+            kept = " | ".join(write_lark(one, names) for one in node.alternatives if has_finite_text(one, names))
             return f"({kept})"
     return str(node)
 
 
-def below(node: ASTNode) -> Iterator[ASTNode]:
-    """Every node of a rule. A loop, since recursion of generators is slow."""
+def walk_nodes(node: ASTNode) -> Iterator[ASTNode]:
+    """Yield every node of a rule. A loop, since recursion of generators is slow."""
     waiting = [node]
     while waiting:
         one = waiting.pop()
@@ -105,7 +106,7 @@ def below(node: ASTNode) -> Iterator[ASTNode]:
         waiting += one.children()
 
 
-def plain(found: re.Match[str]) -> str:
+def replace_escape(found: re.Match[str]) -> str:
     """Replace a numeric escape by its character if that can't be taken for syntax. Other escapes stay."""
     digits = found[1] or found[2] or found[3]
     if digits is None:

@@ -1,4 +1,5 @@
-"""Forced tokens (jump-forward decoding): what must come next, looked up only as far as a step can use it.
+"""Forced tokens (jump-forward decoding): the tokens that must come next, searched for only as far as a step can use
+them.
 
 A library would follow a forced text to its end, and a pattern of eleven characters can force ten million. So the search
 here goes from mask to mask: if all allowed tokens are prefixes of the longest one, the longest one comes next. Only its
@@ -17,15 +18,15 @@ import torch
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import Vocabulary
 
-LOOK_S = 0.002  # processor time of one search, and of all searches in a step; later searches find the rest
-MAX_BYTES_CHECKED = 16  # bytes of a last token that are checked one by one, a mask each
-MAX_ALLOWED = 64  # allowed tokens, and non-zero words of a mask, beyond which no common text is looked for
-# if both tokens of a pair are allowed there is a choice: cheaper to find out than a mask
+LOOK_S = 0.002  # processor seconds of one search, and of all searches in a step. Later searches find the rest.
+MAX_BYTES_CHECKED = 16  # Bytes of a last token that are checked one by one, a mask each.
+MAX_ALLOWED = 64  # With more allowed tokens, or non-zero words of a mask, no common text is searched.
+# If both tokens of a pair are allowed, there is a choice. Testing this is cheaper than a mask.
 CHOICE_PAIRS = (b"ae", b"12", b" \n")
 
 
 def forced_tokens(matcher: GrammarMatcher, count: int, within_s: float) -> list[int]:
-    """The tokens that must come next, at most `count`. See Matcher.forced in grammar/base.py."""
+    """Return the tokens that must come next, at most `count`. See Matcher.forced in grammar/base.py."""
     text, goes_on = forced_text(matcher, count, within_s)
     tokens, stable = matcher.vocabulary.cut(text) if text else ([], 0)
     if not tokens:
@@ -39,8 +40,8 @@ def forced_tokens(matcher: GrammarMatcher, count: int, within_s: float) -> list[
 
 
 def forced_text(place: GrammarMatcher, count: int, within_s: float) -> tuple[bytes, bool]:
-    """The text that must come next, as far as `count` + 1 tokens and the time limit reach, and whether it may continue
-    after that."""
+    """Return the text that must come next, as far as `count` + 1 tokens and the time limit reach, and whether it may
+    continue after that."""
     if place.ended or place.complete or any(all(map(place.takes, pair)) for pair in choice_pairs(place.vocabulary)):
         return b"", False
     until = time.thread_time() + within_s
@@ -63,8 +64,8 @@ def forced_text(place: GrammarMatcher, count: int, within_s: float) -> tuple[byt
 
 
 def certain_prefix(place: GrammarMatcher, text: bytes, mask: torch.Tensor, until: float) -> tuple[bytes, bool]:
-    """The prefix of the text that is certain to come next, and whether it may continue after that. Checks at most
-    MAX_BYTES_CHECKED bytes, until time.thread_time exceeds `until`. The matcher is consumed."""
+    """Return the prefix of the text that is certain to come next, and whether it may continue after that. Checks at
+    most MAX_BYTES_CHECKED bytes, until time.thread_time exceeds `until`. The matcher is consumed."""
     by_byte = byte_tokens(place.vocabulary)
     for at, byte in enumerate(text):
         if at == MAX_BYTES_CHECKED or time.thread_time() > until:
@@ -76,13 +77,13 @@ def certain_prefix(place: GrammarMatcher, text: bytes, mask: torch.Tensor, until
 
 
 def single_continuation(place: GrammarMatcher, mask: torch.Tensor) -> int | None:
-    """`longest_of_prefixes` of the allowed tokens. mask: a buffer for them."""
+    """Return `longest_of_prefixes` of the allowed tokens. mask: a buffer for them."""
     place.fill(mask)
     return longest_of_prefixes(mask.numpy(), place.vocabulary)
 
 
 def longest_of_prefixes(words: numpy.ndarray, vocabulary: Vocabulary) -> int | None:
-    """The longest token of a mask if all others are prefixes of it, else None. words: int32 [⌈V / 32⌉]."""
+    """Return the longest token of a mask if all others are prefixes of it, else None. words: int32 [⌈V / 32⌉]."""
     places = words.nonzero()[0]
     if places.size > MAX_ALLOWED:
         return None
@@ -98,12 +99,12 @@ def longest_of_prefixes(words: numpy.ndarray, vocabulary: Vocabulary) -> int | N
 
 @lru_cache(maxsize=4)
 def byte_tokens(vocabulary: Vocabulary) -> dict[int, int]:
-    """byte → the token of this one byte."""
+    """Return a map from byte to the token of this one byte."""
     return {data[0]: token for token, data in enumerate(vocabulary.token_bytes) if len(data) == 1}
 
 
 @lru_cache(maxsize=4)
 def choice_pairs(vocabulary: Vocabulary) -> list[tuple[int, int]]:
-    """The CHOICE_PAIRS that the vocabulary has, as tokens."""
+    """Return the CHOICE_PAIRS that the vocabulary has, as tokens."""
     by_byte = byte_tokens(vocabulary)
     return [(by_byte[one], by_byte[other]) for one, other in CHOICE_PAIRS if one in by_byte and other in by_byte]

@@ -1,4 +1,4 @@
-"""JSON Schema's keywords: which are binding, which values they may have, and how some reduce to simpler ones."""
+"""JSON Schema's keywords: the binding ones, their valid values, and how some reduce to simpler ones."""
 
 from __future__ import annotations
 
@@ -6,51 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tailrace.base.json_schema import KEYWORDS as TYPES
 from tailrace.grammar.check import UnsupportedError
 
 Node = dict[str, Any]
 
-STRING = {"minLength", "maxLength", "pattern", "format"}
-NUMBER = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-ARRAY = {
-    "items",
-    "prefixItems",
-    "additionalItems",
-    "minItems",
-    "maxItems",
-    "uniqueItems",
-    "contains",
-    "minContains",
-    "maxContains",
-    "unevaluatedItems",
-}
-OBJECT = {
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "propertyNames",
-    "required",
-    "minProperties",
-    "maxProperties",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "unevaluatedProperties",
-}
 APPLIED = {"$ref", "allOf", "anyOf", "oneOf"}
 ANYWHERE = APPLIED | {"type", "enum", "const", "$dynamicRef", "$recursiveRef", "not", "if", "then", "else"}
 # drafts 4 to 2020-12; by the standard every other keyword is an annotation
-BINDING = STRING | NUMBER | ARRAY | OBJECT | ANYWHERE
-TYPES = {
-    "string": STRING,
-    "number": NUMBER,
-    "integer": NUMBER,
-    "array": ARRAY,
-    "object": OBJECT,
-    "boolean": set(),
-    "null": set(),
-}
-# no grammar here enforces these; `simpler` removes those without effect, and rewrites some as others
+BINDING = set[str]().union(*TYPES.values()) | ANYWHERE
+# no grammar here enforces these; `simplify_node` removes those without effect, and rewrites some as others
 REFUSED = {
     "uniqueItems",
     "contains",
@@ -76,13 +41,13 @@ def is_schema(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """True for a finite number of any size: an integer of hundreds of digits is no float."""
+    """Return True for a finite number of any size: an integer of hundreds of digits is no float."""
     return not isinstance(value, bool) and (
         isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     )
 
 
-def is_count(value: Any) -> bool:
+def is_nonnegative_integer(value: Any) -> bool:
     return is_number(value) and value >= 0 and value == math.floor(value)
 
 
@@ -115,7 +80,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
             "minContains",
             "maxContains",
         ),
-        is_count,
+        is_nonnegative_integer,
     ),
     **dict.fromkeys(("minimum", "maximum"), is_number),
     **dict.fromkeys(
@@ -151,8 +116,8 @@ FORMS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def checked(node: Node, place: str) -> Node:
-    """The binding keywords of a schema.
+def check_keywords(node: Node, place: str) -> Node:
+    """Return the binding keywords of a schema.
 
     Raises:
         UnsupportedError: a keyword's value is invalid by the standard.
@@ -160,14 +125,14 @@ def checked(node: Node, place: str) -> Node:
     for key, fits in FORMS.items():
         if key in node and not fits(node[key]):
             raise UnsupportedError(f"{key} can't be {node[key]!r:.80} at {place}")
-    # the one subschema that `simpler` reads and the translation does not
+    # only `simplify_node` reads this subschema; the translation does not
     if isinstance(names := node.get("propertyNames"), dict):
-        checked(names, f"{place}/propertyNames")
+        check_keywords(names, f"{place}/propertyNames")
     return {key: value for key, value in node.items() if key in BINDING}
 
 
-def typed(node: Node) -> tuple[list[str], Node]:
-    """The types that a value may have, and the keywords that apply to values of these types."""
+def split_types(node: Node) -> tuple[list[str], Node]:
+    """Return the types that a value may have, and the keywords that apply to values of these types."""
     given = node.get("type", [name for name in TYPES if name != "integer"])
     names = list(dict.fromkeys(given if isinstance(given, list) else [given]))
     if "number" in names and "integer" in names:
@@ -176,10 +141,10 @@ def typed(node: Node) -> tuple[list[str], Node]:
     return names, {key: value for key, value in node.items() if key in bound | ANYWHERE}
 
 
-def simpler(node: Node) -> Node | bool:
-    """An equal schema without keywords that have no effect here, and with some rewritten as others."""
+def simplify_node(node: Node) -> Node | bool:
+    """Return an equal schema without keywords that have no effect here, and with some rewritten as others."""
     node = dict(node)
-    for step in (arrays, objects, conditions):
+    for step in (simplify_arrays, simplify_objects, simplify_conditions):
         step(node)
     if node.get("not") in (True, {}):
         return False
@@ -188,8 +153,9 @@ def simpler(node: Node) -> Node | bool:
     return node
 
 
-def arrays(node: Node) -> None:
-    """Up to 2019-09, `items` could be a list, and `additionalItems` applied to the items after it."""
+def simplify_arrays(node: Node) -> None:
+    """Rewrite the older array keywords: up to 2019-09, `items` could be a list, and `additionalItems` applied to the
+    items after it."""
     after = node.pop("additionalItems", None)
     if isinstance(node.get("items"), list):
         node["prefixItems"] = node.pop("items")
@@ -207,15 +173,15 @@ def arrays(node: Node) -> None:
             node["maxItems"] = min(node.pop("maxContains"), node.get("maxItems", math.inf))
     elif node.get("minContains") == 0 and "maxContains" not in node:
         del node["contains"], node["minContains"]
-    if evaluates(node, "unevaluatedItems"):
+    if may_rewrite(node, "unevaluatedItems"):
         node.setdefault("items", node.pop("unevaluatedItems"))
 
 
-def objects(node: Node) -> None:
+def simplify_objects(node: Node) -> None:
     for key in ("dependencies", "dependentRequired", "dependentSchemas"):
         if all(value in ([], True, {}) for value in node.get(key, {}).values()):
             node.pop(key, None)
-    if evaluates(node, "unevaluatedProperties"):
+    if may_rewrite(node, "unevaluatedProperties"):
         node.setdefault("additionalProperties", node.pop("unevaluatedProperties"))
     names = node.get("propertyNames")
     if names is False:
@@ -225,9 +191,9 @@ def objects(node: Node) -> None:
         name_by_name(node, names)
 
 
-def evaluates(node: Node, key: str) -> bool:
-    """True if this keyword (unevaluated…) applies to a known set of items or names, and so can be rewritten. Removes it
-    if it has no effect."""
+def may_rewrite(node: Node, key: str) -> bool:
+    """Return True if this keyword (unevaluated…) applies to a known set of items or names, and so can be rewritten.
+    Removes it if it has no effect."""
     if node.get(key) in (True, {}) or key not in node:
         node.pop(key, None)
         return False
@@ -263,7 +229,7 @@ def name_by_name(node: Node, names: Any) -> None:
     node.update(equivalent, additionalProperties=False)
 
 
-def conditions(node: Node) -> None:
+def simplify_conditions(node: Node) -> None:
     """Remove `if` without `then` and `else`, and those without `if`."""
     condition = node.get("if")
     if isinstance(condition, bool) or condition == {}:

@@ -1,4 +1,4 @@
-"""What all matchers have in common: the end, its EOS ids, and rollback. A library's subclass adds how text is matched.
+"""The common part of all matchers: the end, its EOS ids, and rollback. A library's subclass adds the matching of text.
 
 The library never sees an EOS id. So several EOS ids, and any number of them after the end, behave the same with any
 library.
@@ -31,11 +31,11 @@ class GrammarMatcher(ABC):
 
     def accept(self, token: int) -> bool:
         if token in self._eos:
-            if not self._ends and not self._complete():
+            if not self._ends and not self._is_complete():
                 return False
             self._ends += 1
             return True
-        if self._ends or not 0 <= token < self.vocabulary.vocab_size or not self._take(token):
+        if self._ends or not 0 <= token < self.vocabulary.vocab_size or not self._take_token(token):
             return False
         self._taken += 1
         return True
@@ -47,7 +47,7 @@ class GrammarMatcher(ABC):
         ends = min(count, self._ends)
         self._ends -= ends
         if count > ends:
-            self._back(count - ends)
+            self._roll_back(count - ends)
             self._taken -= count - ends
 
     def fill(self, mask: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class GrammarMatcher(ABC):
         if self._ends:
             words.fill(0)
         else:
-            self._write(mask)
+            self._write_mask(mask)
         bits = words.view(numpy.uint32)
         for token in self.vocabulary.eos:
             bit = numpy.uint32(1 << (token % 32))
@@ -72,7 +72,7 @@ class GrammarMatcher(ABC):
         return next((i for i, token in enumerate(tokens) if not walker.accept(token)), len(tokens))
 
     def takes(self, token: int) -> bool:
-        """True if this token could be accepted."""
+        """Return True if this token could be accepted."""
         return bool(self.prefix((token,)))
 
     @property
@@ -83,19 +83,19 @@ class GrammarMatcher(ABC):
     @property
     def complete(self) -> bool:
         """True if the text so far is complete."""
-        return bool(self._ends) or self._complete()
+        return bool(self._ends) or self._is_complete()
 
     @property
     def finished(self) -> bool:
-        return bool(self._ends) or (self._complete() and self._only_end())
+        return bool(self._ends) or (self._is_complete() and self._only_end())
 
     def fork(self) -> Self:
-        twin = self._twin()
+        twin = self._copy_matcher()
         twin._taken, twin._ends, twin.slow = self._taken, self._ends, self.slow
         return twin
 
-    def allowed(self) -> numpy.ndarray:
-        """The allowed tokens, bool [V]. Raises as `fill` does."""
+    def get_allowed(self) -> numpy.ndarray:
+        """Return the allowed tokens, bool [V]. Raises as `fill` does."""
         mask = torch.zeros(self.vocabulary.words, dtype=torch.int32)
         self.fill(mask)
         bits = numpy.unpackbits(mask.numpy().view(numpy.uint8), bitorder="little")
@@ -104,25 +104,25 @@ class GrammarMatcher(ABC):
     # ---- for the library's subclass; EOS ids never get here
 
     @abstractmethod
-    def _take(self, token: int) -> bool:
-        """As `accept`, for a token of text."""
+    def _take_token(self, token: int) -> bool:
+        """Do the work of `accept` for a token of text."""
 
     @abstractmethod
-    def _back(self, count: int) -> None:
-        """As `rollback`, for tokens of text."""
+    def _roll_back(self, count: int) -> None:
+        """Do the work of `rollback` for tokens of text."""
 
     @abstractmethod
-    def _write(self, mask: torch.Tensor) -> None:
-        """As `fill`; the bits of EOS ids are overwritten."""
+    def _write_mask(self, mask: torch.Tensor) -> None:
+        """Do the work of `fill`. The bits of EOS ids are overwritten."""
 
     @abstractmethod
-    def _complete(self) -> bool:
-        """True if the text so far is complete."""
+    def _is_complete(self) -> bool:
+        """Return True if the text so far is complete."""
 
     @abstractmethod
     def _only_end(self) -> bool:
-        """True if no more text can follow. Called only if the text is complete."""
+        """Return True if the text must end here. Called only if the text is complete."""
 
     @abstractmethod
-    def _twin(self) -> Self:
-        """A copy, except for the counts."""
+    def _copy_matcher(self) -> Self:
+        """Return a copy, except for the counts."""

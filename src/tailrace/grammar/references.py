@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urldefrag, urljoin
 
+from tailrace.base.json_schema import iter_children, resolve_pointer
 from tailrace.grammar.check import UnsupportedError
-from tailrace.json_schema import children, pointed
 
-MAX_SUBSCHEMAS = 10_000  # the library has room for some 20,000, and takes half a minute to find that out
+MAX_SUBSCHEMAS = 10_000  # the library has room for some 20,000, and takes half a minute to notice that there are more
 BASE = "file:///"  # the base address of a schema without one; any that can be joined
 
 
@@ -19,7 +19,7 @@ class References:
     Args:
         root: the whole schema.
         identifier: "$id", or "id" in draft 4.
-        bare: nothing beside a $ref counts, as up to draft 7; so no identifier does either.
+        bare: keywords next to a $ref are ignored, as up to draft 7; so an identifier is ignored as well.
 
     Raises:
         UnsupportedError: an invalid address, or one that two schemas have.
@@ -34,18 +34,18 @@ class References:
             node, base = waiting.pop()
             if not isinstance(node, dict) or id(node) in self._bases:
                 continue
-            base = self._note(node, base, {} if bare and "$ref" in node else node, identifier)
+            base = self._register_subschema(node, base, {} if bare and "$ref" in node else node, identifier)
             self._bases[id(node)] = base
             if len(self._bases) > MAX_SUBSCHEMAS:
                 raise UnsupportedError(f"a schema of more than {MAX_SUBSCHEMAS} subschemas")
-            waiting += [(child, base) for _, child in children(node)]
+            waiting += [(child, base) for _, child in iter_children(node)]
 
-    def _note(self, node: dict[str, Any], base: str, named: dict[str, Any], identifier: str) -> str:
+    def _register_subschema(self, node: dict[str, Any], base: str, named: dict[str, Any], identifier: str) -> str:
         """Register a subschema; return its base address."""
         name, anchor = named.get(identifier), named.get("$anchor")
         if isinstance(name, str):
             try:
-                address, fragment = joined(base, name)
+                address, fragment = join_reference(base, name)
             except ValueError as error:
                 raise UnsupportedError(f"{identifier} {name!r:.100}: {error}") from error
             if fragment:
@@ -59,39 +59,39 @@ class References:
         return base
 
     def target(self, node: dict[str, Any], place: str) -> tuple[Any, str]:
-        """The schema that a $ref refers to, and its place for messages.
+        """Return the schema that a $ref refers to, and its place for messages.
 
         Raises:
             UnsupportedError: there is no such schema here.
         """
         ref = node["$ref"]
         try:
-            address, fragment = joined(self._bases.get(id(node), BASE), ref)
+            address, fragment = join_reference(self._bases.get(id(node), BASE), ref)
         except ValueError as error:
             raise UnsupportedError(f"$ref {ref!r:.100} at {place}: {error}") from error
         found: Any = self._resources.get(address)
         if found is not None and fragment.startswith("/"):
-            found = self._inside(found, fragment)
+            found = self._resolve_pointer(found, fragment)
         elif found is not None and fragment:
             found = self._anchors.get((address, fragment))
         if not isinstance(found, dict | bool):
             raise UnsupportedError(f"$ref {ref!r:.100} at {place}: there is no such schema here")
         return found, ref
 
-    def _inside(self, resource: dict[str, Any], pointer: str) -> Any:
-        found = pointed(resource, "#" + pointer)
+    def _resolve_pointer(self, resource: dict[str, Any], pointer: str) -> Any:
+        found = resolve_pointer(resource, "#" + pointer)
         if isinstance(found, dict) and id(found) not in self._bases:  # a place where the standard has no subschema
             waiting = [found]
             while waiting:
                 one = waiting.pop()
                 if id(one) not in self._bases:
                     self._bases[id(one)] = self._bases[id(resource)]
-                    waiting += [child for _, child in children(one) if isinstance(child, dict)]
+                    waiting += [child for _, child in iter_children(one) if isinstance(child, dict)]
         return found
 
 
-def joined(base: str, reference: str) -> tuple[str, str]:
-    """The address and its fragment. Raises ValueError."""
+def join_reference(base: str, reference: str) -> tuple[str, str]:
+    """Return the address and its fragment. Raises ValueError."""
     if reference.startswith("#"):  # Python can't join to an address whose scheme it does not know, such as urn:
         return base, urldefrag(reference).fragment
     address, fragment = urldefrag(urljoin(base, reference))

@@ -14,28 +14,33 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+from tailrace.base.json_schema import free_counts
+from tailrace.base.schema_branches import join_branches
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.ecma import MAX_REPEAT, UNWRITABLE, translated
-from tailrace.grammar.finite import finite
+from tailrace.grammar.ecma import MAX_REPEAT, UNWRITABLE, translate_pattern
+from tailrace.grammar.finite import prune_schema
 from tailrace.grammar.formats import LONGEST, PATTERNS
 from tailrace.grammar.formats import REFUSED as NO_PATTERN
-from tailrace.grammar.keywords import REFUSED, Node, checked, simpler, typed
+from tailrace.grammar.keywords import REFUSED, Node, check_keywords, simplify_node, split_types
 from tailrace.grammar.references import References
-from tailrace.json_schema import free_counts
 
 MAX_ITEMS = 10_000  # each is a rule of the grammar
 MAX_MIN_LENGTH = 10_000  # each character is a state of the library's lexer, of which a request may have 20,000
-NEVER = 2**31 - 1  # an upper bound from here on has no effect: no output is so long
+NEVER = 2**31 - 1  # larger upper bounds have no effect: no output is so long
 EXACT = 2**53  # whole numbers up to here are exact floats
 DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([4-7])|draft/(2019-09|2020-12))/schema#?")
 LATEST = ("", "http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/dialect/base")
 
 
-def exact(schema: Node) -> Node:
-    """An equivalent schema.
+def translate_schema(schema: Node) -> Node:
+    """Return an equivalent schema.
 
-    Some valid values are not written: control characters that JSON spells as \\u00XX, numbers in another form (1.0
-    for an integer, exponents with bounds), names in another order, and the omissions of grammar/formats.py.
+    Some valid values are never written:
+
+    - control characters that JSON spells as \\u00XX;
+    - numbers in another form (1.0 for an integer, exponents with bounds);
+    - names in another order;
+    - the omissions of grammar/formats.py.
 
     Raises:
         UnsupportedError: it is no schema, it can't be enforced completely, or no value validates.
@@ -44,7 +49,7 @@ def exact(schema: Node) -> Node:
 
 
 def draft_of(schema: Node) -> int:
-    """The draft of a schema: 4, 6, 7, 2019 or 2020."""
+    """Return the draft of a schema: 4, 6, 7, 2019 or 2020."""
     name = schema.get("$schema", "")
     if name in LATEST:
         return 2020
@@ -65,74 +70,79 @@ class Translation:
         self.multiples: set[Fraction] = set()
 
     def whole(self) -> Node:
-        body, definitions = self.schema(self.root, "#"), {}
+        body, definitions = self.translate_node(self.root, "#"), {}
         while self.waiting:
             name, target, place = self.waiting.pop()
-            definitions[name] = self.schema(target, place)
+            definitions[name] = self.translate_node(target, place)
         if (
             unmixed := math.prod(m.numerator for m in self.multiples)
             * max((m.denominator for m in self.multiples), default=1)
         ) >= 2**32:
             raise UnsupportedError(f"multipleOf values that go together only in steps of up to {unmixed}")
-        whole = finite(body, definitions)
+        if isinstance(body, dict):
+            body = join_branches({**body, "$defs": definitions})
+            definitions = body.pop("$defs")
+        whole = prune_schema(body, definitions)
         for place, least in free_counts(whole):
             raise UnsupportedError(f"minProperties {least} at {place}, where names are free")
         return whole
 
-    def schema(self, given: Any, place: str) -> Node | bool:
+    def translate_node(self, given: Any, place: str) -> Node | bool:
         if isinstance(given, bool):
             return given
         bare = {"$ref": given["$ref"]} if self.bare and "$ref" in given else given
-        node = simpler(typed(checked(bare, place))[1])
+        node = simplify_node(split_types(check_keywords(bare, place))[1])
         if isinstance(node, bool):
             return node
         if refused := sorted(node.keys() & REFUSED):
             raise UnsupportedError(f"{', '.join(refused)} at {place} can't be enforced")
-        types, node = typed(node)
+        types, node = split_types(node)
         out: Node = {"type": types} if "type" in node else {}
         out |= {
-            **self.string(node, place),
+            **self.translate_string(node, place),
             **self.number(node, place),
-            **self.array(node, place),
+            **self.translate_array(node, place),
             **self.object(node, place),
         }
         if patterns := out.pop("patterns", []):
             out["pattern"] = patterns[0]
-        # these come last, after the keywords beside them: the library reads from left to right
+        # These come last, after the other keywords: the library reads from left to right.
         for key in ("const", "enum"):
             if key in node:
                 check_literal(node[key], f"{place}/{key}")
                 out[key] = node[key]
-        parts = [self.schema(one, f"{place}/allOf/{i}") for i, one in enumerate(node.get("allOf", ()))]
+        parts = [self.translate_node(one, f"{place}/allOf/{i}") for i, one in enumerate(node.get("allOf", ()))]
         if parts := [{"pattern": one} for one in patterns[1:]] + parts:
             out["allOf"] = parts
         for key in ("anyOf", "oneOf"):
             if key in node:
-                out[key] = [self.schema(one, f"{place}/{key}/{i}") for i, one in enumerate(node[key])]
+                out[key] = [self.translate_node(one, f"{place}/{key}/{i}") for i, one in enumerate(node[key])]
+        if "oneOf" in node and "discriminator" in given:
+            out["discriminator"] = given["discriminator"]  # an annotation; see join_branches
         if "$ref" in node:
-            out["$ref"] = self.referred(given, place)
+            out["$ref"] = self.name_reference(given, place)
         return out
 
-    def referred(self, node: Node, place: str) -> str:
+    def name_reference(self, node: Node, place: str) -> str:
         target, named = self.references.target(node, place)
         if id(target) not in self.names:
             self.names[id(target)] = str(len(self.names))
             self.waiting.append((self.names[id(target)], target, named))
         return f"#/$defs/{self.names[id(target)]}"
 
-    def string(self, node: Node, place: str) -> Node:
+    def translate_string(self, node: Node, place: str) -> Node:
         out: Node = {}
         if least := node.get("minLength"):
-            out["minLength"] = bounded(least, MAX_MIN_LENGTH, "minLength", place)
-        patterns = [pattern(node["pattern"], place)] if "pattern" in node else []
+            out["minLength"] = check_bound(least, MAX_MIN_LENGTH, "minLength", place)
+        patterns = [convert_pattern(node["pattern"], place)] if "pattern" in node else []
         most = node.get("maxLength", NEVER)
         if (name := node.get("format")) in NO_PATTERN:
             raise UnsupportedError(f"the format {name} at {place} can't be enforced")
         if name in PATTERNS:
-            patterns.append(translated(f"^(?:{PATTERNS[name]})$"))
+            patterns.append(translate_pattern(f"^(?:{PATTERNS[name]})$"))
             most = min(most, LONGEST.get(name, NEVER))
         if most < NEVER:
-            out["maxLength"] = bounded(most, MAX_REPEAT, "maxLength", place)
+            out["maxLength"] = check_bound(most, MAX_REPEAT, "maxLength", place)
         return out | ({"patterns": patterns} if patterns else {})
 
     def number(self, node: Node, place: str) -> Node:
@@ -148,51 +158,55 @@ class Translation:
                     check_number(value, f"{place}/{name}")
             out |= bounds
         if "multipleOf" in node:
-            self.multiples.add(multiple(node["multipleOf"], place))
+            self.multiples.add(parse_multiple(node["multipleOf"], place))
             out["multipleOf"] = node["multipleOf"]
         return out
 
-    def array(self, node: Node, place: str) -> Node:
-        out: Node = {key: self.schema(node[key], f"{place}/{key}") for key in ("items",) if key in node}
+    def translate_array(self, node: Node, place: str) -> Node:
+        out: Node = {key: self.translate_node(node[key], f"{place}/{key}") for key in ("items",) if key in node}
         if prefix := node.get("prefixItems"):
-            out["prefixItems"] = [self.schema(one, f"{place}/prefixItems/{i}") for i, one in enumerate(prefix)]
+            out["prefixItems"] = [self.translate_node(one, f"{place}/prefixItems/{i}") for i, one in enumerate(prefix)]
         if least := node.get("minItems"):
-            out["minItems"] = bounded(least, MAX_ITEMS, "minItems", place)
+            out["minItems"] = check_bound(least, MAX_ITEMS, "minItems", place)
         if (most := node.get("maxItems", NEVER)) < NEVER:
-            out["maxItems"] = bounded(most, MAX_ITEMS, "maxItems", place)
+            out["maxItems"] = check_bound(most, MAX_ITEMS, "maxItems", place)
         return out
 
     def object(self, node: Node, place: str) -> Node:
         out: Node = {}
         if named := node.get("properties"):
-            out["properties"] = {name: self.schema(one, f"{place}/properties/{name}") for name, one in named.items()}
+            out["properties"] = {
+                name: self.translate_node(one, f"{place}/properties/{name}") for name, one in named.items()
+            }
         if matched := node.get("patternProperties"):
-            keys = [pattern(key, place) for key in matched]
+            keys = [convert_pattern(key, place) for key in matched]
             if len(set(keys)) < len(keys):
                 raise UnsupportedError(f"patternProperties at {place}: two patterns that mean the same")
             out["patternProperties"] = {
-                key: self.schema(one, f"{place}/patternProperties/{i}")
+                key: self.translate_node(one, f"{place}/patternProperties/{i}")
                 for i, (key, one) in enumerate(zip(keys, matched.values(), strict=True))
             }
         if "additionalProperties" in node:
-            out["additionalProperties"] = self.schema(node["additionalProperties"], f"{place}/additionalProperties")
+            out["additionalProperties"] = self.translate_node(
+                node["additionalProperties"], f"{place}/additionalProperties"
+            )
         if required := list(dict.fromkeys(node.get("required", ()))):
             out["required"] = required
         if least := node.get("minProperties"):
-            out["minProperties"] = bounded(least, MAX_ITEMS, "minProperties", place)
+            out["minProperties"] = check_bound(least, MAX_ITEMS, "minProperties", place)
         if (most := node.get("maxProperties", NEVER)) < NEVER:
-            out["maxProperties"] = bounded(most, MAX_ITEMS, "maxProperties", place)
+            out["maxProperties"] = check_bound(most, MAX_ITEMS, "maxProperties", place)
         return out
 
 
-def pattern(source: str, place: str) -> str:
+def convert_pattern(source: str, place: str) -> str:
     try:
-        return translated(source)
+        return translate_pattern(source)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error} at {place}") from None
 
 
-def bounded(value: float, most: int, key: str, place: str) -> int:
+def check_bound(value: float, most: int, key: str, place: str) -> int:
     if value > most:
         raise UnsupportedError(f"{key} must be at most {most} here, got {value!r:.40} at {place}")
     return int(value)
@@ -232,9 +246,9 @@ def check_text(text: str, place: str) -> None:
         raise UnsupportedError(f"half of a surrogate pair at {place}") from None
 
 
-def multiple(value: float, place: str) -> Fraction:
-    """The number exactly as written, if the library gets the same. The library multiplies by ten until no fraction is
-    left."""
+def parse_multiple(value: float, place: str) -> Fraction:
+    """Return the number exactly as written, if the library gets the same. The library multiplies by ten until no
+    fraction is left."""
     written = Fraction(repr(value))
     found, digits = float(min(written, 2**32)), 0  # larger ones are refused below, and may be no float
     while found != math.floor(found) and digits <= 12:
@@ -245,7 +259,7 @@ def multiple(value: float, place: str) -> Fraction:
 
 
 def patterns_of(schema: Any) -> Iterable[str]:
-    """All patterns for names of properties."""
+    """Yield all patterns for names of properties."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""The grammar room's interface to the engine: compiles a request's grammar, fills masks while the model computes."""
+"""The engine's interface to grammars: it compiles a request's grammar, and fills masks while the model computes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import msgspec
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError
 from tailrace.grammar.base import BitmaskJob, Compiled
-from tailrace.grammar.bitmasks import BitmaskFilling, start
+from tailrace.grammar.bitmasks import BitmaskFilling, start_filling
 from tailrace.grammar.compile_pool import CompileJob, CompilePool, GrammarTooBigError
 from tailrace.grammar.completion import token_orders
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import MIB
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
-LATE = 4  # threads for masks that a step no longer waits for, besides config.threads for the others
-REFUSALS = 64  # number of remembered grammars that took too much
-# for this long they are refused at once, because each attempt blocks a process for its whole time limit
+LATE = 4  # further threads, for masks that a step no longer waits for
+REFUSALS = 64  # Number of remembered grammars that took too much.
+# During this time such grammars are refused at once, because each attempt blocks a process for its whole time limit.
 REFUSED_S = 60.0
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,10 @@ class Grammars:
             OverloadedError: too many grammars wait to be compiled.
             EngineError: closed meanwhile, no request waits for it any more, or an error of ours.
         """
-        key, future = digest(grammar), Future[Compiled]()
+        key, future = hash_grammar(grammar), Future[Compiled]()
         future.set_running_or_notify_cancel()
 
-        def done(outcome: Compiled | Exception, size: int) -> None:
+        def finish_compile(outcome: Compiled | Exception, size: int) -> None:
             with self._lock:
                 del self._running[key]
                 if isinstance(outcome, GrammarTooBigError):
@@ -110,21 +110,23 @@ class Grammars:
             if (refusal := self._refusals.get(key)) is not None:
                 future.set_exception(GrammarTooBigError(refusal, "grammar"))
                 return future
-            job = CompileJob(grammar, done)
+            job = CompileJob(grammar, finish_compile)
             self._running[key] = RunningCompile(key, future, job)
         self._pool.submit(job)
         return future
 
     def forget(self, future: Future[Compiled]) -> None:
-        """One of the requests that got this future no longer waits for it. If no request is left and no process has
-        started on the grammar, the grammar is dropped and its future fails. If one has started, it goes on, and the
-        grammar is kept for later requests."""
+        """Note that one of the requests that got this future no longer waits for it.
+
+        If no request is left and no process has started on the grammar, the grammar is dropped and its future fails. If
+        one has started, it finishes, and the grammar is kept for later requests.
+        """
         with self._lock:
             running = next((r for r in self._running.values() if r.future is future), None)
             if running is None:
                 return  # it is done
             running.requests -= 1
-            if running.requests > 0 or not self._pool.withdraw(running.job):
+            if running.requests > 0 or not self._pool.withdraw_job(running.job):
                 return
             del self._running[running.key]
         future.set_exception(EngineError("no request waits for this grammar any more"))
@@ -135,15 +137,15 @@ class Grammars:
         first grammar will report them."""
         with self._lock:
             if self._warming is None and not self._closed:
-                self._warming = threading.Thread(target=self._warm, name="grammar-warming", daemon=True)
+                self._warming = threading.Thread(target=self._warm_up, name="grammar-warming", daemon=True)
                 self._warming.start()
 
-    def _warm(self) -> None:
+    def _warm_up(self) -> None:
         try:
             self._vocabulary.cut(b"a")
             token_orders(self._vocabulary)
             if not self._closed:
-                self._pool.library()
+                self._pool.get_compiler()
         except BaseException:
             log.exception("the grammar library could not be warmed up")
 
@@ -151,7 +153,7 @@ class Grammars:
         """Start filling the jobs' masks. No matcher may be in two jobs, or be used before `wait` has returned."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._config.threads + LATE, thread_name_prefix="grammar-masks")
-        return start(self._threads, self._config.threads, jobs, self.step_s)
+        return start_filling(self._threads, self._config.threads, jobs, self.step_s)
 
     @property
     def step_s(self) -> float:
@@ -214,7 +216,7 @@ class RefusedGrammars:
             self._entries.popitem(last=False)
 
 
-def digest(grammar: Grammar) -> bytes:
-    """A key, equal for grammars that compile to the same."""
-    bare = msgspec.structs.replace(grammar, after=None, opening_token_id=None, entry_token_id=None, close_in_time=False)
+def hash_grammar(grammar: Grammar) -> bytes:
+    """Return a key, equal for grammars that compile to the same."""
+    bare = Grammar(kind=grammar.kind, source=grammar.source, whitespace=grammar.whitespace)
     return hashlib.sha256(msgspec.msgpack.encode(bare)).digest()

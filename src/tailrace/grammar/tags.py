@@ -6,52 +6,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tailrace.extras import needs
-from tailrace.grammar.check import UnsupportedError, refuse
+from tailrace.base.extras import require_extra
+from tailrace.grammar.check import UnsupportedError, raise_grammar_error
 
 
-def normalized(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
-    """The tag in the newer form, with bounded white space in its JSON. Raises ParameterError if the older form is
-    incomplete."""
+def normalize_tag(tag: dict[str, Any], whitespace: int) -> dict[str, Any]:
+    """Return the tag in the newer form, with bounded white space in its JSON. Raises ParameterError if the older form
+    is incomplete."""
     if "format" not in tag:
-        tag = {"type": "structural_tag", "format": triggered(tag)}
-    for content in formats(tag["format"]):
+        tag = {"type": "structural_tag", "format": convert_older_tag(tag)}
+    for content in walk_formats(tag["format"]):
         if content.get("type") == "json_schema":
             content.setdefault("max_whitespace_cnt", max(1, whitespace))
     return tag
 
 
-def triggered(tag: dict[str, Any]) -> dict[str, Any]:
-    """The older form, {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as triggered tags."""
+def convert_older_tag(tag: dict[str, Any]) -> dict[str, Any]:
+    """Return the older form, {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as triggered tags."""
     tags = []
     for structure in tag["structures"]:
         if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
-            refuse('each of a structural tag\'s structures needs "begin", "schema" and "end"')
+            raise_grammar_error('each of a structural tag\'s structures needs "begin", "schema" and "end"')
         schema = structure.get("schema", structure.get("json_schema", {}))
         content = {"type": "json_schema", "json_schema": schema}
         tags.append({"type": "tag", "begin": structure["begin"], "content": content, "end": structure.get("end", "")})
     if not isinstance(triggers := tag.get("triggers"), list) or not triggers:
-        refuse("a structural tag needs one or more triggers")
+        raise_grammar_error("a structural tag needs one or more triggers")
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
-def formats(node: Any) -> Iterator[dict[str, Any]]:
-    """All formats within a format, itself included. Schemas contain none."""
+def walk_formats(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield all formats within a format, itself included. Schemas contain none."""
     if isinstance(node, list):
         for inner in node:
-            yield from formats(inner)
+            yield from walk_formats(inner)
     elif isinstance(node, dict):
         if "type" in node:
             yield node
         for key, inner in node.items():
             if key != "json_schema":
-                yield from formats(inner)
+                yield from walk_formats(inner)
 
 
 def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
     """Triggered tags around JSON as a grammar of llguidance. options: for each schema. Raises UnsupportedError for any
     other format."""
-    with needs("grammar"):
+    with require_extra("grammar"):
         from llguidance import StructTag
 
     form = tag["format"]
@@ -78,6 +78,6 @@ def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
     return StructTag.to_grammar(parts, assume_special=False)
 
 
-def schemas(tag: dict[str, Any]) -> list[dict[str, Any]]:
-    """The contents that have a schema; not copies."""
-    return [content for content in formats(tag["format"]) if isinstance(content.get("json_schema"), dict)]
+def list_schema_contents(tag: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the contents that have a schema; not copies."""
+    return [content for content in walk_formats(tag["format"]) if isinstance(content.get("json_schema"), dict)]

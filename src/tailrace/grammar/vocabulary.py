@@ -10,21 +10,19 @@ from typing import Any
 
 import msgspec
 
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 
-CLOSERS = b'"]}'  # what ends a JSON value
+CLOSERS = b'"]}'  # bytes that end a JSON value
 
 
 class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A model's tokens.
 
-    Attributes:
-        token_bytes: what each id below `vocab_size` spells; b"" for `special` ids and for rows that only pad the
-            logits.
-        special: ids that never spell text.
-        eos: the ids that end the output, ascending.
-        vocab_size: of the logits.
-        folder: of the tokenizer (tokenizer.json); "" for none: texts are then cut greedily.
+    - token_bytes: the bytes of each id below `vocab_size`. b"" for `special` ids and for rows that only pad the logits.
+    - special: ids that never spell text.
+    - eos: the ids that end the output, ascending.
+    - vocab_size: of the logits.
+    - folder: of the tokenizer (tokenizer.json); "": no tokenizer, so texts are cut greedily.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -57,20 +55,23 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
         return -(-self.vocab_size // 32)
 
     def cut(self, text: bytes) -> tuple[list[int], int]:
-        """The tokens of `text` up to its last whole character, as the tokenizer cuts it, and how many of them are final
-        whatever text comes after. Final are the tokens before the last part that the tokenizer splits off (mostly a
-        word)."""
+        """Return the tokens of `text` up to its last whole character, as the tokenizer cuts it, and how many of them
+        are final.
+
+        Final tokens stay the same whatever text follows: those before the last part that the tokenizer splits off
+        (mostly a word).
+        """
         whole = text.decode("utf-8", "ignore")
         if self._tokenizer is not None:
             cut = self._tokenizer.encode(whole, add_special_tokens=False)
             if b"".join(self.token_bytes[i] for i in cut.ids if i < self.vocab_size) == whole.encode():
                 last = cut.word_ids[-1] if cut.ids else None
                 return cut.ids, next((i for i, word in enumerate(cut.word_ids) if word == last), 0)
-        ids = self._greedy(whole.encode())
+        ids = self._tokenize_greedily(whole.encode())
         return ids, max(0, len(ids) - 1)
 
-    def _greedy(self, text: bytes) -> list[int]:
-        """Always the longest token that fits; stops where none does."""
+    def _tokenize_greedily(self, text: bytes) -> list[int]:
+        """Cut the text into the longest token that fits, again and again. Stop if no token fits."""
         ids, at = [], 0
         while at < len(text):
             lengths = range(min(self._longest, len(text) - at), 0, -1)
@@ -89,7 +90,7 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
         path = Path(self.folder) / "tokenizer.json"
         if not self.folder or not path.is_file():
             return None
-        with needs("text"):
+        with require_extra("text"):
             from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(path))

@@ -21,9 +21,9 @@ from typing import IO, TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.grammar.check import UnsupportedError, check
+from tailrace.grammar.check import UnsupportedError, check_grammar
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.options import Grammar
+from tailrace.request.options import Grammar
 
 if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
@@ -48,11 +48,14 @@ class WorkerHello(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What became of a grammar.
+    """The outcome of a grammar.
 
-    ready: the library is loaded, the time limit starts now. compiled: text is for GrammarCompiler.load, and making it
-    took `resident` bytes. big: text would exceed MAX_TEXT and is left out. unsupported, invalid: text says why. memory:
-    there was not enough, and this process ends. broken: an error of ours.
+    - ready: the library is loaded, and the time limit starts now.
+    - compiled: `text` is for GrammarCompiler.load. Making it took `resident` bytes.
+    - big: `text` would exceed MAX_TEXT and is left out.
+    - unsupported, invalid: `text` gives the reason.
+    - memory: the memory did not suffice, and this process ends.
+    - broken: an error of ours.
     """
 
     outcome: Literal["ready", "compiled", "big", "unsupported", "invalid", "memory", "broken"]
@@ -60,18 +63,18 @@ class Reply(msgspec.Struct, frozen=True):
     resident: int = 0
 
 
-def framed(message: msgspec.Struct) -> bytes:
+def frame_message(message: msgspec.Struct) -> bytes:
     data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
 
 
-def send(stream: IO[bytes], message: msgspec.Struct) -> None:
-    stream.write(framed(message))
+def send_message(stream: IO[bytes], message: msgspec.Struct) -> None:
+    stream.write(frame_message(message))
     stream.flush()
 
 
-def receive(stream: IO[bytes], kind: type[T]) -> T | None:
-    """The next message; None at the end."""
+def receive_message(stream: IO[bytes], kind: type[T]) -> T | None:
+    """Return the next message; None at the end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -87,36 +90,39 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK)
-    if (hello := receive(sys.stdin.buffer, WorkerHello)) is None:
+    if (hello := receive_message(sys.stdin.buffer, WorkerHello)) is None:
         return
     library = load_compiler(hello.vocabulary)
-    while (grammar := receive(sys.stdin.buffer, Grammar)) is not None:
-        send(answers, Reply("ready"))
-        reply = bounded(partial(compiled, library, grammar), hello)
-        send(answers, reply)
+    while (grammar := receive_message(sys.stdin.buffer, Grammar)) is not None:
+        send_message(answers, Reply("ready"))
+        reply = run_bounded(partial(compile_grammar, library, grammar), hello)
+        send_message(answers, reply)
         if reply.outcome in FINAL_OUTCOMES:
             return
 
 
 def die_with_parent() -> None:
-    """End with the parent (Linux only). The end of stdin is noticed only between grammars, and no process may go on
-    computing for an engine that is gone. The kernel kills this process when the thread that started it ends; that
-    thread normally closes it before. If the parent has ended already, stdin is closed."""
+    """End with the parent (Linux only).
+
+    The process notices the end of stdin only between grammars, and it must not compute for an engine that is gone. The
+    kernel kills it when the thread that started it ends; normally that thread closes it before. If the parent has ended
+    already, stdin is closed.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def load_compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    """Imported here because it takes time: up to a second, at the first call of a process."""
+    """Import and make the compiler. The import takes up to a second, so it happens at the first call of a process."""
     from tailrace.grammar.llguidance import GrammarCompiler
 
     return GrammarCompiler(vocabulary)
 
 
-def compiled(library: GrammarCompiler, grammar: Grammar) -> Reply:
-    before = memory("VmRSS")
+def compile_grammar(library: GrammarCompiler, grammar: Grammar) -> Reply:
+    before = read_memory_size("VmRSS")
     try:
-        check(grammar)
+        check_grammar(grammar)
         text = library.compile(grammar)
     except ParameterError as error:
         return Reply("invalid", str(error))
@@ -128,26 +134,28 @@ def compiled(library: GrammarCompiler, grammar: Grammar) -> Reply:
         return Reply("memory")
     except Exception as error:
         return Reply("broken", f"{type(error).__name__}: {error}")
-    size = max(len(text), memory("VmRSS") - before)
+    size = max(len(text), read_memory_size("VmRSS") - before)
     return Reply("compiled", text, size) if len(text) <= MAX_TEXT else Reply("big", "", size)
 
 
-def bounded(work: Callable[[], Reply], hello: WorkerHello) -> Reply:
+def run_bounded(work: Callable[[], Reply], hello: WorkerHello) -> Reply:
     """Run the work on a thread of its own, for its stack size, with bounded memory. The alarm's default action ends the
     process even inside a library."""
     replies: list[Reply] = []
     signal.setitimer(signal.ITIMER_REAL, hello.timeout_s + ORPHAN_S)
     thread = threading.Thread(target=lambda: replies.append(work()))
     thread.start()
-    resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + hello.memory_mib * MIB, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (read_memory_size("VmSize") + hello.memory_mib * MIB, resource.RLIM_INFINITY)
+    )
     thread.join()
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_REAL, 0)
     return replies[0] if replies else Reply("memory")
 
 
-def memory(name: str) -> int:
-    """Bytes of this process: VmSize, VmRSS."""
+def read_memory_size(name: str) -> int:
+    """Return a size of this process in bytes. name: VmSize or VmRSS."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

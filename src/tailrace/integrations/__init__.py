@@ -1,2 +1,2 @@
-"""tailrace inside engines that people already run: one package or file per engine. Each imports the engine lazily, and
-none is imported by the rest of tailrace."""
+"""tailrace inside other engines: one package or file per engine. Each imports its engine lazily, and the rest of
+tailrace imports none of them."""

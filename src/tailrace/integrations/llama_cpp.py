@@ -1,8 +1,8 @@
 """tailrace in llama-cpp-python: `llm(prompt, temperature=0, logits_processor=LogitsProcessorList([processor]))`.
 
-llama-cpp-python's processors come first in its chain of samplers, its grammar after them, and its own choice last. So
-the processor draws, and what it returns leaves a greedy choice nothing else to take. Knows nothing of llama.cpp's
-types: it gets an array of ids and one of scores.
+llama-cpp-python's chain of samplers has processors first, then its grammar, and its own choice last. So the processor
+draws, and its result leaves a greedy choice only one token. It knows nothing of llama.cpp's types: it gets an array of
+ids and one of scores.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import numpy as np
 import torch
 
 from tailrace import kernels
+from tailrace.kernels.constants import DRAW_STREAM
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
-from tailrace.sampling.reference import distribution
+from tailrace.sampling.reference import compute_distribution
 
-DRAW_STREAM = 0  # of the noise; csrc/draw.h
-BELOW = 1e4  # how far under the others tokens stand that were removed, where a grammar follows
+BELOW = 1e4  # distance of removed tokens below the others, if a grammar follows
 
 
 class TailraceLlamaProcessor:
-    """Scores become those of one token: 0 for the drawn one, −inf for the rest. Give `temperature=0` beside it, so that
+    """A processor that draws a token: its score becomes 0, all others −inf. Use it with `temperature=0`, so that
     llama.cpp adds no draw of its own. One object may serve several calls, one after the other.
 
     Args:
         params: all that `Slots.add` takes. `seed` makes the tokens repeatable; without one each call draws anew.
-        eos_token_ids: for min_tokens and the methods that look at EOS: `[llm.token_eos()]`.
+        eos_token_ids: for min_tokens and the methods that read EOS: `[llm.token_eos()]`.
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
-        grammar: a `grammar` is given beside it, which removes tokens after it. Then each token that may be drawn gets
-            its log-probability plus its noise, whose largest is an exact draw from whatever the grammar leaves
-            (Gumbel-max), and the others stand 10,000 below: where nothing else is left, the likeliest of them comes.
-            This walks the reference sampler, milliseconds per token.
+        grammar: set it if the call also has a `grammar`, which removes tokens afterwards. Then each token that may be
+            drawn gets its log-probability plus its noise. The largest score is an exact draw from the tokens that the
+            grammar leaves (Gumbel-max). All other tokens get a score about 10,000 lower. If the grammar leaves only
+            those, the likeliest of them comes. This uses the reference sampler and takes milliseconds per token.
 
     Raises:
-        ParameterError: (a ValueError) in the call, for what `Slots.add` refuses.
+        ParameterError: (a ValueError) in the call, for fields that `Slots.add` refuses.
     """
 
     def __init__(
@@ -54,12 +54,15 @@ class TailraceLlamaProcessor:
         self._key = 0
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """input_ids: whole numbers [T], the prompt and what followed. scores: float32 [V], perhaps a strided field of
-        records; not modified. Returns float32 [V]."""
-        slots, sampler = self._follow(input_ids, len(scores))
+        """Draw a token and return the scores that select it, float32 [V].
+
+        input_ids: whole numbers [T], the prompt and the output so far. scores: float32 [V], possibly a strided field of
+        records; not modified.
+        """
+        slots, sampler = self._follow_ids(input_ids, len(scores))
         logits = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float32))[None]
         if self.grammar:
-            return self._perturbed(logits[0], slots, len(input_ids))
+            return self._perturb_logits(logits[0], slots, len(input_ids))
         sampled = sampler(logits, Rows.plain([0], [0], [len(input_ids)]))
         drawn = int(sampled.token_ids[0, 0])
         if drawn < 0:
@@ -68,15 +71,15 @@ class TailraceLlamaProcessor:
         chosen[drawn] = 0.0
         return chosen
 
-    def _perturbed(self, logits: torch.Tensor, slots: Slots, position: int) -> np.ndarray:
-        kept = distribution(logits, slots[0])
+    def _perturb_logits(self, logits: torch.Tensor, slots: Slots, position: int) -> np.ndarray:
+        kept = compute_distribution(logits, slots[0])
         values = (logits - logits.max()).clamp(min=-BELOW / 2) - BELOW
         noise = 0.0 if self.params.greedy else kernels.gumbel(self._key, position, kept.ids, DRAW_STREAM)
         values[kept.ids] = (kept.logits.double().log_softmax(0) + noise).float()
         return values.numpy()
 
-    def _follow(self, input_ids: np.ndarray, vocab_size: int) -> tuple[Slots, Sampler]:
-        """The slot has these ids from now on. Another prompt begins anew."""
+    def _follow_ids(self, input_ids: np.ndarray, vocab_size: int) -> tuple[Slots, Sampler]:
+        """Update the slot to these ids. Another prompt starts a new sequence."""
         slots, sampler, seen = self._slots, self._sampler, self._seen
         again = slots is not None and len(input_ids) == len(seen) + 1 and np.array_equal(input_ids[:-1], seen)
         self._seen = np.array(input_ids)

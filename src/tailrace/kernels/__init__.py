@@ -1,11 +1,15 @@
-"""The arithmetic: tensors in, tensors out. One public function per operation; its docstring is the contract of every
-backend. `reference/` is the specification in obvious torch, `cpu/` calls the C++ kernels of csrc/.
+"""The arithmetic: tensors in, tensors out.
 
-Knows nothing of requests, models or text. Symbols: R rows, V vocabulary, T tokens, N sequences, M rows of a matrix
-product, Hq and Hkv query and KV heads, D head dimension.
+Each operation is one public function, whose docstring is the contract of every backend. `reference/` is the
+specification in obvious torch, `cpu/` calls the C++ kernels of csrc/, `gpu/` holds the Triton kernels.
 
-Invariance, where a contract says "row-invariant": the result for a row (token) is the same bits whatever the other rows
-are, however many there are, and however many threads run. (More than 300 lines: the contracts of all operations.)
+This folder knows nothing of requests, models or text. Symbols: R rows, V vocabulary, T tokens, N sequences, M rows of a
+matrix product, Hq and Hkv query and KV heads, D head dimension.
+
+"Row-invariant" in a contract means: the result for a row (token) has the same bits whatever the other rows are. It
+depends neither on the number of rows nor on the number of threads.
+
+(More than 300 lines: the contracts of all operations.)
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ __all__ = [
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest entry of each row; of equal ones (−0 equals +0) the smallest id. Row-invariant, exact.
+    """Return the id of the largest entry of each row; of equal ones (−0 equals +0) the smallest id. Row-invariant,
+    exact.
 
     Args:
         logits: [R, V], bf16, f16 or f32, rows may be strided, entries of a row contiguous. Not modified.
@@ -61,18 +66,24 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Weights [N, K] (bf16 or f32, on a GPU f16 too; bias [N]) in the order `linear` streams them; the original may be
-    freed."""
+    """Return weights [N, K] in the order in which `linear` streams them. The original may be freed.
+
+    Args:
+        weight: bf16 or f32; on a GPU f16 too. bias: [N].
+    """
     return choose("pack_linear", weight.device.type, weight.dtype)(weight, bias)
 
 
 def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor | None = None) -> Any:
-    """Weights [N, K] in the blocks of a GGUF file, in the order `linear` streams them; the original may be freed.
+    """Return weights [N, K], given in the blocks of a GGUF file, in the order in which `linear` streams them.
+
+    The original may be freed.
 
     Args:
-        raw: the file's bytes, uint8 [N, bytes of a row]. ggml_type: GGUF's number of the blocks' type: Q8_0, Q4_0,
-            Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS or MXFP4.
-        k: inputs. bias: [N], in the dtype of x.
+        raw: the file's bytes, uint8 [N, bytes of a row].
+        ggml_type: GGUF's number of the blocks' type: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL,
+            IQ4_XS or MXFP4.
+        k: the number of inputs. bias: [N], in the dtype of x.
 
     Raises:
         ValueError: there is no kernel for the type, a shape does not fit, or a scale is not finite.
@@ -81,12 +92,13 @@ def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor
 
 
 def joined(parts: list[Any]) -> list[Any]:
-    """Packed quantised weights whose outputs stand side by side, as fewer of them where their type is the same."""
+    """Return the same outputs as these packed quantised weights, side by side. Neighbours of one type may become
+    one."""
     return choose("joined", "cpu", torch.bfloat16)(parts)
 
 
 def quantized_rows(packed: Any, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows `ids` [...] of packed quantised weights, widened → [..., K]: the float32 of gguf.dequantize, rounded once.
+    """Return rows `ids` [...] of packed quantised weights as numbers [..., K]: gguf.dequantize's float32, rounded once.
 
     Raises:
         ValueError: an id is not in [0, N), or dtype is not bf16 or f32.
@@ -95,7 +107,7 @@ def quantized_rows(packed: Any, ids: torch.Tensor, dtype: torch.dtype) -> torch.
 
 
 def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
-    """x Wᵀ + b for x [..., K] → [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant.
+    """Return x Wᵀ + b for x [..., K]: [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant.
 
     With quantised weights, x is rounded first: per row and 32 inputs to integers of at most 127 (docs/quantized.md).
     """
@@ -103,11 +115,12 @@ def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
 
 
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Products of pairs: a [B, M, K] · b [B, K, N] → [B, M, N]; fp32 accumulation, rounded once. Row-invariant on a
-    GPU: in M and in B.
+    """Multiply pairs of matrices: a [B, M, K] · b [B, K, N] → [B, M, N]; fp32 accumulation, rounded once.
+
+    On a GPU the result is row-invariant, in M and in B.
 
     Raises:
-        ValueError: on a GPU, dtypes differ or are none of bf16, f16 and f32; shapes do not fit.
+        ValueError: on a GPU, shapes do not fit, or dtypes differ or are none of bf16, f16 and f32.
     """
     return choose("bmm", a.device.type, a.dtype)(a, b)
 
@@ -115,25 +128,28 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def grouped_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor
 ) -> torch.Tensor:
-    """A linear layer per group of rows, such as an expert's; fp32 accumulation, rounded once. Row-invariant on a GPU,
-    where the host does not wait for `starts`.
+    """Apply a linear layer per group of rows, such as an expert's; fp32 accumulation, rounded once.
+
+    On a GPU the result is row-invariant, and the host does not wait for `starts`.
 
     Args:
-        x: [S, K], sorted by group. weight: [E, N, K], bias: [E, N] or None, of the same dtype.
-        starts: int64 [E + 1], ascending: group g has the rows starts[g] … starts[g + 1] − 1.
+        x: [S, K], sorted by group. weight: [E, N, K]. bias: [E, N] or None. All have one dtype.
+        starts: int64 [E + 1], ascending. Group g has the rows starts[g] … starts[g + 1] − 1.
 
     Returns:
-        [S, N]; 0 in rows of no group.
+        [S, N]; rows of no group are 0.
 
     Raises:
-        ValueError: on a GPU, dtypes differ or are none of bf16, f16 and f32; shapes do not fit.
+        ValueError: on a GPU, shapes do not fit, or dtypes differ or are none of bf16, f16 and f32.
     """
     return choose("grouped_linear", x.device.type, x.dtype)(x, weight, bias, starts)
 
 
 def sum_rows(x: torch.Tensor, divisor: float = 1.0, squared: bool = False) -> torch.Tensor:
-    """Σ x / divisor over the last dimension, or Σ x² / divisor: [..., dim] → [...] in x's dtype (a float's), fp32
-    inside. Row-invariant on a GPU."""
+    """Return Σ x / divisor over the last dimension, or Σ x² / divisor: [..., dim] → [...] in x's floating dtype.
+
+    Sums are taken in fp32. Row-invariant on a GPU.
+    """
     return choose("sum_rows", x.device.type, x.dtype)(x, divisor, squared)
 
 
@@ -145,8 +161,10 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> KVCache:
-    """One layer's KV cache, contents undefined. block_size must be a multiple of 16; the layout is the backend's own
-    business. head_dim: of keys and of values, where they differ."""
+    """Return one layer's KV cache, contents undefined. The backend decides the layout.
+
+    block_size must be a multiple of 16. head_dim: of keys and of values, as a pair where they differ.
+    """
     device = torch.device(device)
     dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
     return choose("make_cache", device.type, dtype)(num_blocks, heads, block_size, dims, dtype, device)
@@ -160,16 +178,20 @@ def make_quantized_cache(
     dtype: torch.dtype,
     code: torch.dtype,
 ) -> KVCache:
-    """The same, on the CPU, of keys and values in eight bits: `store_kv` makes codes of a token's head by itself and
-    keeps their scale, the largest magnitude over the largest code; `paged_attention` reads codes times scale.
+    """Return one layer's KV cache of eight-bit codes, on the CPU; contents undefined.
 
-    dtype: of the keys and values that are given, and of queries: bf16 or f32. code: torch.int8, of −127 … 127: an error
-    of at most half a scale and the rounding of 2⁻²²; or torch.float8_e4m3fn, up to 448: at most 1/16 of the number, or
-    2⁻¹⁰ of the scale (arXiv 2209.05433). Numbers all below 2⁻¹⁰⁰ become zeros. NaN or infinity make the token's scale
-    NaN, and so the attention of whoever sees the token.
+    `store_kv` encodes each token and head by itself. It keeps their scale: the largest magnitude over the largest code.
+    `paged_attention` reads codes times scale. Numbers that are all below 2⁻¹⁰⁰ become zeros. NaN or infinity make the
+    token's scale NaN, and so the attention of every token that sees it.
+
+    Args:
+        dtype: of the given keys and values, and of queries: bf16 or f32.
+        code: torch.int8 has codes −127 … 127 and an error of at most half a scale plus the rounding of 2⁻²².
+            torch.float8_e4m3fn has codes up to 448 and an error of at most 1/16 of the number, or 2⁻¹⁰ of the scale
+            (arXiv 2209.05433).
 
     Raises:
-        ValueError: code is another one; or as in `make_cache`.
+        ValueError: `code` is another dtype; or as in `make_cache`.
     """
     if code not in (torch.int8, torch.float8_e4m3fn):
         raise ValueError(f"codes of a KV cache must be torch.int8 or torch.float8_e4m3fn, got {code}")
@@ -178,8 +200,9 @@ def make_quantized_cache(
 
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write keys [T, Hkv, D] and values [T, Hkv, Dv] where slots int64 [T] (block · block_size + offset) say; nothing
-    else changes.
+    """Write keys [T, Hkv, D] and values [T, Hkv, Dv] to slots, int64 [T] (block · block_size + offset).
+
+    Nothing else changes.
 
     On a GPU a token whose slot lies outside the cache is skipped: −1 stands for padding.
 
@@ -203,29 +226,32 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Causal attention of a flat bag of query tokens over the paged cache; decodes and prefill chunks in one call.
-    (More than six parameters: five tensors, and what models differ in.)
+    """Compute causal attention of a flat bag of query tokens over the paged cache, decodes and prefill chunks in one
+    call.
 
-    The tokens of sequence i are query_start[i] … query_start[i + 1] − 1 and are the last of its kv_len[i] positions;
-    their keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation. On a
-    GPU every sequence has a token at least, and one with kv_len 0, which is padding, gets zeros.
+    The tokens of sequence i are query_start[i] … query_start[i + 1] − 1. They are the last of its kv_len[i] positions,
+    and their keys and values are in the cache already. Query head h reads KV head h // (Hq / Hkv). fp32 accumulation.
+    On a GPU every sequence must have a token; a sequence with kv_len 0 is padding and gets zeros.
+
+    (More than six parameters: five tensors, and the options in which models differ.)
 
     Args:
-        query: [T, Hq, D]. cache: of one layer. block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32
-            [N].
-        scale: multiplies the scores. window: each token sees so many positions, itself included; 0 is all.
-        softcap: scores become softcap · tanh(score / softcap); 0 is off.
-        chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4); 0 is all.
-        sinks: float32 [Hq]: a score per head that has a share of the softmax and no value (gpt-oss, arXiv 2309.17453).
-        batch_invariant: on a GPU, as on the CPU; slower for more than 8 tokens a sequence.
+        query: [T, Hq, D]. cache: of one layer.
+        block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32 [N].
+        scale: multiplies the scores.
+        window: number of positions that each token sees, itself included; 0: all.
+        softcap: scores become softcap · tanh(score / softcap); 0: off.
+        chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4); 0: all.
+        sinks: float32 [Hq], a score per head that has a share of the softmax and no value (gpt-oss, arXiv 2309.17453).
+        batch_invariant: make the result on a GPU row-invariant too; slower for more than 8 tokens a sequence.
 
     Returns:
-        [T, Hq, Dv] in query's dtype. Row-invariant on the CPU, also under any chunking of a prefill; on a GPU if asked,
-        and otherwise for up to 8 tokens a sequence.
+        [T, Hq, Dv] in query's dtype. On the CPU it is row-invariant, also under any chunking of a prefill. On a GPU it
+        is row-invariant with `batch_invariant`, and otherwise for sequences of up to 8 tokens.
 
     Raises:
-        ValueError: on the CPU, a table names a block outside the cache, kv_len does not fit its table, query_start does
-            not run from 0 to T; or shapes and dtypes do not fit.
+        ValueError: shapes and dtypes do not fit. On the CPU also: a table names a block outside the cache, kv_len does
+            not fit its table, or query_start does not run from 0 to T.
     """
     options = AttentionOptions(scale, window, softcap, chunk, sinks, batch_invariant)
     return choose("paged_attention", query.device.type, query.dtype)(
@@ -234,82 +260,92 @@ def paged_attention(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
-    """x / √(mean(x²) + eps) · weight over the last dimension; fp32 inside. The normalised x is rounded before the
-    product, as in Llama; `plus_one` multiplies by 1 + weight in fp32 and rounds once, as in Gemma (arXiv 1910.07467).
-    Row-invariant."""
+    """Return x / √(mean(x²) + eps) · weight over the last dimension; fp32 inside. Row-invariant.
+
+    The normalised x is rounded before the product, as in Llama. With `plus_one` it is multiplied by 1 + weight in fp32
+    and rounded once, as in Gemma (arXiv 1910.07467).
+    """
     return choose("rms_norm", x.device.type, x.dtype)(x, weight, eps, plus_one)
 
 
 def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += delta in place, both contiguous [..., dim]; returns rms_norm(residual, weight, eps)."""
+    """Add delta to residual in place, both contiguous [..., dim]; return rms_norm(residual, weight, eps)."""
     return choose("add_rms_norm", residual.device.type, residual.dtype)(residual, delta, weight, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary position embedding in place: x [T, H, D] (tokens may be strided), cos and sin [T, rotary ≤ D] in x's
-    dtype, the "rotate half" convention (arXiv 2104.09864). Row-invariant."""
+    """Apply rotary position embedding in place, in the "rotate half" convention (arXiv 2104.09864). Row-invariant.
+
+    x: [T, H, D], tokens may be strided. cos, sin: [T, rotary ≤ D] in x's dtype.
+    """
     choose("rotary", x.device.type, x.dtype)(x, cos, sin)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for [..., 2·dim] holding gate then up → [..., dim]. Row-invariant."""
+    """Return silu(gate) · up: [..., 2·dim], gate then up → [..., dim]. Row-invariant."""
     return choose("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
 
 
 def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10 (Salmon et al., SC 2011). key: int64, 64 bits; counter: four int64 of 32 bits each; all broadcast.
-    Returns four int64 tensors of 32 random bits each. Exact, the same bits on every backend."""
+    """Compute Philox4x32-10 (Salmon et al., SC 2011); the same bits on every backend.
+
+    key: int64, 64 bits. counter: four int64 tensors of 32 bits each. All are broadcast. Returns four int64 tensors of
+    32 random bits each.
+    """
     return choose("philox", key.device.type, torch.int64)(key, counter)
 
 
 def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> torch.Tensor:
-    """Standard Gumbel noise of one row, float32 [n], a function of (key, position, token id, stream) alone.
+    """Return standard Gumbel noise of one row, float32 [n], a function of (key, position, token id, stream) alone.
 
-    At least 32 random bits each, 40 where the noise is large, so that a token of probability 1e-10 still wins as
-    often as it should; finite: −3.2 … 28.5. Backends share the bits; their logarithms may differ in the last place.
-    kernels/reference/noise.py says how a bound of the noise is known before the noise.
+    Each number has at least 32 random bits, and 40 where the noise is large: a token of probability 1e-10 still wins as
+    often as it should. The noise is finite: −3.2 … 28.5. Backends share the bits; their logarithms may differ in the
+    last place. kernels/reference/noise.py explains how the noise can be bounded before it is computed.
 
     Args:
-        key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1. stream: 0 … 2^32 − 1; independent
-            noise.
+        key: 64-bit seed. position: 0 … 2^63 − 1. token_ids: int64 [n], 0 … 2^32 − 1.
+        stream: 0 … 2^32 − 1; streams are independent.
     """
     return choose("gumbel", token_ids.device.type, torch.int64)(key, position, token_ids, stream)
 
 
 def words(key: int, position: int, stream: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """32 random bits per token id, int64 [n], a function of (key, position, stream, token id) alone; the same on every
-    backend."""
+    """Return 32 random bits per token id, int64 [n], a function of (key, position, stream, token id) alone.
+
+    The bits are the same on every backend.
+    """
     return choose("words", token_ids.device.type, torch.int64)(key, position, stream, token_ids)
 
 
 def uniform(key: int, position: int, stream: int) -> float:
-    """One number of 53 bits in (0, 1), a function of (key, position, stream) alone; the same on every backend."""
+    """Return one number of 53 bits in (0, 1), a function of (key, position, stream) alone; the same on every
+    backend."""
     return choose("uniform", "cpu", torch.int64)(key, position, stream)
 
 
 def sample_head(
     hidden: torch.Tensor, weight: torch.Tensor, key: torch.Tensor, position: torch.Tensor, temperature: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output projection and draw in one, for rows with nothing but a temperature: on a GPU logits are never written to
-    memory.
+    """Project the hidden states to logits and draw a token per row, for rows with nothing but a temperature.
 
-    The token is the argmax of l / T + Gumbel noise in double, the same noise as everywhere; with T = 0 the likeliest;
-    of equal ones the smaller id. l is rounded to the dtype of `hidden`, as logits are. Exact Gumbel-max (Maddison et
-    al., arXiv 1411.0030) over tiles, as FlashSampling (arXiv 2603.15854) has it; against drawing from written logits
-    only ties within their rounding may differ.
+    On a GPU the logits are never written to memory. The token is the argmax of l / T + Gumbel noise in double; with T =
+    0 it is the likeliest token. Of equal ones the smaller id wins. The noise is that of `gumbel`. l is rounded to the
+    dtype of `hidden`, as written logits are. This is exact Gumbel-max (Maddison et al., arXiv 1411.0030) over tiles, as
+    in FlashSampling (arXiv 2603.15854). Compared with a draw from written logits, only ties within their rounding may
+    differ.
 
     Args:
-        hidden: [R, H], normed; weight: [V, H], of the same dtype (bf16, f16, f32), entries of a row contiguous.
+        hidden: [R, H], normed. weight: [V, H]. Both have one dtype (bf16, f16, f32); entries of a row are contiguous.
         key, position: int64 [R]. temperature: float64 [R], at least 0; not checked.
 
     Returns:
-        As `argmax`.
+        As `argmax` does.
     """
     return choose("sample_head", hidden.device.type, hidden.dtype)(hidden, weight, key, position, temperature)
 
 
 def set_num_threads(threads: int) -> None:
-    """Threads of the C++ kernels, the calling one included."""
+    """Set the number of threads of the C++ kernels, the calling one included. ValueError: it is less than 1."""
     from tailrace.kernels import cpu
 
     if threads < 1:

@@ -1,4 +1,4 @@
-"""How one layer's attention makes its weights: what `kernels.paged_attention` is told beside tensors and lengths."""
+"""The options of one layer's attention: what `kernels.paged_attention` takes besides tensors and lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """See `kernels.paged_attention`, which has the same names.
+    """The options of `kernels.paged_attention`, under the names of its parameters.
 
     Raises:
         ValueError: window or chunk is negative.
@@ -28,7 +28,7 @@ class AttentionOptions:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def check_sinks(self, heads: int, device: torch.device) -> torch.Tensor | None:
-        """The sinks as the kernels read them.
+        """Return the sinks as the kernels read them, or None.
 
         Raises:
             ValueError: they are not float32 [heads], contiguous, on this device.

@@ -1,5 +1,5 @@
-"""One layer's block-paged KV memory: tensors with a dimension that is the block. The rest of the layout belongs to the
-backend that made them."""
+"""One layer's block-paged KV memory: tensors whose first dimension is the block. The backend that makes them decides
+the rest of their layout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """keys, values: [blocks, …]; heads, block_size, head_dim (of keys), value_dim: what a block holds.
+    """One layer's KV cache.
 
-    scales: float32 [2, blocks, heads, block_size] where keys and values are codes of int8 or float8_e4m3fn, each times
-    the scale of its position and head (kernels.make_quantized_cache); else None. number: the dtype of the numbers that
-    the codes stand for.
+    - keys, values: [blocks, …].
+    - heads, block_size, head_dim (of keys), value_dim: the shape of a block.
+    - scales: None, or float32 [2, blocks, heads, block_size] for keys and values in codes of int8 or float8_e4m3fn. A
+      number is its code times the scale of its position and head (kernels.make_quantized_cache).
+    - number: the dtype of the numbers that codes stand for; None without codes.
     """
 
     keys: torch.Tensor
@@ -28,11 +30,11 @@ class KVCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values as they are given, and of queries."""
+        """The dtype of given keys and values, and of queries."""
         return self.number or self.keys.dtype
 
     def copy_blocks(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy whole blocks: target[i] becomes source[i]. Both int64 [n]; no block is in both."""
+        """Copy whole blocks: target[i] becomes source[i]. Both are int64 [n]; no block is in both."""
         for part in (self.keys, self.values):
             part = part.view(torch.uint8) if part.dtype.itemsize == 1 else part  # torch can't index float8
             part[target] = part[source]
@@ -47,7 +49,7 @@ def check_attention(
     query_start: torch.Tensor,
     kv_len: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless these fit one another, see kernels.paged_attention."""
+    """Raise ValueError unless these tensors fit one another; see kernels.paged_attention."""
     _, heads, dim = query.shape
     if dim != cache.head_dim or heads % cache.heads or query.dtype != cache.dtype:
         raise ValueError(

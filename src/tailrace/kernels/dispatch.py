@@ -1,7 +1,7 @@
-"""Operation × backend → function, as one table of modules; each function is resolved once.
+"""Operation × backend → function, as one table of modules. Each function is resolved once.
 
-A backend that is asked for by name and does not have the operation is an error. Without a name the device and dtype
-choose: the first backend of `PREFERENCE` that has the operation for them.
+A backend that is requested by name must have the operation; otherwise ConfigError is raised. Without a name, the device
+and dtype decide: the first backend of `PREFERENCE` that has the operation for them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 
 from tailrace.errors import ConfigError
 
-REFERENCE = frozenset({"reference"})  # which has every operation on tensors
+REFERENCE = frozenset({"reference"})  # it has every operation on tensors
 ON_CPU, ON_GPU = REFERENCE | {"cpu"}, REFERENCE | {"gpu"}
 ALL = ON_CPU | ON_GPU
-ONLY_CPU = frozenset({"cpu"})  # formats of files: their reference is the package gguf, in the tests
+ONLY_CPU = frozenset({"cpu"})  # formats of files; tests compare with the package gguf
 BACKENDS = ("reference", "cpu", "gpu")
 
-# operation → the module that holds it, of the same name in the folder of every backend that has it
+# operation → its module, which has the same name in the folder of every backend, and the backends that have it
 OPERATIONS: dict[str, tuple[str, frozenset[str]]] = {
     "argmax": ("argmax", ALL),
     "pack_linear": ("linear", ALL),
@@ -48,14 +48,14 @@ OPERATIONS: dict[str, tuple[str, frozenset[str]]] = {
 }
 
 PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("gpu", "reference")}
-DTYPES: dict[str, frozenset[torch.dtype]] = {  # of the C++ kernels; argmax reads float16 too and checks for itself
+DTYPES: dict[str, frozenset[torch.dtype]] = {  # of the C++ kernels; argmax also reads float16 and checks for itself
     "cpu": frozenset({torch.bfloat16, torch.float32, torch.int64}),
 }
 
 
 @cache
 def find(operation: str, backend: str) -> Callable[..., Any]:
-    """The function of `operation` in `backend`.
+    """Return the function of `operation` in `backend`.
 
     Raises:
         ConfigError: the backend is unknown or lacks the operation.
@@ -70,7 +70,7 @@ def find(operation: str, backend: str) -> Callable[..., Any]:
 
 @cache
 def choose(operation: str, device: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The preferred function for tensors of this device type and dtype."""
+    """Return the preferred function for tensors of this device type and dtype. ConfigError: no backend has one."""
     for backend in PREFERENCE.get(device, ("reference",)):
         if backend in OPERATIONS[operation][1] and dtype in DTYPES.get(backend, frozenset({dtype})):
             return find(operation, backend)

@@ -1,10 +1,9 @@
-"""What slots ask of a step and which rows a step has, whichever backend samples: `SlotNeeds` and `StepRows` of
-csrc/sample.h, checked there."""
+"""The needs of slots and the rows of a step, for every sampling backend: `SlotNeeds` and `StepRows` of
+csrc/sample/sample.h. csrc/sample/check.cpp checks them."""
 
 from __future__ import annotations
 
 import ctypes
-import re
 from typing import TypeVar
 
 import numpy as np
@@ -12,17 +11,24 @@ import torch
 
 from tailrace import _cpu
 from tailrace.errors import ParameterError
+from tailrace.kernels.constants import (
+    COSTLY,
+    ENTROPY,
+    GREEDY,
+    PROCESSED,
+    REPORTED,
+    STATEFUL,
+    SURVIVORS,
+    TAKEN,
+    UNSUPPORTED,
+)
 from tailrace.kernels.program import STAGES, Program
 from tailrace.kernels.proposals import shown
 from tailrace.kernels.rows import Rows
 
-# of a program: csrc/program.h
-GREEDY, PROCESSED, ENTROPY, TAKEN, UNSUPPORTED, REPORTED, STATEFUL, COSTLY, SURVIVORS = (1 << bit for bit in range(9))
-FIELD = re.compile(r"(?:the )?(\w+)")  # that a complaint of csrc/sample.cpp begins with
-
 
 def flags_of(program: Program) -> int:
-    """The flags of a slot that holds this program."""
+    """Return the flags of a slot that holds this program."""
     return (
         TAKEN
         | GREEDY * program.greedy
@@ -37,8 +43,8 @@ def flags_of(program: Program) -> int:
 
 
 class SlotNeeds:
-    """By slot: int32 [S, 2], how many alternatives are reported (−1: no logprobs), and the flags of its program (0: it
-    is empty)."""
+    """A table of slots, int32 [S, 2]: how many alternatives are reported (−1: no logprobs), and the flags of the
+    program (0: the slot is empty)."""
 
     def __init__(self, table: np.ndarray) -> None:
         self.table = table
@@ -46,15 +52,15 @@ class SlotNeeds:
 
     @staticmethod
     def of(num_slots: int) -> SlotNeeds:
-        """Of empty slots."""
+        """Return the table of empty slots."""
         return SlotNeeds(np.zeros((num_slots, 2), dtype=np.int32))
 
     def write(self, slot: int, program: Program) -> None:
-        """The slot is taken."""
+        """Store the needs of a slot's program. The slot is then taken."""
         self.table[slot] = -1 if program.logprobs is None else program.logprobs, flags_of(program)
 
     def clear(self, slot: int) -> None:
-        """The slot is empty."""
+        """Empty the slot."""
         self.table[slot] = 0
 
 
@@ -76,10 +82,11 @@ RecordT = TypeVar("RecordT", bound=RowsRecord)
 
 
 def check_rows(logits: torch.Tensor, rows: Rows, needs: SlotNeeds) -> RowsRecord:
-    """What the slots of a step's rows ask for together: `flags`, and `top`, the most alternatives that one reports.
+    """Return a record with the needs of all slots in a step: the union of their `flags`, and `top`, the most
+    alternatives.
 
     Args:
-        logits: [L, V], of which nothing but the shape is looked at.
+        logits: [L, V]; only the shape is read.
 
     Raises:
         ParameterError: shapes or dtypes do not fit; a slot is empty; a source, position, draft or mask is out of range.
@@ -88,7 +95,7 @@ def check_rows(logits: torch.Tensor, rows: Rows, needs: SlotNeeds) -> RowsRecord
 
 
 def filled(record: RecordT, logits: torch.Tensor, rows: Rows, needs: SlotNeeds) -> RecordT:
-    """The record of these rows. `rows` and `needs` must outlive it.
+    """Fill in and return the record of these rows. `rows` and `needs` must outlive it.
 
     Raises:
         ParameterError: see `check_rows`.
@@ -107,14 +114,13 @@ def filled(record: RecordT, logits: torch.Tensor, rows: Rows, needs: SlotNeeds) 
         record.companion, record.scale = guidance.companion.data_ptr(), guidance.scale.data_ptr()
     try:
         _cpu.check(ctypes.addressof(record))
-    except ValueError as error:
-        named = FIELD.match(str(error))
-        raise ParameterError(str(error), named and named[1]) from None
+    except _cpu.FieldError as error:
+        raise ParameterError(str(error), error.field) from None
     return record
 
 
 def check_shapes(rows: Rows, vocab: int) -> None:
-    """Raise ParameterError unless the rows' columns are as long as they must be."""
+    """Raise ParameterError unless the rows' columns have the right lengths."""
     count, n, width = rows.num_rows, rows.num_requests, rows.width
     if n < 0 or not rows.source.numel() == rows.position.numel() == rows.draft.numel() == count:
         raise ParameterError(
@@ -131,7 +137,7 @@ def check_shapes(rows: Rows, vocab: int) -> None:
 
 
 def check_masks(mask: torch.Tensor, masks: torch.Tensor | None, count: int, vocab: int) -> None:
-    """Raise ParameterError unless each row has a place, and the masks are of this vocabulary; the numbers in `mask` are
+    """Raise ParameterError unless each row has a place, and the masks have this vocabulary. The numbers in `mask` are
     checked later."""
     if (
         not isinstance(mask, torch.Tensor)

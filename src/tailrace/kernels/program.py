@@ -1,5 +1,7 @@
-"""What a sampling program is made of: edits of single entries, and stages over what survives. Plain data, read by every
-backend; sampling/methods makes it from a request's parameters, the backends give it its meaning.
+"""The parts of a sampling program: edits of single entries, and stages over the tokens that survive.
+
+They are plain data that every backend reads. sampling/methods makes a program from a request's parameters; the backends
+carry it out.
 """
 
 from __future__ import annotations
@@ -17,21 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Tokens whose bit is 0 become −inf. words: uint32 [⌈V / 32⌉], bit i of word i // 32 stands for token i."""
+    """An edit that sets tokens whose bit is 0 to −inf. words: uint32 [⌈V / 32⌉]; bit i of word i // 32 stands for token
+    i.
+    """
 
     words: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """These become −inf. ids: uint32 [n], ascending, distinct."""
+    """An edit that sets tokens to −inf. ids: uint32 [n], ascending, distinct."""
 
     ids: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """values float32 [n] are added to the logits of ids uint32 [n], ascending, distinct."""
+    """An edit that adds values, float32 [n], to the logits of ids, uint32 [n], ascending, distinct."""
 
     ids: np.ndarray
     values: np.ndarray
@@ -39,9 +43,11 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """For each token of `counts`: if it was repeated, l > 0 ? l / repetition : l · repetition; then, if it counts c > 0
-    times, l −= frequency · c + presence. float32, each operation rounded on its own. fixed: the counts don't grow with
-    the sequence."""
+    """An edit that penalises the tokens of `counts`, in float32; each operation is rounded on its own.
+
+    If a token was repeated, its logit l becomes l / repetition for l > 0, else l · repetition. If it then counts c > 0
+    times, frequency · c + presence is subtracted. fixed: the counts don't grow with the sequence.
+    """
 
     counts: Counts
     repetition: float
@@ -52,8 +58,8 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The logits of ids uint32 [n], ascending, distinct, become l + |l| · factor; float32, each operation rounded on
-    its own."""
+    """An edit that turns the logits l of ids, uint32 [n], ascending, distinct, into l + |l| · factor. float32, each
+    operation is rounded on its own."""
 
     ids: np.ndarray
     factor: float
@@ -61,8 +67,11 @@ class Lift:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Any function of the whole row, float32 [V], that changes it in place or returns another one in its place. No
-    kernel has it: such a row falls back to the reference sampler."""
+    """An edit by any function of the whole row, float32 [V]. The function changes the row in place or returns another
+    one.
+
+    No kernel supports it: such a row falls back to the reference sampler.
+    """
 
     apply: Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -96,17 +105,19 @@ Needs = Literal["nothing", "depth", "mass", "squares", "moments", "everything"]
 
 @dataclass(frozen=True, slots=True)
 class StageInfo:
-    """What is known of a kind of stage. needs: of the row before it can decide; csrc/program.h says what each means.
-    on_gpu: the GPU's kernels have it; where they don't, rows that ask for it fall back. slow: it may take milliseconds,
-    where much is left."""
+    """The properties of a kind of stage.
+
+    needs: what the stage must know of the row before it can decide; csrc/sample/program.h explains each.
+    on_gpu: the GPU's kernels have the stage. Without it, rows that ask for the stage fall back.
+    slow: the stage may take milliseconds if many tokens are left."""
 
     needs: Needs
     on_gpu: bool = True
     slow: bool = False
 
 
-# In the order of their numbers. csrc/program.h has the same kinds and needs, kernels/gpu/refine.py the same numbers;
-# both are compared with this table when they are loaded.
+# In the order of their numbers. csrc/sample/program.h has the same kinds and needs, kernels/gpu/refine.py the same
+# numbers. Both are compared with this table when they are loaded.
 STAGES: dict[StageKind, StageInfo] = {
     "temperature": StageInfo("nothing"),
     "dynamic_temperature": StageInfo("everything"),
@@ -130,14 +141,17 @@ STAGES: dict[StageKind, StageInfo] = {
     "tournament": StageInfo("everything", on_gpu=False, slow=True),
 }
 STAGE_NUMBERS: dict[StageKind, int] = {kind: number for number, kind in enumerate(STAGES)}
-MAX_EDITS, MAX_STAGES = 16, 32  # of a program; csrc/program.h
+MAX_EDITS, MAX_STAGES = 16, 32  # per program; csrc/sample/program.h
 
 
 @dataclass(frozen=True, slots=True)
 class Tournament:
-    """Of SynthID (sampling/watermark.py): `depth` layers, whose bits are keyed by the last `context` tokens; unmarked
-    where those stand somewhere within the `recent` places before, too. keys, table: in transformers' scheme int64
-    [depth], and the sampling table, uint8; else `key` decides."""
+    """The tournament of SynthID (sampling/watermark.py): `depth` layers, whose bits are keyed by the last `context`
+    tokens.
+
+    A token is not marked if the same context also occurs within the `recent` places before. keys, table: int64 [depth]
+    and the sampling table, uint8, in transformers' scheme; otherwise `key` decides.
+    """
 
     depth: int
     context: int
@@ -149,7 +163,7 @@ class Tournament:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One refinement: its kind and its knobs, as csrc/refine.cpp and the files beside it read them."""
+    """One refinement: its kind and its parameters, as csrc/sample/refine.cpp and the files next to it read them."""
 
     kind: StageKind
     k: int = 0
@@ -161,14 +175,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What stays the same as long as a slot's request does.
+    """The parts of a request's sampling that stay the same while the request has its slot.
 
-    stages: in the request's order. exempt: uint32 ids that XTC never removes. logprobs: how many alternatives are
-    reported; None: no logprobs. processed: of the distribution really drawn from. entropy: it is reported. unsupported:
-    no kernels have all that the request asks for: its rows fall back to the reference sampler. stateful: a stage has a
-    state (`Programs.write_state`), which follows what is drawn. counts: gets
-    (repeated, counted) for each draft while the drafts after it are verified. said: gets the draft itself. survivors:
-    the ids that are left at the end are reported.
+    - stages: in the request's order.
+    - exempt: uint32 ids that XTC never removes.
+    - logprobs: how many alternatives are reported; None: no logprobs.
+    - processed: logprobs describe the distribution that tokens are drawn from.
+    - entropy: the entropy is reported.
+    - unsupported: no kernels have all that the request needs. Its rows fall back to the reference sampler.
+    - stateful: a stage has a state (`Programs.write_state`) that follows the drawn tokens.
+    - counts: gets `weights` (repeated, counted) for each draft while the drafts after it are verified.
+    - said: gets the draft itself.
+    - survivors: the ids that are left at the end are reported.
     """
 
     key: int
@@ -187,12 +205,12 @@ class Program:
 
 
 def ascending(ids: Iterable[int] | np.ndarray) -> np.ndarray:
-    """Token ids as a program has them: uint32, ascending, distinct."""
+    """Return token ids as a program has them: uint32, ascending, distinct."""
     return np.unique(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids)).astype(np.uint32))
 
 
 def mask_of(ids: np.ndarray, vocab_size: int) -> Mask:
-    """The mask that lets only these through."""
+    """Return the mask that lets only these ids through."""
     bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     bits[ids] = 1
     return Mask(np.packbits(bits, bitorder="little").view(np.uint32))

@@ -1,7 +1,7 @@
-"""The distributions q that a step's drafts were drawn from, as `Rows` holds them: one tensor for all rows, or one for
-each request.
+"""The distributions q that a step's drafts were drawn from, as `Rows` holds them: one tensor for all rows, or one per
+request.
 
-Kernels read each row where it lies. What lies on the CPU is copied to a GPU that needs it.
+Kernels read each row where it lies. Rows on the CPU are copied to a GPU that needs them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import torch
 from tailrace.errors import ParameterError
 from tailrace.kernels.transfer import there
 
-# float32 [R, V], those of bonus rows not looked at; or of each request float32 [k, V], of its k drafts, None: they are
-# one-hot
+# float32 [R, V], where bonus rows are not read; or one entry per request: float32 [k, V] for its k drafts, or None if
+# they are one-hot.
 Proposals = torch.Tensor | tuple[torch.Tensor | None, ...]
 
 CPU = torch.device("cpu")
-TOLERANCE = (
-    1e-3  # by which one may miss 1: softmax in float32 is within 1e-5, in bfloat16 it is not and must be normalised
-)
+# The error of a distribution's sum. softmax in float32 stays within 1e-5; in bfloat16 it must be normalised again.
+TOLERANCE = 1e-3
 
 
 class Proposed(NamedTuple):
-    """Drafts of R rows. token_ids int64 [R], −1 where there is none; status int32 [R], as in KernelOutput."""
+    """Drafts of R rows. token_ids: int64 [R], −1 where no token is left. status: int32 [R], as in KernelOutput."""
 
     token_ids: torch.Tensor
     status: torch.Tensor
 
 
 class ProposalMemory(Protocol):
-    """Room for the q of some drafts. q: float32 [count, V], contiguous; a row is anything until it is written."""
+    """Memory for the q of some drafts. q: float32 [count, V], contiguous. A row's contents are undefined until it is
+    written."""
 
     q: torch.Tensor
 
     def write(self, row: int, q: torch.Tensor) -> None:
-        """The row becomes q [V]."""
+        """Set the row to q [V]."""
         ...
 
 
@@ -50,16 +50,16 @@ class ProposalTensor:
         self.q = torch.empty((count, vocab), dtype=torch.float32, device=device)
 
     def address(self, row: int) -> int:
-        """Where the row lies."""
+        """Return the address of the row."""
         return self.q.data_ptr() + row * self.q.shape[1] * 4
 
     def write(self, row: int, q: torch.Tensor) -> None:
-        """The row becomes q [V]."""
+        """Set the row to q [V]."""
         self.q[row] = q
 
 
 def given(proposals: torch.Tensor | Sequence[torch.Tensor | None] | Any) -> Proposals:
-    """As Rows holds them.
+    """Return the proposals as Rows holds them.
 
     Raises:
         ParameterError: they are neither a tensor nor a list of tensors.
@@ -74,7 +74,7 @@ def given(proposals: torch.Tensor | Sequence[torch.Tensor | None] | Any) -> Prop
 
 
 def of_request(proposals: Proposals | None, start: torch.Tensor, request: int) -> torch.Tensor | None:
-    """[k, V]: those of a request's drafts; None: they are one-hot."""
+    """Return the distributions [k, V] of a request's drafts; None: they are one-hot."""
     if proposals is None:
         return None
     if isinstance(proposals, tuple):
@@ -83,10 +83,10 @@ def of_request(proposals: Proposals | None, start: torch.Tensor, request: int) -
 
 
 def each(proposals: Proposals, start: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
-    """The first row and the distributions of each request that has some; of one tensor, of all rows.
+    """Return the first row and the distributions of each request that has some. A tensor for all rows is one entry.
 
     Raises:
-        ParameterError: there are not as many as there are requests.
+        ParameterError: the number of entries is not the number of requests.
     """
     if isinstance(proposals, torch.Tensor):
         return [(0, proposals)]
@@ -98,10 +98,10 @@ def each(proposals: Proposals, start: Sequence[int]) -> list[tuple[int, torch.Te
 def checked(
     proposals: Proposals, start: Sequence[int], vocab: int, devices: Collection[str] = ("cpu",)
 ) -> list[tuple[int, torch.Tensor]]:
-    """As `each`.
+    """Check the proposals and return them as `each` does.
 
     Raises:
-        ParameterError: one is not contiguous float32 on one of these devices, or of another shape.
+        ParameterError: one is not contiguous float32 on one of these devices, or has another shape.
     """
     found = each(proposals, start)
     rows = {first: after - first - 1 for first, after in pairwise(start)}
@@ -119,8 +119,9 @@ def checked(
 def addresses(
     proposals: Proposals, start: Sequence[int], vocab: int, device: torch.device = CPU
 ) -> tuple[array[int], list[torch.Tensor]]:
-    """int64 [R]: where each row's lies, 0: nowhere; and what must outlive them: those that lay elsewhere are copied to
-    the device.
+    """Return the address of each row, int64 [R], and the tensors that must outlive the addresses.
+
+    The address is 0 for rows without a distribution. Tensors elsewhere are copied to the device.
 
     Raises:
         ParameterError: see `checked`.
@@ -135,8 +136,11 @@ def addresses(
 
 
 def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequence[int]) -> None:
-    """Raise ParameterError unless those of drafts are distributions. Two reads of them at the memory's pace: `min`
-    would take six times as long as `amin`, because it looks for the place too."""
+    """Raise ParameterError unless the proposals of drafts are distributions.
+
+    They are read twice, at the speed of memory. `min` would take six times as long as `amin`, because it also finds the
+    place.
+    """
     for first, q in each(proposals, start):
         count = draft.numel() if isinstance(proposals, torch.Tensor) else start[start.index(first) + 1] - first - 1
         if q.dim() != 2 or q.shape[0] != count or q.dtype is not torch.float32 or q.is_meta:
@@ -154,7 +158,7 @@ def check_distributions(proposals: Proposals, draft: torch.Tensor, start: Sequen
 
 
 def shown(value: object) -> str:
-    """As a message says it."""
+    """Return the form of a value for an error message."""
     if value is None:
         return "none"
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

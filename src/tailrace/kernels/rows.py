@@ -1,8 +1,8 @@
-"""One step's rows, frozen: which logits row belongs to which slot and position. Built once, at the top of the step.
+"""One step's rows, frozen: which logits row belongs to which slot and position. Built once, at the start of the step.
 
 Symbols: N requests in the step, S slots, K drafts at most, R = Σ(kᵢ + 1) rows, L logits rows, V vocabulary.
-Plain decoding is verifying zero drafts: every request has one row, R = N. All contiguous, on the CPU. Numbers out of
-range are found by whoever reads them.
+Plain decoding verifies zero drafts: every request has one row, R = N. All tensors are contiguous, on the CPU. Numbers
+out of range are found by their readers.
 
 (More than 300 lines: three ways to make the one record, each with its checks.)
 """
@@ -20,7 +20,7 @@ import torch
 
 from tailrace.errors import ParameterError
 from tailrace.kernels.proposals import Proposals, check_distributions, given, of_request, shown
-from tailrace.options import Rule
+from tailrace.request.options import Rule
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 PLACES = {rule: place for place, rule in enumerate(RULES)}
@@ -30,11 +30,12 @@ DTYPES = {"q": torch.int64, "i": torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What rows are guided away from: their logits are l_u + scale · (l_c − l_u) before any edit, of l_c at `source`
-    and l_u at `companion` (sampling/guidance.py).
+    """The rows' classifier-free guidance: before any edit their logits become l_u + scale · (l_c − l_u).
 
-    companion: int64 [R], the other row of logits; −1: the row is not guided. scale: float32 [R], ≥ 0; not looked at
-    where there is none.
+    l_c is the row of logits at `source`, l_u the one at `companion` (sampling/guidance.py).
+
+    - companion: int64 [R], the other row of logits; −1: the row is not guided.
+    - scale: float32 [R], ≥ 0; ignored for rows that are not guided.
 
     Raises:
         ParameterError: (a ValueError) a tensor is not of this dtype, of one dimension, contiguous and on the CPU.
@@ -49,10 +50,10 @@ class Guidance:
 
     @staticmethod
     def of(companion: Sequence[int], scale: Sequence[float]) -> Guidance:
-        """Of so many rows.
+        """Make the guidance of these rows.
 
         Raises:
-            ParameterError: these are not as many whole numbers and numbers.
+            ParameterError: the lists are not whole numbers and as many numbers.
         """
         n = length("companion", companion)
         try:
@@ -67,27 +68,28 @@ class Guidance:
         return Guidance(tensor(whole("companion", companion, n)), scales)
 
     def part(self, rows: slice) -> Guidance:
-        """Of these rows alone."""
+        """Return the guidance of these rows alone."""
         return Guidance(self.companion[rows], self.scale[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """slot:      int64 [R], the row's entry in Slots.
-    source:    int64 [R], the row's logits: several rows may share one (n > 1 right after the shared prefill).
-    position:  int64 [R], index, within prompt + output, of the token that this row decides: the noise's counter.
-    start:     int64 [N + 1], request i owns rows start[i] … start[i + 1] − 1: its drafts in order, then the bonus row.
-    draft:     int64 [R], the draft token this row verifies; −1 on bonus rows.
-    width:     K + 1.
-    rule:      int32 [N], how drafts are verified, as an index of RULES; None: all exact.
-    proposals: float32 [R, V], the distributions that the drafts were drawn from; or of each request [k, V], of its k
-               drafts, None where they are one-hot. None: all are one-hot.
-    mask:      int64 [R], the row's place in `masks`; −1: none. None: no row has one.
-    masks:     int32 [M, ⌈V / 32⌉], contiguous: bit i of word i // 32 stands for token i; where it is 0 the logit
-               becomes −inf before any other edit.
-    counted:   the positions are those that follow what the slots have counted (sampling/slots.py), and `position` is
-               not looked at.
-    guidance:  of all R rows; None: no row is guided.
+    """The rows of one step.
+
+    - slot: int64 [R], the row's entry in Slots.
+    - source: int64 [R], the row's logits. Several rows may share them (n > 1 right after the shared prefill).
+    - position: int64 [R], index within prompt + output of the token that this row decides. It is the noise's counter.
+    - start: int64 [N + 1]. Request i owns rows start[i] … start[i + 1] − 1: its drafts in order, then the bonus row.
+    - draft: int64 [R], the draft token that this row verifies; −1 on bonus rows.
+    - width: K + 1.
+    - rule: int32 [N], how drafts are verified, as an index of RULES; None: all exact.
+    - proposals: float32 [R, V], the distributions that the drafts were drawn from. Or one entry per request: [k, V] for
+      its k drafts, None if they are one-hot. None: all are one-hot.
+    - mask: int64 [R], the row's place in `masks`; −1: no mask. None: no row has one.
+    - masks: int32 [M, ⌈V / 32⌉], contiguous. Bit i of word i // 32 stands for token i. If it is 0, the logit becomes
+      −inf before any other edit.
+    - counted: each position follows the tokens that the slot has counted (sampling/slots.py). `position` is ignored.
+    - guidance: of all R rows; None: no row is guided.
 
     Raises:
         ParameterError: (a ValueError) a tensor is not of this dtype, contiguous and on the CPU.
@@ -134,11 +136,13 @@ class Rows:
         masks: torch.Tensor | None = None,
         guidance: Guidance | None = None,
     ) -> Rows:
-        """Rows of a step without drafts: one per request. position: None takes what the slots have counted, and then
-        each slot may be there once; the same position again has the same noise again, in this step or a later one.
+        """Make the rows of a step without drafts: one per request.
+
+        position: None uses the number of tokens that each slot has counted; then a slot may occur only once. The same
+        position has the same noise again, in this step or a later one.
 
         Raises:
-            ParameterError: these are not as many whole numbers each.
+            ParameterError: the arguments are not lists of whole numbers of one length.
         """
         n = length("slot", slot)
         slots = tensor(whole("slot", slot, n))
@@ -168,21 +172,22 @@ class Rows:
         guidance: Guidance | None = None,
         trusted: bool = False,
     ) -> Rows:
-        """Rows of a step that verifies drafts. (More than six parameters: the columns of Rows, most of them optional.)
+        """Make the rows of a step that verifies drafts.
+
+        (More than six parameters: the columns of Rows, most of them optional.)
 
         Args:
-            slot, position: of each request; position is that of its first row, None as for `plain`. drafts: of each
-                request, possibly none.
-            rule: of each request, or one for all; None is "exact" for all. proposals: see above; bonus rows are not
-                looked at.
-            source: of each request, the logits row of its first row, whose successors are its further rows'; None: row
-                r has logits row r.
-            mask, masks, guidance: of each row; see above. trusted: the proposals are known to be distributions, and not
-                looked at: that would be a read of all of them.
+            slot, position: of each request. position is that of its first row; None as for `plain`.
+            drafts: of each request, possibly none.
+            rule: of each request, or one for all; None is "exact" for all.
+            proposals: as in Rows; bonus rows are ignored.
+            source: the logits row of each request's first row; the next rows follow it. None: row r has logits row r.
+            mask, masks, guidance: of each row, as in Rows.
+            trusted: the proposals are known to be distributions. They are not checked, which would read all of them.
 
         Raises:
-            ParameterError: there are not as many whole numbers each, a rule is unknown, or a draft's proposal holds
-                NaN, a negative number, or does not add up to 1 within 1e-3.
+            ParameterError: the lists of whole numbers have different lengths, a rule is unknown, or a draft's proposal
+                holds NaN, a negative number, or does not add up to 1 within 1e-3.
         """
         n = length("drafts", drafts)
         try:
@@ -228,7 +233,7 @@ class Rows:
         return self.slot if self.width == 1 else self.slot[self.start[:-1]]
 
     def of(self, request: int) -> Rows:
-        """This request's alone."""
+        """Return the rows of one request."""
         first, last = int(self.start[request]), int(self.start[request + 1])
         part = slice(first, last)
         return Rows(
@@ -246,37 +251,37 @@ class Rows:
         )
 
     def proposals_of(self, request: int) -> torch.Tensor | None:
-        """[k, V]: what this request's drafts were drawn from; None: they are one-hot."""
+        """Return the distributions [k, V] that this request's drafts were drawn from; None: they are one-hot."""
         return of_request(self.proposals, self.start, request)
 
     def rule_of(self, request: int) -> Rule:
-        """How this request's drafts are verified."""
+        """Return the rule by which this request's drafts are verified."""
         return "exact" if self.rule is None else RULES[int(self.rule[request])]
 
 
 def check_column(name: str, part: torch.Tensor | Any, dtype: torch.dtype) -> None:
-    """Raise ParameterError unless it is one number per row (or per request), as the kernels read them."""
+    """Raise ParameterError unless `part` holds one number per row (or request), as the kernels read them."""
     if getattr(part, "dtype", None) is not dtype or part.dim() != 1 or not part.is_contiguous() or not part.is_cpu:
         raise ParameterError(f"{name} must be contiguous {str(dtype)[6:]} [n] on the CPU, got {shown(part)}", name)
 
 
 def spread(first: Iterable[int], counts: Iterable[int]) -> torch.Tensor:
-    """first[i], first[i] + 1, … counts[i] of them, for each i: int64 [Σ counts]."""
+    """Return first[i], first[i] + 1, …, counts[i] numbers for each i: int64 [Σ counts]."""
     firsts = list(first)
     return tensor(array("q", chain.from_iterable(map(range, firsts, map(add, firsts, counts)))))
 
 
 def tensor(numbers: array[int]) -> torch.Tensor:
-    """In the same memory. To make a tensor of a list takes two to five times as long."""
+    """Return a tensor over the same memory. Making a tensor from a list takes two to five times as long."""
     dtype = DTYPES[numbers.typecode]
     return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 def whole(name: str, values: Sequence[int] | Any, n: int) -> array[int]:
-    """int64, a copy; of a sequence, an array or a tensor.
+    """Return a copy of a sequence, an array or a tensor as int64.
 
     Raises:
-        ParameterError: they are not n, or no whole numbers of 64 bits.
+        ParameterError: it does not hold n whole numbers of 64 bits.
     """
     try:
         of_array = getattr(values, "tolist", None)
@@ -292,7 +297,7 @@ def whole(name: str, values: Sequence[int] | Any, n: int) -> array[int]:
 
 
 def length(name: str, values: Sequence[Any]) -> int:
-    """How many; ParameterError where it is no list."""
+    """Return the length of a list. ParameterError: it is no list."""
     try:
         return len(values)
     except TypeError as error:
@@ -300,10 +305,10 @@ def length(name: str, values: Sequence[Any]) -> int:
 
 
 def rules(names: Sequence[str], n: int) -> torch.Tensor:
-    """int32 [n], indices of RULES.
+    """Return the rules as indices of RULES, int32 [n].
 
     Raises:
-        ParameterError: one is unknown, or there are not n.
+        ParameterError: a rule is unknown, or there are not n.
     """
     if isinstance(names, str):
         return rules([names] * n, n)

@@ -1,10 +1,10 @@
-"""What can be wrong with a row of logits. One code per row, the same in every backend and in csrc/argmax.cpp."""
+"""The errors of a row of logits. Each row has one code, the same in every backend and in csrc/sample/argmax.cpp."""
 
 OK = 0
-EMPTY = 1  # every entry is −inf: nothing can be drawn
+EMPTY = 1  # every entry is −inf, so no token can be drawn
 NAN = 2
 INF = 3  # +inf: no distribution is defined
-PROCESSOR = 4  # a custom processor failed; kernels never say so, and neither of the next
+PROCESSOR = 4  # a custom processor failed; no kernel sets it, nor FAILED
 FAILED = 5  # the reference backend raised on this request
 
 NAMES = {EMPTY: "empty", NAN: "nan", INF: "inf", PROCESSOR: "processor", FAILED: "failed"}  # for counters

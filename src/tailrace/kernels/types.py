@@ -1,4 +1,4 @@
-"""Dtypes of logits, by the codes that csrc/kernels.h has for them."""
+"""Dtypes of logits, and their codes in csrc/kernels.h."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def readable(logits: torch.Tensor) -> torch.Tensor:
-    """The logits with contiguous entries in each row, as the kernels read them; themselves if they are so.
+    """Return the logits with contiguous entries in each row, as the kernels read them, without a copy if possible.
 
     Raises:
-        ParameterError: they are not [rows, vocabulary] of a dtype that the kernels have.
+        ParameterError: they are not [rows, vocabulary] of a dtype that the kernels support.
     """
     if logits.dim() != 2 or logits.dtype not in CODES or logits.shape[1] == 0:
         raise ParameterError(

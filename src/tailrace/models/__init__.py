@@ -4,9 +4,9 @@
 files. footprint.py computes how much memory a model takes. Runners load the weights.
 """
 
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 
-with needs("serve"):
+with require_extra("serve"):
     from tailrace.models.default import DEFAULT_NAME
     from tailrace.models.describe import defaults, describe
     from tailrace.models.local import LocalModel, check_folder

@@ -1,4 +1,4 @@
-"""Weights → blocks that csrc/quantized_pack.cpp reads: floats rounded by the package gguf, and codes of 4 and 8 bits as
+"""Weights → blocks that csrc/quantized/pack.cpp reads: floats rounded by the package gguf, and codes of 4 and 8 bits as
 they are. Part of convert_folder.py's process.
 """
 
@@ -20,31 +20,31 @@ BLOCK = 32
 AT_ONCE = 1 << 20  # weights that are quantised at once: MXFP4 takes 64 bytes for each
 
 
-def array(tensor: FileTensor) -> np.ndarray:
-    """The tensor as it lies in the file, mapped; BF16 as the bits."""
+def map_tensor(tensor: FileTensor) -> np.ndarray:
+    """Return the tensor as the file has it, mapped into memory; BF16 as its bits."""
     if not tensor.size:
         return np.empty(tensor.shape, NUMPY.get(tensor.dtype, "u1"))
     shape = tensor.shape if tensor.dtype in NUMPY else (tensor.size,)
     return np.memmap(tensor.path, NUMPY.get(tensor.dtype, "u1"), "r", tensor.start, shape)
 
 
-def floats(tensor: FileTensor, values: np.ndarray) -> np.ndarray:
-    """`values`, a part of a tensor of floats, in float32."""
+def widen_floats(tensor: FileTensor, values: np.ndarray) -> np.ndarray:
+    """Return `values`, a part of a tensor of floats, in float32."""
     if tensor.dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)
 
 
-def quantised(tensor: FileTensor, kind: GGMLQuantizationType) -> Iterator[memoryview]:
-    """The blocks of a matrix of floats, row after row.
+def quantize_matrix(tensor: FileTensor, kind: GGMLQuantizationType) -> Iterator[memoryview]:
+    """Yield the blocks of a matrix of floats, row after row.
 
     Raises:
         ModelLoadError: a weight is not finite.
     """
-    rows = array(tensor)
+    rows = map_tensor(tensor)
     step = max(1, AT_ONCE // tensor.shape[1])
     for first in range(0, tensor.shape[0], step):
-        values = floats(tensor, rows[first : first + step])
+        values = widen_floats(tensor, rows[first : first + step])
         if not np.isfinite(values).all():
             raise ModelLoadError(f"tensor {tensor.name} has a weight that is not finite, so it can't be quantised")
         with np.errstate(all="ignore"):
@@ -52,7 +52,7 @@ def quantised(tensor: FileTensor, kind: GGMLQuantizationType) -> Iterator[memory
 
 
 class Kind(NamedTuple):
-    """A type of blocks of 32 weights on a grid. number: of csrc/quantized_pack.cpp; from 1000 on not GGUF's. A block is
+    """A type of blocks of 32 weights on a grid. number: of csrc/quantized/pack.cpp; from 1000 on not GGUF's. A block is
     its scale, its zero point (a byte) if it has one, and its codes in the order of Q4_0 and Q8_0."""
 
     number: int
@@ -75,9 +75,9 @@ KINDS = {
 }
 
 
-def kind_of(bits: int, zeros: np.ndarray, scales: np.ndarray) -> Kind | None:
-    """The type of blocks that holds such a grid without rounding anything, or None. Scales of bfloat16 are float16's
-    too unless they are tiny. Zero points are bytes."""
+def find_block_type(bits: int, zeros: np.ndarray, scales: np.ndarray) -> Kind | None:
+    """Return the type of blocks that holds such a grid without rounding anything, or None. Scales of bfloat16 are
+    float16's too unless they are tiny. Zero points are bytes."""
     if zeros.size and not 0 <= zeros.min() <= zeros.max() <= 255:
         return None
     with np.errstate(over="ignore"):
@@ -88,7 +88,7 @@ def kind_of(bits: int, zeros: np.ndarray, scales: np.ndarray) -> Kind | None:
 def grid_blocks(
     kind: Kind, bits: int, codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray
 ) -> Iterator[memoryview]:
-    """Blocks of codes [N, K], with zero points and scales [N, G], row after row."""
+    """Yield the blocks of codes [N, K], with zero points and scales [N, G], row after row."""
     blocks = codes.shape[1] // BLOCK
     repeats = blocks // scales.shape[1]
     for first in range(0, len(codes), max(1, AT_ONCE // codes.shape[1])):
@@ -103,6 +103,6 @@ def grid_blocks(
 
 
 def row_bytes(kind: GGMLQuantizationType, width: int) -> int | None:
-    """Bytes of a row of so many weights; None if they are no whole blocks."""
+    """Return the bytes of a row of so many weights; None if they are not a whole number of blocks."""
     block, size = GGML_QUANT_SIZES[kind]
     return None if width % block else width // block * size

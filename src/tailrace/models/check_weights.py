@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.errors import ModelLoadError
-from tailrace.models.describe import language_config, read_json
-from tailrace.models.footprint import FLOATS, HEADS, LAYERS, WIDTH, first, weight_files
-from tailrace.models.tensors import FileTensor, stored
+from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, language_config, read_json
+from tailrace.models.footprint import weight_files
+from tailrace.models.tensors import FLOATS, FileTensor, has_plain_floats, index_tensors
 
 log = logging.getLogger(__name__)
 
@@ -26,33 +26,46 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 def check_against_config(folder: Path) -> None:
-    """Refuse what would be loaded as something else, or not in any time.
+    """Refuse a folder that would load as another model, or would take forever to load.
 
     Raises:
-        ModelLoadError: a file is damaged; config.json states a size that no model has, or more layers than the files
-            have tensors; or matrices are no floats, and nothing that is read here says how they are quantised.
+        ModelLoadError: a file is damaged. A size in config.json fits no model, or its number of layers exceeds the
+            files' number of tensors. Matrices are no floats, and no file that is read here says how they are quantised.
     """
     config = read_json(folder, "config.json", required=True)
     check_sizes(folder, language_config(config))
     if list(folder.glob("pytorch_model*.bin")):  # then safetensors may be of something else
         return
-    tensors = [tensor for path in weight_files(folder) for tensor in stored(path).values()]
+    tensors = [tensor for path in weight_files(folder) for tensor in index_tensors(path).values()]
     if not tensors:
         return
-    layers = first(language_config(config), LAYERS)
+    layers = find_first_number(language_config(config), LAYERS)
     warn_of_more_layers(folder, config, tensors)
     if layers > len(tensors):
         raise ModelLoadError(f"{folder}: config.json states {layers} layers, and its files have {len(tensors)} tensors")
-    if config.get("quantization_config") or language_config(config).get("quantization_config"):
-        return
-    if read_json(folder, "quantize_config.json"):  # AutoGPTQ's (folder.py)
-        return
-    if (tensor := unscaled(tensors)) is not None:
+    stated = {
+        "config.json has a quantization_config": language_config(config).get("quantization_config"),
+        "there is a quantize_config.json": read_json(folder, "quantize_config.json"),  # AutoGPTQ's (folder.py)
+    }
+    for where, settings in stated.items():
+        if settings:
+            if has_plain_floats(weight_files(folder)):
+                log.warning(
+                    "%s: %s%s, and its weights are plain floats: it is ignored", folder, where, format_method(settings)
+                )
+            return
+    if (tensor := find_unscaled(tensors)) is not None:
         there = next((name for name in ELSEWHERE if (folder / name).exists()), "")
         raise ModelLoadError(
             f"{folder}: tensor {tensor.name} is {tensor.dtype}, and config.json has no quantization_config that says "
             f"how it becomes floats{f'; {there} is not read' if there else ''}"
         )
+
+
+def format_method(settings: Any) -> str:
+    """The method of a quantization_config, in brackets; "" if the settings name none."""
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    return f" ({method!s:.40})" if method else ""
 
 
 def check_sizes(folder: Path, config: dict[str, Any]) -> None:
@@ -69,7 +82,7 @@ def check_sizes(folder: Path, config: dict[str, Any]) -> None:
 
 def warn_of_more_layers(folder: Path, config: dict[str, Any], tensors: list[FileTensor]) -> None:
     """Say that layers of the files are not used. Layers that predict further tokens follow the model's own."""
-    layers = first(config, LAYERS)
+    layers = find_first_number(config, LAYERS)
     numbers = [int(found[1]) for tensor in tensors if (found := LAYER.match(tensor.name))]
     if layers and max(numbers, default=0) >= layers and not any("nextn" in key or "mtp" in key for key in config):
         log.warning(
@@ -80,7 +93,7 @@ def warn_of_more_layers(folder: Path, config: dict[str, Any], tensors: list[File
         )
 
 
-def unscaled(tensors: list[FileTensor]) -> FileTensor | None:
+def find_unscaled(tensors: list[FileTensor]) -> FileTensor | None:
     """A matrix that is no float by itself. Float8 is one unless there are scales."""
     scales = any("scale" in tensor.name for tensor in tensors)
     return next(

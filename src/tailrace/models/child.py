@@ -32,9 +32,9 @@ def run_child(module: str, arguments: list[str], progress: Progress, label: str)
             if byte not in b"\r\n":
                 line += byte
                 continue
-            follow(line.decode(errors="replace").strip(), progress, label, messages)
+            handle_line(line.decode(errors="replace").strip(), progress, label, messages)
             line.clear()
-        follow(line.decode(errors="replace").strip(), progress, label, messages)
+        handle_line(line.decode(errors="replace").strip(), progress, label, messages)
         child.wait()
     finally:
         with contextlib.suppress(OSError):
@@ -49,42 +49,42 @@ def run_child(module: str, arguments: list[str], progress: Progress, label: str)
     return how.removeprefix("error: ")
 
 
-def follow(line: str, progress: Progress, label: str, messages: list[str]) -> None:
+def handle_line(line: str, progress: Progress, label: str, messages: list[str]) -> None:
     """Handle a line of the child: a stage, a warning, a tqdm bar, or text to quote if it fails."""
     if counts := BAR.search(line):
         progress.advance(int(counts[1]), int(counts[2]))
     elif line.startswith("stage: "):
-        progress.stage(f"{label}: {line.removeprefix('stage: ')}")
+        progress.start_stage(f"{label}: {line.removeprefix('stage: ')}")
     elif line.startswith("warning: "):
-        progress.stage(f"{label}: {line}")
+        progress.start_stage(f"{label}: {line}")
     elif line:
         messages.append(line)
 
 
-def say(kind: str, text: str) -> None:
-    """The child's side: one line for the parent."""
+def send_line(kind: str, text: str) -> None:
+    """Print one line for the parent, on the child's side."""
     print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
 
 def say_count(done: int, total: int) -> None:
-    """The child's side: progress, as tqdm has it."""
+    """Print progress for the parent, on the child's side, in the form of tqdm."""
     print(f"{done}/{total} [", file=sys.stderr, flush=True)
 
 
 def run_work(work: Callable[[], None]) -> int:
-    """The child's side: do the work. Exit code 0, or 1 after a line "error: …"."""
+    """Return the child's side: do the work. Exit code 0, or 1 after a line "error: …"."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         work()
     except ModelLoadError as error:
-        say("error", str(error))
+        send_line("error", str(error))
         return 1
     except OSError as error:
-        say("error", f"{error.filename or 'a file'}: {error.strerror or error}")
+        send_line("error", f"{error.filename or 'a file'}: {error.strerror or error}")
         return 1
     except Exception as error:  # the parent must be able to quote any error
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
-        say("error", f"{type(error).__name__}: {first}")
+        send_line("error", f"{type(error).__name__}: {first}")
         return 1
     return 0
 
@@ -97,7 +97,7 @@ def end_with_parent() -> None:
 
 
 def not_all_there(names: list[str]) -> str:
-    """What to say of a model that lacks these tensors."""
+    """Return the message for a model that lacks these tensors."""
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"the model's weights are not all there: {names[0]}{others} missing"
 

@@ -6,15 +6,28 @@ Imports torch and transformers, so no module of tailrace imports it; child.py is
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import ModelLoadError
-from tailrace.models.child import check_transformers, not_all_there, run_work, say
+from tailrace.errors import ModelLoadError, ParameterError
+from tailrace.models.child import check_transformers, run_work, send_line
+from tailrace.models.gguf_fields import Fields, plain_value
 from tailrace.models.gguf_layout import check_layout
+from tailrace.models.gguf_special_tokens import find_ends
+from tailrace.models.gguf_tokenizer import convert_tokenizer
+from tailrace.params import check_range
 
-END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+SAMPLING = "general.sampling."
+# llama.cpp's names of sampling defaults → generation_config.json's, which models/describe.py reads
+SAMPLING_NAMES = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def read_metadata(source: Path) -> dict[str, Any]:
@@ -22,25 +35,9 @@ def read_metadata(source: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
     fields = GGUFReader(source).fields
-    keys = ("tokenizer.ggml.pre", "tokenizer.ggml.model", *END_KEYS)
-    return {key: fields[key].contents() for key in keys if key in fields}
-
-
-def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> None:
-    """Write the tokenizer, split as the file says it must be."""
-    from transformers import AutoTokenizer
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    from tailrace.models.pretokenizer import GPT2, missing_split
-
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    name = metadata.get("tokenizer.ggml.pre")
-    split = missing_split(name)
-    if split is not None:
-        tokenizer.backend_tokenizer.pre_tokenizer = split
-    elif metadata.get("tokenizer.ggml.model") == "gpt2" and name not in GGUF_PRE_TOKENIZER_SPLITS and name not in GPT2:
-        say("warning", f"the pre-tokenizer {name!r} is not known; GPT-2's is used, so some text may encode differently")
-    tokenizer.save_pretrained(folder)
+    keys = ("tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.ggml.add_space_prefix")
+    keys += tuple(name for name in fields if name.startswith(SAMPLING))
+    return {key: plain_value(fields[key].contents()) for key in keys if key in fields}
 
 
 def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, Any], keep: bool) -> None:
@@ -50,65 +47,62 @@ def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, 
     from tailrace.models.gguf_parts import convert_in_parts
 
     model = convert_in_parts(source, folder, getattr(torch, dtype), keep)
-    if model is not None:
-        model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
-        model.config.save_pretrained(folder)
-        add_ends(model.generation_config, metadata)
-        model.generation_config.save_pretrained(folder)
+    model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
+    model.config.save_pretrained(folder)
+    add_ends(model.generation_config, find_ends(Fields(source)))
+    model.generation_config.save_pretrained(folder)
+    add_sampling(folder / "generation_config.json", metadata)
+
+
+def add_ends(generation_config: Any, ends: list[int]) -> None:
+    """Every id that ends a text, where there are several or config.json states none."""
+    if generation_config is not None and ends and ends != [generation_config.eos_token_id]:
+        stated = generation_config.eos_token_id
+        stated = stated if isinstance(stated, list) else [] if stated is None else [stated]
+        generation_config.eos_token_id = sorted({*ends, *stated})
+
+
+def add_sampling(path: Path, metadata: dict[str, Any]) -> None:
+    """The file's sampling defaults, into generation_config.json. Those that it has no name for are warned of."""
+    given = {key.removeprefix(SAMPLING): value for key, value in metadata.items() if key.startswith(SAMPLING)}
+    found = {name: given[key] for key, name in SAMPLING_NAMES.items() if key in given}
+    for key in sorted(given.keys() - SAMPLING_NAMES.keys()):
+        send_line(
+            "warning", f"the sampling default {SAMPLING}{key} = {given[key]!s:.80} is not used: a request may set it"
+        )
+    if not found:
         return
-    model = whole_model(source, dtype)
-    add_ends(model.generation_config, metadata)
-    if keep:
-        from tailrace.models.convert_quantized import keep_blocks
-
-        keep_blocks(model, source)
-    say("stage", "writing")
-    model.save_pretrained(folder)
-
-
-def whole_model(source: Path, dtype: str) -> Any:
-    """The model as transformers makes it, all of it in memory.
-
-    Raises:
-        ModelLoadError: tensors are missing.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        source.parent,
-        gguf_file=source.name,
-        dtype=getattr(torch, dtype),
-        quantization_config=GgufConfig(dequantize=True),
-        output_loading_info=True,
-    )
-    model, report = loaded
-    if missing := sorted(report["missing_keys"]):  # transformers makes them up at random
-        raise ModelLoadError(not_all_there(missing))
-    return model
-
-
-def add_ends(generation_config: Any, metadata: dict[str, Any]) -> None:
-    """Every id that ends a text, where the file names several."""
-    ends = sorted({metadata[key] for key in END_KEYS if key in metadata})
-    if len(ends) > 1 and generation_config is not None:
-        generation_config.eos_token_id = ends
+    if type(found.get("top_k")) is int:
+        found["top_k"] = max(found["top_k"], 0)  # llama.cpp: all tokens
+    for key, name in SAMPLING_NAMES.items():
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ModelLoadError(f"the field {SAMPLING}{key} must be a number, got {value!r:.80}")
+        try:
+            check_range(name, value, f"the field {SAMPLING}{key}")
+        except ParameterError as error:
+            raise ModelLoadError(str(error)) from error
+    settings = {**json.loads(path.read_text()), "do_sample": True, **found}
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 1 after a line "error: …"."""
+    from tailrace.models.gguf_architectures import read_settings
+
     source, folder, dtype, weights = Path(arguments[0]), Path(arguments[1]), arguments[2], arguments[3]
 
-    def work() -> None:
+    def convert_file() -> None:
         check_layout(source)
         check_transformers()
-        say("stage", "reading the tokenizer")
+        read_settings(Fields(source))  # what is refused is refused before the tokenizer, which adapters lack
+        send_line("stage", "reading the tokenizer")
         metadata = read_metadata(source)
         convert_tokenizer(source, folder, metadata)
-        say("stage", f"dequantising to {dtype}")
+        send_line("stage", f"dequantising to {dtype}")
         convert_weights(source, folder, dtype, metadata, weights == "quantized")
 
-    return run_work(work)
+    return run_work(convert_file)
 
 
 if __name__ == "__main__":

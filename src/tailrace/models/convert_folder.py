@@ -2,10 +2,10 @@
 FOLDER TARGET DTYPE WEIGHTS REMOTE_CODE`. WEIGHTS: the type of GGUF's blocks that floats become; of matrices that are
 packed, quantized (blocks of their own codes) or dequantized (DTYPE). REMOTE_CODE: 1 if the model's own code may run.
 
-Tensor by tensor: no more than a piece of one is in memory, or one packed matrix, beside the scales and zero points of
-all. Tensors keep the names of the checkpoint, so transformers renames and merges them when they are loaded; which of
-them a plain linear layer or the embedding will own is asked of a model without memory. Imports torch and transformers,
-so no module of tailrace imports it.
+Tensors are converted one by one. Memory holds at most a piece of one tensor, or one packed matrix, and the scales and
+zero points of all matrices. Tensors keep the names of the checkpoint, so transformers renames and merges them at load.
+A model without memory shows which tensors a plain linear layer or the embedding will own. Imports torch and
+transformers, so no module of tailrace imports it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,25 @@ from gguf import GGMLQuantizationType
 
 from tailrace import _cpu
 from tailrace.errors import ModelLoadError
-from tailrace.models.blocks import AT_ONCE, BLOCK, FLOATS, Kind, array, grid_blocks, kind_of, quantised, row_bytes
-from tailrace.models.child import check_transformers, run_work, say, say_count
-from tailrace.models.convert_quantized import METHOD
-from tailrace.models.describe import NESTED, read_json
-from tailrace.models.folder import quantisation
+from tailrace.models.blocks import (
+    AT_ONCE,
+    BLOCK,
+    FLOATS,
+    Kind,
+    find_block_type,
+    grid_blocks,
+    map_tensor,
+    quantize_matrix,
+    row_bytes,
+)
+from tailrace.models.child import check_transformers, run_work, say_count, send_line
+from tailrace.models.config_files import NESTED, read_json
+from tailrace.models.folder import read_quantization
 from tailrace.models.footprint import weight_files
-from tailrace.models.grids import Grid, grids
-from tailrace.models.plain_model import Owned, Owner, meta_model, owner_of, refuse_missing, renamer
+from tailrace.models.grids import Grid, read_grids
+from tailrace.models.plain_model import Owned, Owner, make_renamer, meta_model, owner_of, refuse_missing
 from tailrace.models.store import MARKER
-from tailrace.models.tensors import FileTensor, NewTensor, stored, write
+from tailrace.models.tensors import BLOCKS_METHOD, FileTensor, NewTensor, index_tensors, write_tensors
 
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 NOT_COPIED = (
@@ -77,7 +86,7 @@ class Conversion:
     def settings(self, verb: str) -> dict[str, Any]:
         """The `quantization_config` that runners/quantizer.py reads."""
         return {
-            "quant_method": METHOD,
+            "quant_method": BLOCKS_METHOD,
             "types": self.types,
             "shapes": self.shapes,
             "names": self.names,
@@ -90,22 +99,22 @@ class Conversion:
 
 def bytes_of(tensor: FileTensor) -> memoryview:
     """The tensor's bytes, mapped."""
-    return array(tensor).reshape(-1).view("u1").data
+    return map_tensor(tensor).reshape(-1).view("u1").data
 
 
 def all_tensors(folder: Path) -> dict[str, FileTensor]:
     """Every tensor of the folder, by name.
 
     Raises:
-        ModelLoadError: a file is damaged or there is none.
+        ModelLoadError: a file is damaged, or the folder has no safetensors file.
     """
     files = weight_files(folder)
     if not files:
         raise ModelLoadError("its weights are not in safetensors files")
-    return {name: tensor for path in files for name, tensor in stored(path).items()}
+    return {name: tensor for path in files for name, tensor in index_tensors(path).items()}
 
 
-def quantise(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizationType) -> Conversion:
+def quantize_tensors(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizationType) -> Conversion:
     """Matrices of floats → blocks."""
     plan = Conversion()
     owned = {name: owner(name) for name, tensor in tensors.items() if tensor.dtype in FLOATS}
@@ -114,7 +123,7 @@ def quantise(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizatio
         one = owned.get(tensor.name)
         size = row_bytes(kind, tensor.shape[1]) if len(tensor.shape) == 2 else None
         if one is not None and one.shape != tensor.shape:
-            raise unfitting(tensor.name, tensor.shape, one)
+            raise make_shape_error(tensor.name, tensor.shape, one)
         if one is None or size is None:
             if len(tensor.shape) > 1:
                 plan.left[f"of rows of {tensor.shape[-1]} stay floats" if one else "of other modules stay floats"] += 1
@@ -124,40 +133,42 @@ def quantise(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizatio
         if tied is not tensor and bytes_of(tied) == bytes_of(tensor):
             continue  # stored twice
         name = tensor.name if one.first in firsts else one.first  # transformers would make up what has the first name
-        planned = NewTensor(name, "U8", (tensor.shape[0], size), lambda tensor=tensor: quantised(tensor, kind))
+        planned = NewTensor(name, "U8", (tensor.shape[0], size), lambda tensor=tensor: quantize_matrix(tensor, kind))
         plan.keep(one.first, planned, (int(kind), kind.name), tensor.shape[1])
     return plan
 
 
-def unfitting(name: str, shape: tuple[int, ...], one: Owned) -> ModelLoadError:
+def make_shape_error(name: str, shape: tuple[int, ...], one: Owned) -> ModelLoadError:
     return ModelLoadError(f"tensor {name} is {list(shape)}, and by config.json it should be {list(one.shape)}")
 
 
-def unpack(tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str, owner: Owner | None) -> Conversion:
+def unpack_matrices(
+    tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str, owner: Owner | None
+) -> Conversion:
     """Packed matrices → blocks of the same codes, or where these can't be kept, or there is no `owner`, numbers of
     dtype."""
     made = Conversion()
-    packed, rest = grids(tensors, settings)
+    packed, rest = read_grids(tensors, settings)
     for grid in packed:
         (outputs, width), name = grid.shape, f"{grid.name}.weight"
         one = owner(name) if owner is not None else None
         if one is not None and one.shape != grid.shape:
-            raise unfitting(name, grid.shape, one)
-        kind = kind_of(grid.bits, grid.zeros, grid.scales)
-        problem = misfit(grid, one, kind)
+            raise make_shape_error(name, grid.shape, one)
+        kind = find_block_type(grid.bits, grid.zeros, grid.scales)
+        problem = find_block_problem(grid, one, kind)
         if problem is None and kind is not None and one is not None:
             size = kind.row_bytes(grid.bits, width)
             tensor = NewTensor(name, "U8", (outputs, size), lambda grid=grid, kind=kind: grid_pieces(grid, kind))
             made.keep(one.first, tensor, (kind.number, kind.name), width)
             continue
         made.left[f"{problem} became {dtype}"] += 1
-        made.tensors.append(NewTensor(name, NAMES[dtype], grid.shape, lambda grid=grid: widened(grid, dtype)))
+        made.tensors.append(NewTensor(name, NAMES[dtype], grid.shape, lambda grid=grid: dequantize_grid(grid, dtype)))
     for tensor in rest:
         made.copy(tensor)
     return made
 
 
-def misfit(grid: Grid, one: Owned | None, kind: Kind | None) -> str | None:
+def find_block_problem(grid: Grid, one: Owned | None, kind: Kind | None) -> str | None:
     """Why the matrix can't stay in blocks, or None."""
     group = grid.shape[1] // grid.scales.shape[1]
     if one is None or one.first != one.name:
@@ -176,7 +187,7 @@ def grid_pieces(grid: Grid, kind: Kind) -> Iterator[memoryview]:
     return grid_blocks(kind, grid.bits, grid.codes(), grid.zeros, grid.scales)
 
 
-def widened(grid: Grid, dtype: str) -> Iterator[memoryview]:
+def dequantize_grid(grid: Grid, dtype: str) -> Iterator[memoryview]:
     """The numbers of a packed matrix, rounded once to dtype."""
     codes = grid.codes()
     step = max(1, AT_ONCE // grid.shape[1])
@@ -185,31 +196,31 @@ def widened(grid: Grid, dtype: str) -> Iterator[memoryview]:
         yield rows.contiguous().view(torch.uint8).numpy().data.cast("B")
 
 
-def convert(source: Path, folder: Path, dtype: str, weights: str, remote_code: bool) -> None:
+def fill_folder(source: Path, folder: Path, dtype: str, weights: str, remote_code: bool) -> None:
     """Fill `folder`."""
-    say("stage", "reading the weights' headers")
-    tensors, settings = all_tensors(source), quantisation(source)
+    send_line("stage", "reading the weights' headers")
+    tensors, settings = all_tensors(source), read_quantization(source)
     owner = None
     if weights != "dequantized":
         model = meta_model(source, remote_code)
-        rename, merges = renamer(model)
+        rename, merges = make_renamer(model)
         owner = owner_of(model, rename)
         if not settings and not merges:  # which parts make one whole is known when they are loaded
             refuse_missing(model, rename, tensors)
     if settings:
-        made = unpack(tensors, settings, dtype, owner)
+        made = unpack_matrices(tensors, settings, dtype, owner)
     else:
         assert owner is not None
-        made = quantise(tensors, owner, GGMLQuantizationType[weights.upper()])
+        made = quantize_tensors(tensors, owner, GGMLQuantizationType[weights.upper()])
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
     write_config(source, folder, None if owner is None else made.settings("stay" if settings else "became"))
-    say("stage", f"writing {len(made.tensors)} tensors, {len(made.types)} of them in blocks")
+    send_line("stage", f"writing {len(made.tensors)} tensors, {len(made.types)} of them in blocks")
     total = len(made.tensors)
-    write(folder / "model.safetensors", made.tensors, lambda done: say_count(done, total))
+    write_tensors(folder / "model.safetensors", made.tensors, lambda done: say_count(done, total))
 
 
 def write_config(source: Path, folder: Path, settings: dict[str, Any] | None) -> None:
-    """config.json, with these settings of how the weights are quantised in place of the folder's own."""
+    """Write config.json with these quantization settings instead of the folder's own; None removes the settings."""
     config = read_json(source, "config.json", required=True)
     for section in (config, *(config[key] for key in NESTED if isinstance(config.get(key), dict))):
         section.pop("quantization_config", None)
@@ -223,11 +234,11 @@ def main(arguments: list[str]) -> int:
     """Exit code 0, or 1 after a line "error: …"."""
     source, folder, dtype, weights, remote_code = arguments
 
-    def work() -> None:
+    def convert_checked() -> None:
         check_transformers()
-        convert(Path(source), Path(folder), dtype, weights, remote_code == "1")
+        fill_folder(Path(source), Path(folder), dtype, weights, remote_code == "1")
 
-    return run_work(work)
+    return run_work(convert_checked)
 
 
 if __name__ == "__main__":

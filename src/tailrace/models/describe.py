@@ -1,26 +1,26 @@
 """What a model folder's JSON files say: vocabulary size, context length, tokens that end a text, sampling defaults.
 
-Imports neither torch nor transformers: a front end reads this in milliseconds.
+Imports neither torch nor transformers: a front end reads this in milliseconds, unless config.json leaves a size to the
+model's class (class_settings.py).
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tailrace.errors import ConfigError, ModelLoadError, ParameterError
+from tailrace.models.class_settings import read_settings
+from tailrace.models.config_files import language_config, read_json
+from tailrace.models.context import CONTEXT_KEYS, context_length
 from tailrace.params import check_range
 from tailrace.wire.messages import ModelInfo
 
-# where a multimodal model keeps its language model's settings
-NESTED = ("text_config", "llm_config", "language_config")
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
-# these multiply the context by `factor`; in other types the stated length includes the scaling
-SCALED_ROPE = ("yarn", "linear", "dynamic")
-SAMPLED_ONLY = ("temperature", "top_p", "top_k", "min_p")
+# fields of generation_config.json that are sampling defaults, and what SamplingParams calls them
+SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+DEFAULTS = {name: name for name in SAME} | {"max_new_tokens": "max_tokens"}
 NO_LIMIT = 10**9  # tokenizers without a limit write a huge model_max_length
 
 
@@ -44,18 +44,21 @@ class TokenizerModel(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]] = {}
 
 
-def describe(folder: Path, name: str, max_model_len: int = 0) -> ModelInfo:
-    """The ModelInfo of a folder. `max_model_len` 0 takes the model's own context length.
+def describe(folder: Path, name: str, max_model_len: int = 0, remote_code: bool = False) -> ModelInfo:
+    """Return the ModelInfo of a folder.
+
+    Args:
+        max_model_len: 0 takes the model's own context length.
+        remote_code: the folder's own code may run, if config.json leaves sizes to it.
 
     Raises:
         ModelLoadError: config.json can't be read or lacks the vocabulary size.
         ConfigError: max_model_len exceeds the model's context, or is needed because the model states none.
     """
-    config = read_json(folder, "config.json", required=True)
-    text = language_config(config)
+    text = read_settings(folder, (("vocab_size",), CONTEXT_KEYS), remote_code)
     if not isinstance(text.get("vocab_size"), int):
         raise ModelLoadError(f"{folder / 'config.json'} has no vocab_size")
-    limit = context_length(text) or tokenizer_limit(folder)
+    limit = stated_context(folder, text) or tokenizer_limit(folder)
     if not limit and not max_model_len:
         raise ConfigError(f"{folder / 'config.json'} states no context length: give one with max_model_len")
     if limit and max_model_len > limit:
@@ -64,27 +67,27 @@ def describe(folder: Path, name: str, max_model_len: int = 0) -> ModelInfo:
 
 
 def defaults(folder: Path) -> dict[str, float | int]:
-    """The sampling defaults of generation_config.json, as fields of SamplingParams; empty if it has none.
+    """Return the sampling defaults of generation_config.json, as fields of SamplingParams; {} if it states none.
 
-    temperature, top_p, top_k and min_p count only if the file says do_sample, as in transformers; repetition_penalty
-    always. A server uses them for fields that a request leaves out, unless it is told not to.
+    The fields that vLLM takes count, whether or not the file says do_sample, as in vLLM. A server uses the defaults for
+    fields that a request leaves out, unless its settings turn this off.
 
     Raises:
         ModelLoadError: the file has a value out of range.
     """
     config = read_json(folder, "generation_config.json")
-    names = (*SAMPLED_ONLY, "repetition_penalty") if config.get("do_sample") else ("repetition_penalty",)
-    found = {name: config[name] for name in names if config.get(name) is not None}
-    for field, value in found.items():
+    found = {name: config[name] for name in DEFAULTS if config.get(name) is not None}
+    for name, value in found.items():
         try:
-            check_range(field, value)
+            check_range(DEFAULTS[name], value, name)
         except ParameterError as error:
             raise ModelLoadError(f"{folder / 'generation_config.json'}: {error}") from error
-    return found
+    return {DEFAULTS[name]: value for name, value in found.items()}
 
 
 def eos_token_ids(folder: Path) -> list[int]:
-    """Every id that config.json, generation_config.json or the tokenizer calls the end, in ascending order."""
+    """Every id that config.json, generation_config.json or the tokenizer calls the end, in ascending order. If none of
+    them does, the ends of the model's class."""
     config = read_json(folder, "config.json", required=True)
     stated = (
         config.get("eos_token_id"),
@@ -92,20 +95,24 @@ def eos_token_ids(folder: Path) -> list[int]:
         read_json(folder, "generation_config.json").get("eos_token_id"),
         tokenizer_eos(folder),
     )
+    if not any(entry is not None for entry in stated):
+        stated = (read_settings(folder, (("eos_token_id",),)).get("eos_token_id"),)
     ids: set[int] = set()
     for entry in stated:
         ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
     return sorted(ids)
 
 
-def context_length(config: dict[str, Any]) -> int:
-    """The positions that the model was made for, with scaled rotary embeddings; 0 if config states none."""
-    length = next((config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)), 0)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind in SCALED_ROPE and isinstance(rope.get("factor"), int | float):
-        length = int((rope.get("original_max_position_embeddings") or length) * rope["factor"])
-    return length
+def stated_context(folder: Path, config: dict[str, Any]) -> int:
+    """The context length that config.json states; 0 if none. config: the language model's settings.
+
+    Raises:
+        ModelLoadError: its rotary embeddings have a factor that is no factor.
+    """
+    try:
+        return context_length(config)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{folder / 'config.json'}: {error}") from error
 
 
 def tokenizer_limit(folder: Path) -> int:
@@ -149,27 +156,3 @@ def plain_token_id(folder: Path, token: str) -> int | None:
     """The id of `token` in the files of a tokenizer without tokenizer.json."""
     found = (read_json(folder, name).get(token) for name in ("added_tokens.json", "vocab.json"))
     return next((number for number in found if number is not None), None)
-
-
-def language_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model; nested ones go before those at the top."""
-    nested = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), {})
-    return {**config, **nested}
-
-
-def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, Any]:
-    """A JSON object; {} if the file is not there and not required.
-
-    Raises:
-        ModelLoadError: it is required and missing, or it is not a JSON object.
-    """
-    path = folder / name
-    if not path.is_file() and not required:
-        return {}
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} can't be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")
-    return value

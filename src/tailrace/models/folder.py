@@ -1,5 +1,6 @@
-"""A folder in Hugging Face's layout whose weights are quantised when it is first loaded, or are packed in a way that is
-read here (GPTQ, AWQ, compressed-tensors) → a folder that runners load, kept in the cache.
+"""Converts a folder in Hugging Face's layout to a folder that runners load, and keeps it in the cache.
+
+This concerns weights that are quantised at the first load, and packed weights (GPTQ, AWQ, compressed-tensors).
 
 `python -m tailrace.models.convert_folder` does the work in a process of its own, so that this one never imports torch.
 """
@@ -15,9 +16,11 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.models.check_weights import check_against_config
 from tailrace.models.child import run_child
-from tailrace.models.describe import language_config, read_json
+from tailrace.models.config_files import language_config, read_json
+from tailrace.models.footprint import weight_files
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
+from tailrace.models.tensors import has_plain_floats
 
 PACKED = ("gptq", "awq", "compressed-tensors")  # methods whose matrices convert_folder.py reads
 FORMAT = 1  # of converted folders; raising it makes older ones unused
@@ -31,7 +34,7 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
         ModelLoadError: the weights don't fit config.json, the settings don't fit the folder, or it can't be converted.
     """
     check_against_config(folder)
-    method = quantisation(folder).get("quant_method")
+    method = read_quantization(folder).get("quant_method")
     if config.quantize != "none" and method:
         raise ModelLoadError(f"model.quantize is for folders of plain floats, and {label} is quantised by {method}")
     if config.quantize == "none" and config.weights == "quantized" and method not in PACKED:
@@ -45,21 +48,20 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
     return make_once(
         target,
         lambda made: run_converter(folder, made, config, progress),
-        on_wait=lambda: progress.stage(f"waiting for another process that converts {label}"),
+        on_wait=lambda: progress.start_stage(f"waiting for another process that converts {label}"),
     )
 
 
-def quantisation(folder: Path) -> dict[str, Any]:
-    """What config.json says of how the weights are quantised, or the file that AutoGPTQ once wrote; {} if nothing."""
+def read_quantization(folder: Path) -> dict[str, Any]:
+    """Return what config.json says of how the weights are quantised, or the file that AutoGPTQ once wrote; {} if
+    nothing, or if the weights are plain floats."""
     config = read_json(folder, "config.json", required=True)
-    found = language_config(config).get("quantization_config")
-    if isinstance(found, dict) and found:
-        return found
-    older = read_json(folder, "quantize_config.json")
-    return {"quant_method": "gptq", **older} if older else {}
+    found, older = language_config(config).get("quantization_config"), read_json(folder, "quantize_config.json")
+    settings = found if isinstance(found, dict) and found else older and {"quant_method": "gptq", **older}
+    return settings if settings and not has_plain_floats(weight_files(folder)) else {}
 
 
-def kept(config: ModelConfig) -> str:
+def pick_weight_format(config: ModelConfig) -> str:
     """What becomes of matrices: dequantized, quantized as they are in the file, or a type of blocks."""
     return config.weights if config.quantize == "none" else config.quantize
 
@@ -67,7 +69,7 @@ def kept(config: ModelConfig) -> str:
 def target_folder(folder: Path, config: ModelConfig, label: str) -> Path:
     """The folder of the conversion. Its name depends on the size and time of every file, on both ends of the weights,
     on what becomes of them and on FORMAT."""
-    digest = hashlib.blake2b(f"{FORMAT} {config.dtype} {kept(config)}".encode(), digest_size=8)
+    digest = hashlib.blake2b(f"{FORMAT} {config.dtype} {pick_weight_format(config)}".encode(), digest_size=8)
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
@@ -80,15 +82,15 @@ def target_folder(folder: Path, config: ModelConfig, label: str) -> Path:
     return (
         Path(config.cache_dir).expanduser()
         / "models"
-        / f"{readable}-{config.dtype}-{kept(config)}-{digest.hexdigest()}"
+        / f"{readable}-{config.dtype}-{pick_weight_format(config)}-{digest.hexdigest()}"
     )
 
 
 def run_converter(folder: Path, made: Path, config: ModelConfig, progress: Progress) -> dict[str, Any]:
     """Convert in a child process, show its progress, raise what it reports."""
-    progress.stage(f"converting {folder.name} to {config.dtype} {kept(config)} (once)")
-    arguments = [str(folder), str(made), config.dtype, kept(config), str(int(config.trust_remote_code))]
+    progress.start_stage(f"converting {folder.name} to {config.dtype} {pick_weight_format(config)} (once)")
+    arguments = [str(folder), str(made), config.dtype, pick_weight_format(config), str(int(config.trust_remote_code))]
     problem = run_child("tailrace.models.convert_folder", arguments, progress, folder.name)
     if problem is not None:
         raise ModelLoadError(f"{folder} can't be converted: {problem}")
-    return {"source": str(folder), "dtype": config.dtype, "weights": kept(config), "format": FORMAT}
+    return {"source": str(folder), "dtype": config.dtype, "weights": pick_weight_format(config), "format": FORMAT}

@@ -8,18 +8,15 @@ from math import prod
 from pathlib import Path
 
 from tailrace.errors import ModelLoadError
-from tailrace.models.describe import language_config, read_json
-from tailrace.models.tensors import SIZES, stored
+from tailrace.models.class_settings import read_settings
+from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, read_json
+from tailrace.models.tensors import BLOCKS_METHOD, FLOATS, SIZES, index_tensors
 
-FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
 # by quant_method: how many floats become of an entry, where transformers widens it at load
 WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
 PANEL = 64  # outputs that the CPU's kernels pack together
 ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora.py has it
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-WIDTH = ("hidden_size", "n_embd", "d_model")
 
 
 def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
@@ -30,17 +27,17 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
         ModelLoadError: a file of weights can't be read.
     """
     whole = read_json(folder, "config.json", required=True)
-    config = language_config(whole)
+    config = read_settings(folder, (("vocab_size",), WIDTH)) if packed else {}
     blocks = whole.get("quantization_config") or {}
     widened = WIDENED.get(str(blocks.get("quant_method")), {})
     sizes = SIZES | dict.fromkeys(FLOATS, itemsize) | {kind: count * itemsize for kind, count in widened.items()}
     total = sum(tensors_bytes(path, sizes) for path in weight_files(folder))
     total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
     tied = bool(config.get("tie_word_embeddings", True)) and packed
-    if blocks.get("quant_method") == "tailrace":  # convert_quantized.py: blocks that are shared are packed once
+    if blocks.get("quant_method") == BLOCKS_METHOD:  # shared blocks are packed once
         total += blocks["packed_bytes"] - blocks["raw_bytes"]
         tied = tied and not any(rows == config.get("vocab_size") for rows, _ in blocks["shapes"].values())
-    return total + (tied * itemsize * config.get("vocab_size", 0) * first(config, WIDTH))
+    return total + (tied * itemsize * config.get("vocab_size", 0) * find_first_number(config, WIDTH))
 
 
 def adapters_bytes(folders: Iterable[str | Path], itemsize: int, packed: bool) -> int:
@@ -80,7 +77,7 @@ def tensors_bytes(path: Path, sizes: dict[str, int], rows: int = 1) -> int:
     return sum(
         prod((-(-tensor.shape[0] // rows) * rows, *tensor.shape[1:]) if tensor.shape else ())
         * sizes.get(tensor.dtype, 1)
-        for tensor in stored(path).values()
+        for tensor in index_tensors(path).values()
     )
 
 
@@ -91,13 +88,8 @@ def block_bytes(folder: Path, block_size: int, itemsize: int, scale_bytes: int =
     Raises:
         ModelLoadError: config.json can't be read.
     """
-    config = language_config(read_json(folder, "config.json", required=True))
-    heads = first(config, HEADS)
-    head_dim = config.get("head_dim") or (first(config, WIDTH) // heads if heads else 0)
+    config = read_settings(folder, (LAYERS, HEADS, WIDTH, ("num_key_value_heads",), ("head_dim",)))
+    heads = find_first_number(config, HEADS)
+    head_dim = config.get("head_dim") or (find_first_number(config, WIDTH) // heads if heads else 0)
     kv_heads = config.get("num_key_value_heads") or heads
-    return 2 * first(config, LAYERS) * kv_heads * (head_dim * itemsize + scale_bytes) * block_size
-
-
-def first(config: dict[str, object], names: tuple[str, ...]) -> int:
-    """The first of these names that config states; 0 if there is none."""
-    return next((value for name in names if isinstance(value := config.get(name), int)), 0)
+    return 2 * find_first_number(config, LAYERS) * kv_heads * (head_dim * itemsize + scale_bytes) * block_size

@@ -11,19 +11,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 from tailrace.models.child import run_child
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
 
-FORMAT = 1  # of converted folders; raising it makes older ones unused
+FORMAT = 5  # of converted folders; raising it makes older ones unused
 MAGIC = b"GGUF"
-SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+JOIN = "join all parts first (llama-gguf-split --merge FIRST_PART JOINED)"
 SAMPLE_BYTES = 1 << 20  # read at both ends for the key: headers and metadata are at the front
 Precision = tuple[str, str]  # the dtype, and what becomes of matrices: "dequantized", "quantized" or a type of blocks
 
 
-def convert(path: Path, cache_dir: Path, precision: Precision, progress: Progress, label: str) -> Path:
+def convert_gguf(path: Path, cache_dir: Path, precision: Precision, progress: Progress, label: str) -> Path:
     """The converted folder of a GGUF file, made the first time. Later calls take milliseconds.
 
     Raises:
@@ -34,23 +36,31 @@ def convert(path: Path, cache_dir: Path, precision: Precision, progress: Progres
     return make_once(
         target,
         lambda folder: run_converter(path, folder, precision, progress, label),
-        on_wait=lambda: progress.stage(f"waiting for another process that converts {label}"),
+        on_wait=lambda: progress.start_stage(f"waiting for another process that converts {label}"),
     )
 
 
 def check_gguf(path: Path) -> None:
     """Raise ModelLoadError unless `path` is one whole GGUF file."""
-    if SHARD.search(path.name):
-        raise ModelLoadError(
-            f"{path.name} is one part of a split GGUF file: join them first (llama-gguf-split --merge)"
-        )
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
     if magic != MAGIC:
+        refuse_stand_in(path)
         raise ModelLoadError(f"{path} is a file but not a GGUF file; a model is a GGUF file, a folder or a hub id")
+    if (part := SHARD.search(path.name)) and int(part[2]) > 1:
+        raise ModelLoadError(split_error(path, int(part[1]), int(part[2])))
+
+
+def split_error(path: Path, number: int, parts: int) -> str:
+    """What to do with one part of a model, and which parts are missing."""
+    names = [SHARD.sub(f"-{each:05}-of-{parts:05}.gguf", path.name) for each in range(1, parts + 1)]
+    missing = [name for name in names if not (path.parent / name).exists()]
+    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    lacks = f"; {missing[0]}{others} not found beside it" if missing else ""
+    return f"{path} is part {number} of {parts} of a GGUF file{lacks}: {JOIN}"
 
 
 def converted_folder(path: Path, cache_dir: Path, precision: Precision, label: str) -> Path:
@@ -68,7 +78,7 @@ def converted_folder(path: Path, cache_dir: Path, precision: Precision, label: s
 
 def run_converter(path: Path, folder: Path, precision: Precision, progress: Progress, label: str) -> dict[str, Any]:
     """Convert in a child process, show its progress, raise what it reports. The child ends when this process does."""
-    progress.stage(f"converting {label} to {' '.join(precision)} (once)")
+    progress.start_stage(f"converting {label} to {' '.join(precision)} (once)")
     problem = run_child("tailrace.models.convert", [str(path), str(folder), *precision], progress, label)
     if problem is not None:
         raise ModelLoadError(f"{path} can't be converted: {problem}")

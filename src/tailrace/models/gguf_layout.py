@@ -10,13 +10,14 @@ import mmap
 import struct
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tailrace.errors import ModelLoadError
 
 VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's letters
-STRING, ARRAY = 8, 9
+UINT32, STRING, ARRAY = 4, 8, 9
 VERSIONS = (2, 3)
 LEAST_FIELD, LEAST_TENSOR = 13, 32  # bytes: an empty name, a type, a value; a name, dimensions, a type and a place
 MOST_DIMENSIONS = 4
@@ -29,7 +30,7 @@ class Cursor:
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at, self.what = data, 0, "its header"
 
-    def skip(self, size: int) -> int:
+    def skip_bytes(self, size: int) -> int:
         """Move on by `size` bytes. → where they began
 
         Raises:
@@ -41,7 +42,7 @@ class Cursor:
         return self.at - size
 
     def number(self, letter: str) -> int:
-        return struct.unpack_from(f"<{letter}", self.data, self.skip(struct.calcsize(f"<{letter}")))[0]
+        return struct.unpack_from(f"<{letter}", self.data, self.skip_bytes(struct.calcsize(f"<{letter}")))[0]
 
     def count(self, letter: str, least: int, of: str) -> int:
         """A number of entries, each of at least so many bytes.
@@ -56,7 +57,7 @@ class Cursor:
 
     def text(self) -> str:
         size = self.count("Q", 1, "characters")
-        at = self.skip(size)
+        at = self.skip_bytes(size)
         return self.data[at : at + size].decode(errors="replace")
 
     def value(self, kind: int, inside: bool = False) -> int | None:
@@ -64,13 +65,13 @@ class Cursor:
         if kind in VALUES:
             return self.number(VALUES[kind])
         if kind == STRING:
-            self.skip(self.count("Q", 1, "characters"))
+            self.skip_bytes(self.count("Q", 1, "characters"))
         elif kind == ARRAY and not inside:
             kind = self.number("I")
             size = struct.calcsize(VALUES[kind]) if kind in VALUES else 8
             count = self.count("Q", size, "entries")
             if kind in VALUES:
-                self.skip(count * size)
+                self.skip_bytes(count * size)
             else:
                 for _ in range(count):
                     self.value(kind, inside=True)
@@ -83,22 +84,22 @@ def check_layout(path: Path) -> None:
     """Raise ModelLoadError, which says what is wrong and where, unless the file holds what its head says."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = Cursor(data)
-        cursor.skip(4)  # gguf.py has seen the magic
-        version = cursor.number("I")
-        if version not in VERSIONS:
-            raise ModelLoadError(f"version {version} of GGUF is not read, only {' and '.join(map(str, VERSIONS))}")
+        cursor.skip_bytes(4)  # gguf.py has seen the magic
+        check_version(cursor.number("I"))
         tensors = cursor.count("Q", LEAST_TENSOR, "tensors")
         alignment = 32
         for _ in range(cursor.count("Q", LEAST_FIELD, "fields")):
             cursor.what = "the name of a field"
             name = cursor.text()
             cursor.what = f"the field {name:.80}"
-            value = cursor.value(cursor.number("I"))
+            kind = cursor.number("I")
+            value = cursor.value(kind)
             if name == "general.alignment":
-                alignment = value or 0
-            check_field(name, value, tensors)
-        if alignment <= 0 or alignment & (alignment - 1):
-            raise ModelLoadError(f"the field general.alignment must be a power of two, got {alignment}")
+                alignment = checked_alignment(kind, value)
+            if tensors and not name.startswith("clip."):  # a projector is refused by its type
+                check_field(name, value, tensors)
+        if not tensors:
+            raise ModelLoadError("the file has no tensors: it holds a vocabulary or settings alone, not a model")
         ends = [tensor_end(cursor) for _ in range(tensors)]
         begin = -(-cursor.at // alignment) * alignment
         for name, end in ends:
@@ -106,6 +107,30 @@ def check_layout(path: Path) -> None:
                 raise ModelLoadError(
                     f"the file ends at byte {len(data)}, and tensor {name} at byte {begin + end}: it is cut short"
                 )
+
+
+def check_version(version: int) -> None:
+    """Raise ModelLoadError for a version that is not read. In a file for big-endian machines the number is reversed."""
+    read = " and ".join(map(str, VERSIONS))
+    reversed_version = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if version not in VERSIONS and reversed_version in VERSIONS:
+        raise ModelLoadError("the file is for big-endian machines: convert it again without --bigendian")
+    if version not in VERSIONS:
+        raise ModelLoadError(f"version {version} of GGUF is not read, only {read}")
+
+
+def checked_alignment(kind: int, value: Any) -> int:
+    """Return the number of bytes at whose multiples tensors begin.
+
+    Raises:
+        ModelLoadError: it is not a power of two in 32 bits without a sign.
+    """
+    if kind != UINT32 or value <= 0 or value & (value - 1):
+        raise ModelLoadError(
+            f"the field general.alignment must be a power of two of GGUF's type uint32, got {value!s:.80}"
+            + ("" if kind == UINT32 else f" of type {kind}")
+        )
+    return value
 
 
 def check_field(name: str, value: int | None, tensors: int) -> None:

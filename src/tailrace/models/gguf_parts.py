@@ -1,9 +1,7 @@
-"""The weights of a GGUF file, converted part by part: no more than some layers are in memory, however large the model.
+"""The weights of a GGUF file, converted part by part: only some layers are in memory at once, however large the model.
 
-Which tensor becomes which parameter, and how its values are stored, is the knowledge of transformers. Here its loader
-is shown a file of a few layers at a time, and what it makes of them is written. That is all that it does for most
-models; where it does more (merges experts, keeps weights in float32, reads the file by newer code), `convert_in_parts`
-says no, and convert.py makes the whole model in memory. Part of convert.py's process.
+The file's fields say what the model is (gguf_architectures.py), and each parameter has a recipe (gguf_recipes.py). A
+tensor that no recipe uses is refused, and so is a field that no reader takes. Part of convert.py's process.
 """
 
 from __future__ import annotations
@@ -11,170 +9,166 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-import gguf
+import numpy as np
 import torch
+from gguf import dequantize
 from safetensors.torch import save_file
-from transformers import modeling_gguf_pytorch_utils as loader
 
-from tailrace.models.child import say, say_count
+from tailrace.errors import ModelLoadError
+from tailrace.models.child import not_all_there, say_count
 from tailrace.models.convert_quantized import KeptBlocks
+from tailrace.models.gguf_architectures import read_settings
+from tailrace.models.gguf_fields import Fields
+from tailrace.models.gguf_readers import Settings
+from tailrace.models.gguf_recipes import Recipe, Recipes
 
 PART = 1 << 27  # weights; a layer, or an embedding, may have more
-LAYER = re.compile(r"blk\.\d+\.")
+LAYER = re.compile(r".*?\.(\d+)\.")
 
 
-class FilePart(NamedTuple):
-    """What the loader is shown in place of the file: its fields but the vocabulary, which takes long to read."""
+def empty_model(settings: Settings, dtype: torch.dtype) -> Any:
+    """Return the model that the settings describe, without memory.
 
-    fields: dict[str, Any]
-    tensors: list[Any]
+    Raises:
+        ModelLoadError: transformers can't build it.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    try:
+        given = {name: value for name, value in settings.items() if name != "model_type"}
+        config = CONFIG_MAPPING[settings["model_type"]](**given)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # whatever a model's code raises
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(f"transformers can't build a model from its fields: {reason:.300}") from error
 
 
-def parts_of(reader: Any) -> list[FilePart]:
-    """The file's layers and other tensors, in parts of about PART weights. No layer is in two parts: the loader joins
-    tensors of one layer."""
-    groups: dict[str, list[Any]] = defaultdict(list)
-    for tensor in reader.tensors:
-        layer = LAYER.match(tensor.name)
-        groups[layer[0] if layer else tensor.name].append(tensor)
-    fields = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    parts, size = [FilePart(fields, [])], 0
+def find_recipes(fields: Fields, model: Any, recipes: Recipes, further: range) -> dict[str, Recipe]:
+    """Return how each parameter is made, by its first name. further: layers that predict further tokens, and are left
+    out.
+
+    Raises:
+        ModelLoadError: a tensor is missing, or one is not used.
+    """
+    names: dict[int, list[str]] = defaultdict(list)  # those that are tied have several
+    for name, value in model.state_dict(keep_vars=True).items():
+        names[id(value)].append(name)
+    found: dict[str, Recipe] = {}
+    missing: list[str] = []
+    for same in names.values():
+        made = {name: recipe for name in same if (recipe := recipes.find(name)) is not None}
+        if made:
+            name, found[name] = next(iter(made.items()))
+        else:
+            missing.append(same[0])
+    if missing:
+        raise ModelLoadError(not_all_there(sorted(missing)))
+    used = {source for recipe in found.values() for source in recipe.sources} | fields.taken
+    for name in fields.tensors:
+        layer = LAYER.match(name)
+        if name not in used and (layer is None or int(layer[1]) not in further):
+            raise ModelLoadError(
+                f"the tensor {name} has no place in a model of the architecture {fields.architecture}: tokens would be "
+                "wrong without it"
+            )
+    return found
+
+
+def split_parts(recipes: dict[str, Recipe], sizes: dict[str, int]) -> list[list[str]]:
+    """Return the parameters in parts of about PART weights. No layer is in two parts. sizes: of the parameters."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in recipes:
+        layer = LAYER.match(name)
+        groups[layer[0] if layer else name].append(name)
+    parts, size = [[]], 0
     for group in groups.values():
-        more = sum(int(tensor.n_elements) for tensor in group)
-        if parts[-1].tensors and size + more > PART:
-            parts.append(FilePart(fields, []))
+        more = sum(sizes[name] for name in group)
+        if parts[-1] and size + more > PART:
+            parts.append([])
             size = 0
-        parts[-1].tensors.extend(group)
+        parts[-1] += group
         size += more
     return parts
 
 
-def empty_model(source: Path, dtype: torch.dtype) -> Any:
-    """The model that the file's fields describe, without memory."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+class Maker:
+    """Makes parameters. kept: which matrices stay in their blocks, if any do."""
 
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    def __init__(self, fields: Fields, model: Any, kept: KeptBlocks | None) -> None:
+        self.fields, self.kept, self.dtype = fields, kept, model.dtype
+        self.shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        self.wide = tuple(model._get_dtype_plan(model.dtype))  # names of parameters that stay in float32
+
+    def make_parameter(self, name: str, recipe: Recipe) -> torch.Tensor:
+        """Return a parameter's values, or its blocks.
+
+        Raises:
+            ModelLoadError: its shape is not what the file's fields say.
+        """
+        tensors = [self.fields.tensors[source] for source in recipe.sources]
+        try:
+            raw = None if self.kept is None else self.kept.blocks(name, self.shapes[name], tensors, recipe)
+            if raw is not None:
+                return raw
+            values = recipe.join([read_values(tensor) for tensor in tensors])
+        except (ValueError, IndexError) as error:
+            raise ModelLoadError(f"the tensor {recipe.sources[0]} has another shape than the fields say") from error
+        if values.shape != self.shapes[name]:
+            raise ModelLoadError(
+                f"the tensor {recipe.sources[0]} makes {list(values.shape)} of {name}, which by the file's fields is "
+                f"{list(self.shapes[name])}"
+            )
+        dtype = torch.float32 if any(part in name for part in self.wide) else self.dtype
+        return torch.from_numpy(np.require(values, None, ["C", "W"])).to(dtype)
 
 
-def is_plain(model: Any, architecture: str) -> bool:
-    """Its parameters are the file's tensors, renamed, and all of the model's dtype."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter
-    from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
-
-    merged = any(isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(model))
-    return not (merged or architecture in GGUF_ARCHS or model._get_dtype_plan(model.dtype))
-
-
-def names_of(model: Any) -> list[set[str]]:
-    """The names of each parameter and buffer; those that are tied have several."""
-    names: dict[int, set[str]] = defaultdict(set)
-    for name, value in model.state_dict(keep_vars=True).items():
-        names[id(value)].add(name)
-    return list(names.values())
-
-
-@contextmanager
-def exchanged(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Other objects under these names of a module, which has them.
+def read_values(tensor: Any) -> np.ndarray:
+    """Return a tensor in float32.
 
     Raises:
-        KeyError: it has not.
+        ModelLoadError: its blocks can't be read here.
     """
-    real = {name: vars(module)[name] for name in names}
-    vars(module).update(names)
     try:
-        yield
-    finally:
-        vars(module).update(real)
-
-
-class Loader:
-    """transformers' loader of GGUF files, which sees the parts of one."""
-
-    def __init__(self, source: Path, model: Any) -> None:
-        self.source, self.model = source, model
-        self._names: dict[Any, dict[str, str]] = {}
-        self._real = loader.get_gguf_hf_weights_map
-
-    def load(self, part: FilePart) -> dict[str, torch.Tensor]:
-        """What becomes of a part's tensors, by the names of the model."""
-        with (
-            exchanged(gguf, GGUFReader=lambda path: part),
-            exchanged(loader, get_gguf_hf_weights_map=self.map, tqdm=lambda tensors, desc: tensors),
-        ):
-            return loader.load_gguf_checkpoint(self.source, True, self.model, self.model.dtype)["tensors"]
-
-    def map(self, model: Any, processor: Any, *more: Any, qual_name: str = "") -> dict[str, str]:
-        """Names in the file → in the model, asked for once: it takes seconds. It calls itself for inner modules."""
-        key = id(model), qual_name
-        if key not in self._names:
-            self._names[key] = self._real(model, processor, *more, qual_name=qual_name)
-        return self._names[key]
-
-
-def check_shapes(model: Any, values: dict[str, torch.Tensor]) -> None:
-    """
-    Raises:
-        KeyError: the model has no such parameter. ValueError: it has another shape.
-    """
-    state = model.state_dict()
-    for name, value in values.items():
-        if state[name].shape != value.shape:
-            raise ValueError(f"{name} is {list(value.shape)}, and by the file's fields {list(state[name].shape)}")
-
-
-def names_found(model: Any, reader: Any, loads: Loader) -> set[str]:
-    """The names in the model that the file's tensors have."""
-    architecture = reader.fields["general.architecture"].contents()
-    processor = loader.TENSOR_PROCESSORS.get(architecture, loader.TensorProcessor)({})
-    known = loads.map(model, processor)
-    return {known[tensor.name] for tensor in reader.tensors if tensor.name in known}
+        return dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        if tensor.data.dtype == np.float64:
+            return tensor.data.astype(np.float32)
+        raise ModelLoadError(f"the tensor {tensor.name} is {tensor.tensor_type.name}, which is not read") from error
 
 
 def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool) -> Any:
     """Write the weights as safetensors, one file a part. keep: matrices stay in their blocks.
 
     Returns:
-        The model without memory, whose config and generation_config are to be written. None where transformers must
-        make the whole model, and say what is wrong with it; nothing is left in the folder then.
+        The model without memory, whose config and generation_config are to be written.
+
+    Raises:
+        ModelLoadError: the file can't be converted without changing what the model computes. Nothing is written unless
+            a tensor's shape is wrong.
     """
-    reader, model = gguf.GGUFReader(source), empty_model(source, dtype)
-    kept, files = KeptBlocks(model, dtype) if keep else None, dict[str, str]()
-    try:
-        if not is_plain(model, reader.fields["general.architecture"].contents()):
-            return None
-        parts, loads = parts_of(reader), Loader(source, model)
-        found = names_found(model, reader, loads)
-        if any(not names & found for names in names_of(model)):
-            return None
-        for number, part in enumerate(parts, 1):
-            name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else "model.safetensors"
-            values = loads.load(part)
-            check_shapes(model, values)
-            if kept is not None:
-                kept.put(part.tensors, values)
-            save_file(values, folder / name, {"format": "pt"})
-            files |= dict.fromkeys(values, name)
-            del values  # before the next part's are made
-            say_count(number, len(parts))
-        if missing := [names for names in names_of(model) if not names & files.keys()]:
-            raise ValueError(f"{min(missing[0])} was not made")
-    except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:  # a loader of another make, too
-        say(
-            "warning", f"it is converted as a whole, in the memory of all its numbers ({type(error).__name__}: {error})"
-        )
-        for path in folder.glob("model*.safetensors"):
-            path.unlink()
-        return None
+    fields = Fields(source)
+    architecture, settings = read_settings(fields)
+    model = empty_model(settings, dtype)
+    recipes = find_recipes(
+        fields,
+        model,
+        Recipes(fields.architecture, settings, fields.tensors, architecture.ways, architecture.changes),
+        range(settings["num_hidden_layers"], fields.size("block_count")),
+    )
+    kept = KeptBlocks(model, dtype) if keep else None
+    maker, files = Maker(fields, model, kept), dict[str, str]()
+    parts = split_parts(recipes, {name: int(np.prod(shape)) for name, shape in maker.shapes.items()})
+    for number, part in enumerate(parts, 1):
+        name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else "model.safetensors"
+        values = {each: maker.make_parameter(each, recipes[each]) for each in part}
+        save_file(values, folder / name, {"format": "pt"})
+        files |= dict.fromkeys(values, name)
+        del values  # before the next part's are made
+        say_count(number, len(parts))
     if len(parts) > 1:
         write_index(folder, files)
     if kept is not None:
@@ -183,7 +177,7 @@ def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool)
 
 
 def write_index(folder: Path, files: dict[str, str]) -> None:
-    """Which file each tensor is in."""
+    """Write the index that names each tensor's file."""
     size = sum(path.stat().st_size for path in folder.glob("model-*.safetensors"))
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": files}, indent=2)
     (folder / "model.safetensors.index.json").write_text(text + "\n")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tailrace.errors import ModelLoadError
-from tailrace.models.blocks import FLOATS, array, floats
+from tailrace.models.blocks import FLOATS, map_tensor, widen_floats
 from tailrace.models.tensors import FileTensor
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the output that stands in each nibble of a word, from the lowest on
@@ -31,8 +31,14 @@ Parts = dict[str, FileTensor]  # of a packed matrix, by suffix
 
 
 class Grid(NamedTuple):
-    """A matrix [N, K]. bits: of a code, 0 for float8. codes: → uint8 [N, K] (or float32), unpacked when it is called.
-    zeros: int16 [N, G]. scales: float32 [N, G]. groups: int [K], every input's group; None: G groups of K / G."""
+    """A matrix [N, K].
+
+    - bits: of a code, 0 for float8.
+    - codes: a function that unpacks the codes, uint8 [N, K] (or float32).
+    - zeros: int16 [N, G].
+    - scales: float32 [N, G].
+    - groups: int [K], every input's group; None: G groups of K / G.
+    """
 
     name: str
     shape: tuple[int, int]
@@ -43,7 +49,7 @@ class Grid(NamedTuple):
     groups: np.ndarray | None = None
 
     def rows(self, codes: np.ndarray, first: int, last: int) -> np.ndarray:
-        """The weights of some outputs, float32. codes: of all of them."""
+        """Return the weights of some outputs, float32. codes: of all of them."""
         groups = (
             np.arange(self.shape[1]) * self.scales.shape[1] // self.shape[1] if self.groups is None else self.groups
         )
@@ -72,8 +78,8 @@ def check_method(settings: dict[str, Any]) -> None:
         raise ModelLoadError(f"{method} of {bits} bits is not read, only of 4{' and 8' * (method == 'gptq')}")
 
 
-def grids(tensors: dict[str, FileTensor], settings: dict[str, Any]) -> tuple[list[Grid], list[FileTensor]]:
-    """The packed matrices, and the tensors that are none.
+def read_grids(tensors: dict[str, FileTensor], settings: dict[str, Any]) -> tuple[list[Grid], list[FileTensor]]:
+    """Return the packed matrices, and the tensors that are none.
 
     Raises:
         ModelLoadError: a part of a matrix is missing, or its dtype or shape is wrong; the sentence names the tensor.
@@ -99,8 +105,10 @@ def grids(tensors: dict[str, FileTensor], settings: dict[str, Any]) -> tuple[lis
     return [READERS[method](prefix, parts, settings) for prefix, parts in found.items()], rest
 
 
-def part(prefix: str, parts: Parts, suffix: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> FileTensor:
-    """A part of a packed matrix. shape: None where any size will do.
+def get_part(
+    prefix: str, parts: Parts, suffix: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...]
+) -> FileTensor:
+    """Return a part of a packed matrix. shape: None where any size will do.
 
     Raises:
         ModelLoadError: it is missing, or has another dtype or shape.
@@ -115,31 +123,31 @@ def part(prefix: str, parts: Parts, suffix: str, dtypes: tuple[str, ...], shape:
     return tensor
 
 
-def fields(words: np.ndarray, bits: int) -> np.ndarray:
-    """Words [.., W] of 32 bits → their fields of 4 or 8 bits, uint8 [.., W · 32 / bits], the lowest first."""
+def unpack_fields(words: np.ndarray, bits: int) -> np.ndarray:
+    """Return the fields of 4 or 8 bits in words [.., W] of 32 bits: uint8 [.., W · 32 / bits], the lowest first."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return octets
     return np.stack([octets & 15, octets >> 4], -1).reshape(*octets.shape[:-1], -1)
 
 
-def finite(tensor: FileTensor) -> np.ndarray:
-    """Scales in float32.
+def read_scales(tensor: FileTensor) -> np.ndarray:
+    """Return scales in float32.
 
     Raises:
         ModelLoadError: one is not finite.
     """
-    scales = floats(tensor, np.asarray(array(tensor)))
+    scales = widen_floats(tensor, np.asarray(map_tensor(tensor)))
     if not np.isfinite(scales).all():
         raise ModelLoadError(f"tensor {tensor.name} has a scale that is not finite")
     return scales
 
 
-def order(prefix: str, parts: Parts, suffix: str, width: int, count: int) -> np.ndarray | None:
-    """Every input's group; None where they follow each other, or the file has zeros in their place."""
+def read_group_order(prefix: str, parts: Parts, suffix: str, width: int, count: int) -> np.ndarray | None:
+    """Return every input's group; None where they follow each other, or the file has zeros in their place."""
     if suffix not in parts:
         return None
-    found = np.asarray(array(part(prefix, parts, suffix, ("I32",), (width,))))
+    found = np.asarray(map_tensor(get_part(prefix, parts, suffix, ("I32",), (width,))))
     usual = width % count == 0 and (found == np.arange(width) * count // width).all()
     if usual or not found.any():
         return None
@@ -155,59 +163,83 @@ def check_groups(prefix: str, width: int, count: int, groups: np.ndarray | None)
         raise ModelLoadError(f"{prefix} has {width} inputs, which don't divide into its {count} groups")
 
 
-def gptq(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
-    """qweight [K · bits / 32, N], words along the inputs; qzeros [G, N · bits / 32]; scales [G, N]."""
+def read_gptq(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
+    """Read GPTQ's tensors.
+
+    - qweight [K · bits / 32, N], words along the inputs
+    - qzeros [G, N · bits / 32]
+    - scales [G, N]
+    """
     bits = settings["bits"]
-    weight = part(prefix, parts, "qweight", ("I32",), (None, None))
+    weight = get_part(prefix, parts, "qweight", ("I32",), (None, None))
     width, outputs = weight.shape[0] * 32 // bits, weight.shape[1]
-    scales = part(prefix, parts, "scales", FLOATS, (None, outputs))
+    scales = get_part(prefix, parts, "scales", FLOATS, (None, outputs))
     count = scales.shape[0]
-    zeros = array(part(prefix, parts, "qzeros", ("I32",), (count, outputs * bits // 32))).view(np.uint32)
+    zeros = map_tensor(get_part(prefix, parts, "qzeros", ("I32",), (count, outputs * bits // 32))).view(np.uint32)
     if str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower() == "gptq":
         # one less is stored, taken from the word as a whole; what was borrowed comes back by adding so
         zeros = zeros + np.uint32(0x11111111 if bits == 4 else 0x01010101)
-    groups = order(prefix, parts, "g_idx", width, count)
+    groups = read_group_order(prefix, parts, "g_idx", width, count)
     check_groups(prefix, width, count, groups)
 
-    def codes() -> np.ndarray:
-        return fields(np.asarray(array(weight))[:, :, None], bits).transpose(1, 0, 2).reshape(outputs, width)
+    def unpack_codes() -> np.ndarray:
+        return (
+            unpack_fields(np.asarray(map_tensor(weight))[:, :, None], bits).transpose(1, 0, 2).reshape(outputs, width)
+        )
 
-    return Grid(prefix, (outputs, width), bits, codes, fields(zeros, bits).T.astype(np.int16), finite(scales).T, groups)
+    return Grid(
+        prefix,
+        (outputs, width),
+        bits,
+        unpack_codes,
+        unpack_fields(zeros, bits).T.astype(np.int16),
+        read_scales(scales).T,
+        groups,
+    )
 
 
-def awq(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
-    """qweight [K, N / 8], words along the outputs, in AWQ_ORDER; qzeros [G, N / 8], the same; scales [G, N]."""
-    weight = part(prefix, parts, "qweight", ("I32",), (None, None))
+def read_awq(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
+    """Read AWQ's tensors.
+
+    - qweight [K, N / 8], words along the outputs, in AWQ_ORDER
+    - qzeros [G, N / 8], the same
+    - scales [G, N]
+    """
+    weight = get_part(prefix, parts, "qweight", ("I32",), (None, None))
     width, outputs = weight.shape[0], weight.shape[1] * 8
-    scales = part(prefix, parts, "scales", FLOATS, (None, outputs))
+    scales = get_part(prefix, parts, "scales", FLOATS, (None, outputs))
     count = scales.shape[0]
-    zeros = part(prefix, parts, "qzeros", ("I32",), (count, outputs // 8))
+    zeros = get_part(prefix, parts, "qzeros", ("I32",), (count, outputs // 8))
     check_groups(prefix, width, count, None)
 
-    def unpacked(tensor: FileTensor) -> np.ndarray:
-        nibbles = fields(np.asarray(array(tensor)), 4).reshape(tensor.shape[0], -1, 8)
+    def unpack_words(tensor: FileTensor) -> np.ndarray:
+        nibbles = unpack_fields(np.asarray(map_tensor(tensor)), 4).reshape(tensor.shape[0], -1, 8)
         return nibbles[:, :, np.argsort(AWQ_ORDER)].reshape(tensor.shape[0], -1).T
 
-    zero_points = unpacked(zeros).astype(np.int16)
-    return Grid(prefix, (outputs, width), 4, lambda: unpacked(weight), zero_points, finite(scales).T)
+    zero_points = unpack_words(zeros).astype(np.int16)
+    return Grid(prefix, (outputs, width), 4, lambda: unpack_words(weight), zero_points, read_scales(scales).T)
 
 
-def compressed(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
-    """weight_packed [N, K · bits / 32], words along the inputs, or weight [N, K] of int8 or float8; weight_scale [N, G]
-    or of the whole matrix; weight_zero_point [N, G], or packed along the outputs."""
+def read_compressed(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
+    """Read the tensors of compressed-tensors.
+
+    - weight_packed [N, K · bits / 32], words along the inputs, or weight [N, K] of int8 or float8
+    - weight_scale [N, G], or one of the whole matrix
+    - weight_zero_point [N, G], or packed along the outputs
+    """
     if "weight_packed" in parts or "weight" not in parts:
-        outputs, width = np.asarray(array(part(prefix, parts, "weight_shape", ("I64", "I32"), (2,)))).tolist()
-        weight = part(prefix, parts, "weight_packed", ("I32",), (outputs, None))
+        outputs, width = np.asarray(map_tensor(get_part(prefix, parts, "weight_shape", ("I64", "I32"), (2,)))).tolist()
+        weight = get_part(prefix, parts, "weight_packed", ("I32",), (outputs, None))
         bits = next((bits for bits in (4, 8) if -(-width * bits // 32) == weight.shape[1]), 0)
         if not bits:
             raise ModelLoadError(f"tensor {weight.name} has {weight.shape[1]} words for {width} codes: not 4 or 8 bits")
     else:
-        weight = part(prefix, parts, "weight", ("I8", *FLOAT8), (None, None))
+        weight = get_part(prefix, parts, "weight", ("I8", *FLOAT8), (None, None))
         outputs, width = weight.shape
         bits = 8 if weight.dtype == "I8" else 0
     dims = len(parts["weight_scale"].shape) if "weight_scale" in parts else 0
-    scales = spread(part(prefix, parts, "weight_scale", FLOATS, (None,) * dims), (outputs, width))
-    groups = order(prefix, parts, "weight_g_idx", width, scales.shape[1])
+    scales = broadcast_scales(get_part(prefix, parts, "weight_scale", FLOATS, (None,) * dims), (outputs, width))
+    groups = read_group_order(prefix, parts, "weight_g_idx", width, scales.shape[1])
     check_groups(prefix, width, scales.shape[1], groups)
     zeros = np.full(scales.shape, 1 << bits >> 1 if bits else 0, np.int16)
     if "weight_zero_point" in parts:
@@ -216,16 +248,16 @@ def compressed(prefix: str, parts: Parts, settings: dict[str, Any]) -> Grid:
 
 
 def compressed_codes(weight: FileTensor, bits: int, width: int) -> np.ndarray:
-    """Codes [N, K] of 4 or 8 bits, or of float8 in float32."""
-    values = np.asarray(array(weight))
+    """Return codes [N, K] of 4 or 8 bits, or of float8 in float32."""
+    values = np.asarray(map_tensor(weight))
     if weight.dtype in FLOAT8:
         return torch.from_numpy(values.copy()).view(FLOAT8[weight.dtype]).view(weight.shape).float().numpy()
-    return values.view(np.uint8) ^ 128 if weight.dtype == "I8" else fields(values, bits)[:, :width]
+    return values.view(np.uint8) ^ 128 if weight.dtype == "I8" else unpack_fields(values, bits)[:, :width]
 
 
-def spread(tensor: FileTensor, shape: tuple[int, int]) -> np.ndarray:
-    """Scales of the whole matrix, of outputs, of groups, or of squares of 128 → [N, G]."""
-    scales = finite(tensor)
+def broadcast_scales(tensor: FileTensor, shape: tuple[int, int]) -> np.ndarray:
+    """Return scales [N, G] from those of the whole matrix, of outputs, of groups, or of squares of 128."""
+    scales = read_scales(tensor)
     if scales.size == 1:
         return np.broadcast_to(scales.reshape(1, 1), (shape[0], 1))
     if scales.ndim == 1:
@@ -240,22 +272,22 @@ def spread(tensor: FileTensor, shape: tuple[int, int]) -> np.ndarray:
 
 
 def zero_points(prefix: str, parts: Parts, bits: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Zero points [N, G], as far above zero as codes are."""
+    """Return zero points [N, G], as far above zero as codes are."""
     tensor = parts["weight_zero_point"]
     if "weight_packed" in parts and tensor.dtype == "I32":
-        tensor = part(prefix, parts, "weight_zero_point", ("I32",), (-(-shape[0] * bits // 32), shape[1]))
-        return fields(np.asarray(array(tensor)).T, bits)[:, : shape[0]].T.astype(np.int16)
+        tensor = get_part(prefix, parts, "weight_zero_point", ("I32",), (-(-shape[0] * bits // 32), shape[1]))
+        return unpack_fields(np.asarray(map_tensor(tensor)).T, bits)[:, : shape[0]].T.astype(np.int16)
     if not bits:
         return np.zeros(shape, np.int16)
-    tensor = part(prefix, parts, "weight_zero_point", ("I8",), (None,) * len(tensor.shape))
-    found = np.asarray(array(tensor)).astype(np.int16).reshape(-1, shape[1] if tensor.size > 1 else 1)
+    tensor = get_part(prefix, parts, "weight_zero_point", ("I8",), (None,) * len(tensor.shape))
+    found = np.asarray(map_tensor(tensor)).astype(np.int16).reshape(-1, shape[1] if tensor.size > 1 else 1)
     if len(found) not in (1, shape[0]):
         raise ModelLoadError(f"tensor {tensor.name} is {list(tensor.shape)}, and should be {list(shape)}")
     return np.broadcast_to(found, shape) + (1 << bits >> 1)
 
 
 READERS: dict[str, Callable[[str, Parts, dict[str, Any]], Grid]] = {
-    "gptq": gptq,
-    "awq": awq,
-    "compressed-tensors": compressed,
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "compressed-tensors": read_compressed,
 }

@@ -28,7 +28,7 @@ class QuietBar(tqdm):
 
 
 def fetch_snapshot(hub_id: str, *, remote_code: bool, progress: bool) -> Path:
-    """The snapshot's folder, downloaded if it is not in the cache. Only safetensors weights are fetched.
+    """Return the snapshot's folder, downloaded if it is not in the cache. Only safetensors weights are fetched.
 
     Args:
         remote_code: fetch the repository's Python files too.
@@ -36,17 +36,17 @@ def fetch_snapshot(hub_id: str, *, remote_code: bool, progress: bool) -> Path:
     Raises:
         ModelLoadError: no such model, no access to it, no network, or the repository lacks something that is needed.
     """
-    return _fetch(hub_id, [*PATTERNS, "*.py"] if remote_code else PATTERNS, progress, check_folder)
+    return _fetch_snapshot(hub_id, [*PATTERNS, "*.py"] if remote_code else PATTERNS, progress, check_folder)
 
 
 def fetch_head(hub_id: str, *, progress: bool) -> Path:
-    """As `fetch_snapshot`, for weights that are no whole model, such as a drafter's: without a tokenizer, and perhaps
-    as a pickle of tensors.
+    """Do as `fetch_snapshot`, for weights that are no whole model, such as a drafter's: without a tokenizer, and
+    perhaps as a pickle of tensors.
 
     Raises:
         ModelLoadError: as for `fetch_snapshot`.
     """
-    return _fetch(hub_id, [*PATTERNS, "*.bin"], progress, _check_head)
+    return _fetch_snapshot(hub_id, [*PATTERNS, "*.bin"], progress, _check_head)
 
 
 def _check_head(folder: Path) -> Path:
@@ -55,7 +55,7 @@ def _check_head(folder: Path) -> Path:
     return folder
 
 
-def _fetch(hub_id: str, patterns: list[str], progress: bool, check: Callable[[Path], Path]) -> Path:
+def _fetch_snapshot(hub_id: str, patterns: list[str], progress: bool, check: Callable[[Path], Path]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from tailrace.errors import ModelLoadError
 from tailrace.models.child import not_all_there
-from tailrace.models.convert_quantized import owners
+from tailrace.models.convert_quantized import list_owned_matrices
 
 
 class Owned(NamedTuple):
@@ -33,7 +33,7 @@ Renamer = Callable[[str], tuple[str, str | None]]
 
 
 def meta_model(folder: Path, remote_code: bool) -> Any:
-    """The folder's model without memory, its modules plain."""
+    """Return the folder's model without memory, its modules plain."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -46,9 +46,9 @@ def meta_model(folder: Path, remote_code: bool) -> Any:
         raise ModelLoadError(f"transformers can't build a model from its config.json: {reason}") from error
 
 
-def renamer(model: Any) -> tuple[Renamer, bool]:
-    """A function: the name of a checkpoint's tensor → the model's name, and what it is merged by, if it is; whether any
-    are."""
+def make_renamer(model: Any) -> tuple[Renamer, bool]:
+    """Return a function from a checkpoint tensor's name to the model's name and to what it is merged by, if it is; and
+    whether any tensors are merged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -56,29 +56,29 @@ def renamer(model: Any) -> tuple[Renamer, bool]:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
 
-    def rename(name: str) -> tuple[str, str | None]:
+    def rename_tensor(name: str) -> tuple[str, str | None]:
         target, merged = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
             target, merged = rename_source_key(name, [], [], model.base_model_prefix, state)
         return target, merged
 
-    return rename, bool(converters)
+    return rename_tensor, bool(converters)
 
 
 def owner_of(model: Any, rename: Renamer) -> Owner:
-    """A function: the name of a checkpoint's tensor → the parameter that it becomes as it is, if that is such a one."""
+    """Return a function from a checkpoint tensor's name to the parameter that it fills unchanged, or None."""
     found = {
         f"{path}.weight": Owned(name, f"{path}.weight", tuple(parameter.shape))
-        for name, parameter, sharing in owners(model)
+        for name, parameter, sharing in list_owned_matrices(model)
         for path, module in model.named_modules()
-        if any(module is one for one in sharing) and suits(model, module)
+        if any(module is one for one in sharing) and is_quantizable(model, module)
     }
 
-    def owner(name: str) -> Owned | None:
+    def find_owner(name: str) -> Owned | None:
         target, merged = rename(name)
         return None if merged else found.get(target)
 
-    return owner
+    return find_owner
 
 
 def refuse_missing(model: Any, rename: Renamer, names: Iterable[str]) -> None:
@@ -97,6 +97,7 @@ def refuse_missing(model: Any, rename: Renamer, names: Iterable[str]) -> None:
         raise ModelLoadError(not_all_there(missing))
 
 
-def suits(model: Any, module: nn.Module) -> bool:
-    """Linear layers and the embedding of tokens. Other embeddings (of positions) are small and need their precision."""
+def is_quantizable(model: Any, module: nn.Module) -> bool:
+    """Return True for linear layers and the embedding of tokens. Other embeddings (of positions) are small and need
+    their precision."""
     return isinstance(module, nn.Linear) or module is model.get_input_embeddings()

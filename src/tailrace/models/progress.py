@@ -21,7 +21,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def stage(self, text: str) -> None:
+    def start_stage(self, text: str) -> None:
         """Start a new stage."""
         self.close()
         if not self.enabled:

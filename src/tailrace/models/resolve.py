@@ -8,8 +8,8 @@ from pathlib import Path
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.default import DEFAULT_NAME, fetch_default
-from tailrace.models.folder import kept, prepare_folder
-from tailrace.models.gguf import convert
+from tailrace.models.folder import pick_weight_format, prepare_folder
+from tailrace.models.gguf import convert_gguf
 from tailrace.models.hub import HUB_ID, fetch_snapshot
 from tailrace.models.local import LocalModel, check_folder
 from tailrace.models.progress import Progress
@@ -18,7 +18,8 @@ ONLY_CPU = "model.weights quantized and model.quantize have kernels on the CPU o
 
 
 def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
-    """The model that `config.model` names, as a complete folder on this machine, and the name that clients use for it.
+    """Return the model that `config.model` names, as a complete folder on this machine, and the name that clients use
+    for it.
 
     A folder is named by its last part, a GGUF file by its stem, a hub id by itself; config.name overrides.
 
@@ -27,13 +28,13 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
         ConfigError: the device has no kernels for these weights.
     """
     cache_dir, precision = Path(config.cache_dir).expanduser(), (config.dtype, config.weights)
-    if kept(config) != "dequantized" and config.device.startswith("cuda"):
+    if pick_weight_format(config) != "dequantized" and config.device.startswith("cuda"):
         raise ConfigError(f"{ONLY_CPU}; leave them out on a GPU")
     with Progress(progress) as bar:
         if config.model is None:
             refuse_quantize(config, "the default model")
             file = fetch_default(cache_dir, bar)
-            folder = convert(file, cache_dir, precision, bar, DEFAULT_NAME)
+            folder = convert_gguf(file, cache_dir, precision, bar, DEFAULT_NAME)
             return LocalModel(folder, config.name or DEFAULT_NAME)
         path = Path(config.model).expanduser()
         if path.is_dir():
@@ -41,7 +42,7 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
             return LocalModel(prepare_folder(folder, config, bar, folder.name), config.name or folder.name)
         if path.is_file():
             refuse_quantize(config, path.name)
-            folder = convert(path.resolve(), cache_dir, precision, bar, path.stem)
+            folder = convert_gguf(path.resolve(), cache_dir, precision, bar, path.stem)
             return LocalModel(folder, config.name or path.stem)
         if looks_like_path(config.model):
             raise ModelLoadError(f"there is no file or folder {config.model}")
@@ -59,5 +60,5 @@ def refuse_quantize(config: ModelConfig, name: str) -> None:
 
 
 def looks_like_path(name: str) -> bool:
-    """True for what can't be a hub id, which has exactly one slash and no leading dot, slash or tilde."""
+    """Return True for what can't be a hub id, which has exactly one slash and no leading dot, slash or tilde."""
     return name.startswith((".", "~", os.sep)) or name.endswith(".gguf") or not HUB_ID.match(name)

@@ -1,8 +1,9 @@
 """Folders that are made once and appear whole or not at all. Knows nothing of their contents.
 
-The maker of a folder holds its lock, works in a temporary folder beside it, syncs that to disk and renames it. So two
-processes that start at once share one result. A kill at any point leaves a temporary folder, which is never mistaken
-for the real one and is deleted by the next maker. The kernel owns the lock, so it is released when its process ends.
+The maker of a folder holds its lock, works in a temporary folder of the same parent, syncs that to disk and renames it.
+So two processes that start at once share one result. A kill at any point leaves a temporary folder, which is never
+mistaken for the real one and is deleted by the next maker. The kernel owns the lock, so it is released when its process
+ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TEMPORARY = ".tmp-"
 
 
 def is_whole(folder: Path) -> bool:
-    """True if the folder has its marker and every file the marker lists, at its size."""
+    """Return True if the folder has its marker and every file the marker lists, at its size."""
     try:
         files = json.loads((folder / MARKER).read_text())["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
@@ -34,7 +35,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def make_once(target: Path, build: Callable[[Path], dict[str, Any]], on_wait: Callable[[], None]) -> Path:
-    """`target`, made by `build(temporary folder)` if it does not exist yet.
+    """Return `target`; if it does not exist yet, `build(temporary folder)` makes it.
 
     Args:
         build: fills the empty folder it is given; the marker keeps what it returns.
@@ -47,32 +48,32 @@ def make_once(target: Path, build: Callable[[Path], dict[str, Any]], on_wait: Ca
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock_of(target), on_wait):
+        with hold_lock(lock_of(target), on_wait):
             if not is_whole(target):
-                make(target, build)
+                build_folder(target, build)
     except OSError as error:
         raise ModelLoadError(f"the cache folder {target.parent} can't be used: {error}") from error
     return target
 
 
-def make(target: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+def build_folder(target: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     """Build, sync, rename. The caller holds the lock."""
-    sweep(target)
+    remove_incomplete(target)
     temporary = Path(tempfile.mkdtemp(prefix=target.name + TEMPORARY, dir=target.parent))
     try:
         origin = build(temporary)
         files = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
         (temporary / MARKER).write_text(json.dumps({**origin, "files": files}, indent=2) + "\n")
         for path in [*temporary.rglob("*"), temporary]:
-            sync(path)
+            flush_to_disk(path)
         temporary.chmod(0o755)
         temporary.rename(target)
-        sync(target.parent)
+        flush_to_disk(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing at that path
 
 
-def sweep(target: Path) -> None:
+def remove_incomplete(target: Path) -> None:
     """Delete what is incomplete at `target`, and the temporary folders of makers that have ended."""
     if target.exists():  # damaged: a file was deleted or cut short
         shutil.rmtree(target)
@@ -86,7 +87,7 @@ def sweep(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, on_wait: Callable[[], None]):
+def hold_lock(path: Path, on_wait: Callable[[], None]):
     """Hold the lock file; call `on_wait` if another process holds it."""
     lock = FileLock(path)
     try:
@@ -101,11 +102,11 @@ def locked(path: Path, on_wait: Callable[[], None]):
 
 
 def lock_of(target: Path) -> Path:
-    """The lock file of a target. It is never deleted: otherwise two processes could hold 'the' lock."""
+    """Return the lock file of a target. It is never deleted: otherwise two processes could hold 'the' lock."""
     return target.with_name(f".{target.name}.lock")
 
 
-def sync(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable
@@ -16,9 +17,13 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
+QUANTISED = re.compile(r"scale|zero|qweight|packed|absmax|quant|g_idx|codebook|_data$")  # in a tensor's name
+BLOCKS_METHOD = "tailrace"  # `quant_method` in the config.json of a folder whose matrices are in blocks
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
 
 
@@ -42,12 +47,13 @@ class NewTensor(NamedTuple):
     data: Callable[[], Iterable[bytes | memoryview]]
 
 
-def stored(path: Path) -> dict[str, FileTensor]:
-    """The tensors of a safetensors file, by name.
+def index_tensors(path: Path) -> dict[str, FileTensor]:
+    """Return the tensors of a safetensors file, by name.
 
     Raises:
         ModelLoadError: the file is damaged; the sentence names the tensor.
     """
+    refuse_stand_in(path)
     try:
         whole = path.stat().st_size
         with path.open("rb") as file:
@@ -58,7 +64,7 @@ def stored(path: Path) -> dict[str, FileTensor]:
                 raise ValueError(f"its header should have {length} bytes, and the file has {whole}")
             header = json.loads(file.read(length), parse_constant=no_number)
         header.pop("__metadata__", None)
-        found = {name: entry(path, name, fields, (8 + length, whole)) for name, fields in header.items()}
+        found = {name: parse_entry(path, name, fields, (8 + length, whole)) for name, fields in header.items()}
         refuse_gaps(path, list(found.values()), whole - 8 - length)
         return found
     except ModelLoadError:
@@ -67,8 +73,16 @@ def stored(path: Path) -> dict[str, FileTensor]:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
 
 
-def entry(path: Path, name: str, fields: dict[str, list[int]], ends: tuple[int, int]) -> FileTensor:
-    """One tensor. ends: where the data begin and the file ends."""
+def has_plain_floats(paths: Iterable[Path]) -> bool:
+    """Return True if every matrix of the files is a float, and no tensor has a name that only quantised models have."""
+    tensors = [tensor for path in paths for tensor in index_tensors(path).values()]
+    matrices = [tensor.dtype for tensor in tensors if len(tensor.shape) > 1]
+    floats = bool(matrices) and all(dtype in FLOATS for dtype in matrices)
+    return floats and not any(QUANTISED.search(tensor.name) for tensor in tensors)
+
+
+def parse_entry(path: Path, name: str, fields: dict[str, list[int]], ends: tuple[int, int]) -> FileTensor:
+    """Return one tensor. ends: where the data begin and the file ends."""
     dtype, shape = str(fields["dtype"]), tuple(fields["shape"])
     first, last = fields["data_offsets"]
     if not 0 <= first <= last or any(not isinstance(size, int) or size < 0 for size in shape):
@@ -95,9 +109,9 @@ def refuse_gaps(path: Path, tensors: list[FileTensor], size: int) -> None:
         raise ModelLoadError(f"{path} is damaged: {missing} bytes of it belong to no tensor")
 
 
-def write(path: Path, tensors: list[NewTensor], done: Callable[[int], None]) -> None:
-    """Write a safetensors file; no more than a piece of a tensor is in memory. done: told the number of tensors written
-    so far. Wider types come first, so that all are aligned.
+def write_tensors(path: Path, tensors: list[NewTensor], done: Callable[[int], None]) -> None:
+    """Write a safetensors file; only a piece of a tensor is in memory at once. done: called with the number of tensors
+    written so far. Wider types come first, so that all are aligned.
 
     Raises:
         ModelLoadError: the disk has too little room, or a tensor's dtype is not known here.

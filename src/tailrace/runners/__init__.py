@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.config import ModelConfig
+from tailrace.errors import ConfigError
 from tailrace.runners.base import Batch, ModelRunner
 
-__all__ = ["Batch", "ModelRunner", "load_runner"]
+__all__ = ["Batch", "ModelRunner", "check_adapters", "load_runner"]
 
 
 def load_runner(
@@ -19,19 +20,29 @@ def load_runner(
     max_num_seqs: int = 0,
     max_model_len: int = 0,
 ) -> ModelRunner:
-    """The runner for config.model: `scripted:…` needs `vocab_size`, any other model its folder. max_num_seqs: the most
-    sequences that decode at once, for CUDA graphs; 0: no graphs. max_model_len: the longest sequence that is served;
-    0: as long as the model can.
+    """Return the runner for config.model: `scripted:…` needs `vocab_size`, any other model its folder.
+
+    - max_num_seqs: the most sequences that decode at once, for CUDA graphs; 0: no graphs.
+    - max_model_len: the longest sequence that is served; 0: the model's own limit.
 
     Raises:
         ModelLoadError, ConfigError: see the runners.
     """
     if folder is None:
-        from tailrace.runners.scripted import named
+        from tailrace.runners.scripted import make_scripted
 
-        return named(config.model or "", vocab_size, block_size)
-    from tailrace.runners.transformers import TransformersRunner
+        runner: ModelRunner = make_scripted(config.model or "", vocab_size, block_size)
+    else:
+        from tailrace.runners.load_transformers import load_transformers
 
-    return TransformersRunner.load(
-        config, folder, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
-    )
+        runner = load_transformers(
+            config, folder, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+        )
+    check_adapters(config, runner)
+    return runner
+
+
+def check_adapters(config: ModelConfig, runner: ModelRunner) -> None:
+    """Raise ConfigError if the runner does not apply the adapters that the settings name."""
+    if tuple(config.adapters) != runner.adapters:
+        raise ConfigError(f"model.lora (--lora): {type(runner).__name__} applies no adapters; leave it out")

@@ -1,8 +1,8 @@
 """Connects transformers' attention interface to the paged KV cache. A model loaded with attn_implementation="tailrace"
-calls `attend` in every layer. The attention module carries its AttentionLayer, which knows the layer's cache and the
-current step.
+calls `forward_attention` in every layer. The attention module carries its AttentionLayer, which knows the layer's
+cache and the current step.
 
-Knows nothing of models; runners/transformers.py attaches the layers.
+Knows nothing of models; runners/paged_model.py attaches the layers.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class AttentionState:
 class AttentionLayer:
     """The layer of one attention module: which cache it reads, and what its model asks for (runners/probe.py finds it).
 
-    index: the place of its cache. source: of the layer whose keys and values it attends to; its own index, but for
-    models that share them between layers (Gemma 3n). window, softcap, chunk: see kernels.paged_attention.
+    - index: the place of its cache.
+    - source: index of the layer whose keys and values it attends to. This is its own index, except in models that share
+      keys and values between layers (Gemma 3n).
+    - window, softcap, chunk: see kernels.paged_attention.
     """
 
     shared: AttentionState
@@ -80,7 +82,7 @@ class AttentionLayer:
         if self.source == self.index:
             seen.append((self.index, key))
 
-    def attend(
+    def attend_cached(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Store key [T, Hkv, D] and value [T, Hkv, Dv]; return the attention of query [T, Hq, D] → [T, Hq, Dv]."""
@@ -106,7 +108,8 @@ class AttentionLayer:
 
 class Offsets:
     """Stands for transformers' cache in a module that derives its tokens' positions from it: a token's place in the
-    flat batch plus its offset is its position. Keys and values pass through; `attend` keeps them."""
+    flat batch plus its offset is its position. Keys and values pass through; `AttentionLayer.attend_cached` stores
+    them."""
 
     def __init__(self, positions: torch.Tensor) -> None:
         self.offsets = positions - torch.arange(len(positions), device=positions.device)
@@ -135,7 +138,7 @@ def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, k
 NAMES = ("Attention", "MLA")  # of classes that attend
 
 
-def attach(model: Any, shared: AttentionState, other: Callable[[Any], bool]) -> list[AttentionLayer]:
+def attach_layers(model: Any, shared: AttentionState, other: Callable[[Any], bool]) -> list[AttentionLayer]:
     """Give every attention module its AttentionLayer; return them in the order of their layers. Of a model that also
     sees or hears, those that read text, and not those that look at the rest. other: it is called attention, and keeps
     no keys."""
@@ -181,7 +184,7 @@ def sinks_of(options: dict[str, Any]) -> torch.Tensor | None:
     return None if sinks is None else sinks.detach().float().contiguous()
 
 
-def attend(
+def forward_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -200,5 +203,5 @@ def attend(
     if attention_mask is not None:
         raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
     parts = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = layer.attend(*parts, sinks=sinks_of(options))
+    out = layer.attend_cached(*parts, sinks=sinks_of(options))
     return out[None], None

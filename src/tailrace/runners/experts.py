@@ -1,8 +1,8 @@
 """Mixtures of experts in which a token's result is the same bits however many tokens have chosen its experts.
 
 transformers gives an expert's rows to one matrix product, whose way of adding depends on how many rows there are. The
-kernels of linear layers add every row's products in one order (csrc/linear.cpp, kernels/gpu/products.py). On a CPU the
-projections of every expert are packed.
+kernels of linear layers add every row's products in one order (csrc/model/linear.cpp, kernels/gpu/products.py). On a
+CPU the projections of every expert are packed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class GroupedLinear:
         self.experts, self.width = weight.shape[:2]
 
     def __call__(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
-        """rows [S, K], sorted by expert; counts: how many rows each one has, to the last that has any. Rows of numbers
-        that are no expert's become 0. → [S, N]"""
+        """Return [S, N] of rows [S, K], sorted by expert. Rows of numbers that are no expert's become 0. counts: how
+        many rows each expert has, up to the last that has any."""
         assert isinstance(counts, list)
         pairs = zip(rows.split(counts), self.packed, strict=False)
         done = [kernels.linear(part, packed) for part, packed in pairs if len(part)]
@@ -53,15 +53,15 @@ class DeviceGroupedLinear:
         self.experts = len(weight)
 
     def __call__(self, rows: torch.Tensor, starts: Sizes) -> torch.Tensor:
-        """rows [S, K], sorted by expert; starts: as sizes_of has them, or how many rows each expert has. Rows of
-        numbers that are no expert's become 0. → [S, N]"""
+        """Return [S, N] of rows [S, K], sorted by expert. Rows of numbers that are no expert's become 0. starts: as
+        sizes_of returns them, or how many rows each expert has."""
         if isinstance(starts, list):
             starts = there(torch.tensor([0, *accumulate(starts)]), rows.device)
         return kernels.grouped_linear(rows, self.weight, self.bias, starts)
 
 
 def grouped_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GroupedLinear | DeviceGroupedLinear:
-    """The layers for the weight's device."""
+    """Return the layers for the weight's device."""
     return (GroupedLinear if weight.device.type == "cpu" else DeviceGroupedLinear)(weight, bias)
 
 
@@ -74,8 +74,8 @@ class PackedExperts(nn.Module):
     def __init__(self, original: Any) -> None:
         super().__init__()
         name = "gate_up_proj" if original.has_gate else "up_proj"
-        self.up = grouped(original, name)
-        self.down = grouped(original, "down_proj")
+        self.up = build_projection(original, name)
+        self.down = build_projection(original, "down_proj")
         self.own = copy(original)
         self.own._parameters = {}
         self.dtype = original.down_proj.dtype
@@ -83,11 +83,12 @@ class PackedExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """hidden_states [T, H], top_k_index and top_k_weights [T, k] → [T, H]. An index of num_experts is no expert."""
-        return mixed(hidden_states, top_k_index, top_k_weights, self.each, self.up.experts)
+        """Return [T, H] of hidden_states [T, H], top_k_index and top_k_weights [T, k]. An index of num_experts is no
+        expert."""
+        return mix_experts(hidden_states, top_k_index, top_k_weights, self.each, self.up.experts)
 
     def each(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
-        """What every expert makes of its rows."""
+        """Return each expert's outputs for its rows."""
         own = self.own
         rows = self.up(rows.to(self.dtype), counts)
         rows = self.down(own._apply_gate(rows) if own.has_gate else own.act_fn(rows), counts)
@@ -112,12 +113,12 @@ class DbrxExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """As PackedExperts, but hidden_states [B, T, H] → [B, T, H]."""
+        """Do as PackedExperts, but with hidden_states [B, T, H] → [B, T, H]."""
         flat = hidden_states.flatten(0, -2)
-        return mixed(flat, top_k_index, top_k_weights, self.each, self.up.experts).view_as(hidden_states)
+        return mix_experts(flat, top_k_index, top_k_weights, self.each, self.up.experts).view_as(hidden_states)
 
     def each(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
-        """What every expert makes of its rows."""
+        """Return each expert's outputs for its rows."""
         gate, up = self.up(rows, counts).chunk(2, -1)
         return self.down(self.act_fn(gate) * up, counts)
 
@@ -148,8 +149,8 @@ class JetMoeExperts(nn.Module):
         return self.linear(inputs, list(expert_size))
 
 
-def grouped(original: Any, name: str) -> GroupedLinear | DeviceGroupedLinear:
-    """A projection of decorated experts."""
+def build_projection(original: Any, name: str) -> GroupedLinear | DeviceGroupedLinear:
+    """Return a projection of decorated experts."""
     weight = getattr(original, name)
     return grouped_linear(
         weight.mT if original.is_transposed else weight,
@@ -157,16 +158,16 @@ def grouped(original: Any, name: str) -> GroupedLinear | DeviceGroupedLinear:
     )
 
 
-def mixed(
+def mix_experts(
     states: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
     each: Callable[[torch.Tensor, Sizes], torch.Tensor],
     number: int,
 ) -> torch.Tensor:
-    """The weighted sum over the experts that each token chose: states [T, H], index and weights [T, k] → [T, H].
+    """Return the weighted sum over the experts that each token chose: states [T, H], index and weights [T, k] → [T, H].
 
-    each: rows sorted by expert, and their sizes_of → what the experts make of them. number: of experts.
+    each: rows sorted by expert, and their sizes_of → the experts' outputs. number: of experts.
     """
     chosen = index.shape[-1]
     experts, order = index.reshape(-1).sort(stable=True)
@@ -174,19 +175,19 @@ def mixed(
     rows = rows * weights.reshape(-1)[order, None]
     back = torch.empty_like(rows)
     back[order] = rows
-    return added(back.unflatten(0, (-1, chosen))).to(states.dtype)
+    return sum_in_order(back.unflatten(0, (-1, chosen))).to(states.dtype)
 
 
 def sizes_of(experts: torch.Tensor, number: int) -> Sizes:
-    """How many rows each expert has, of the sorted numbers of the rows' experts; on a GPU, where the host must not wait
-    for that, where each expert's begin: int64 [number + 1]."""
+    """Return how many rows each expert has, given the rows' experts in ascending order. On a GPU the host must not wait
+    for these counts, so there return where each expert's rows begin: int64 [number + 1]."""
     if experts.device.type == "cpu":
         return torch.bincount(experts).tolist()
     return torch.searchsorted(experts, torch.arange(number + 1, device=experts.device))
 
 
-def added(parts: torch.Tensor) -> torch.Tensor:
-    """The sum of [T, k, H] over k in float32, in one order."""
+def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum of [T, k, H] over k in float32, in one order."""
     total, *rest = parts.float().unbind(1)
     for part in rest:
         total = total + part
@@ -194,5 +195,5 @@ def added(parts: torch.Tensor) -> torch.Tensor:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """True for modules that transformers' use_experts_implementation decorates."""
+    """Return True for modules that transformers' use_experts_implementation decorates."""
     return all(hasattr(module, name) for name in DECORATED)

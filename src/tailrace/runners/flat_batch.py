@@ -24,12 +24,12 @@ class FlatTokens:
     wanted: list[int] = field(default_factory=list)
 
     def add(self, tokens: Iterable[int], end: int) -> None:
-        """One more sequence: at least one token, the last of them at position end − 1."""
+        """Add a sequence: at least one token, the last of them at position end − 1."""
         self.token_ids += tokens
         self.query_start.append(len(self.token_ids))
         self.kv_len.append(end)
 
-    def batch(
+    def make_batch(
         self,
         tables: np.ndarray,
         block_size: int,
@@ -37,8 +37,8 @@ class FlatTokens:
         adapted: tuple[tuple[int, torch.Tensor], ...] = (),
         slots: Sequence[int] | None = None,
     ) -> Batch:
-        """The pass as tensors. tables: int32 [N, B], each row covers the positions below kv_len. previous, adapted,
-        slots: see Batch."""
+        """Return the pass as tensors. tables: int32 [N, B], each row covers the positions below kv_len. previous,
+        adapted, slots: see Batch."""
         starts, ends = np.array(self.query_start), np.array(self.kv_len)
         counts = np.diff(starts)
         owner = np.repeat(np.arange(len(ends)), counts)
@@ -65,21 +65,23 @@ def lay_out(
     block_size: int,
     wanted: Sequence[int] | None = None,
 ) -> Batch:
-    """One pass over N sequences, in which each one's last token may be asked for logits.
+    """Lay out one pass over N sequences, in which each one's last token may be asked for logits.
 
     Args:
-        tokens: of each sequence, at least one. first: the position of its first one. tables: int32 [N, B], rows cover
-            all of its positions. wanted: the sequences whose last token's logits are asked for, ascending; None: all.
+        tokens: of each sequence, at least one.
+        first: the position of its first one.
+        tables: int32 [N, B], rows cover all of its positions.
+        wanted: the sequences whose last token's logits are asked for, ascending; None: all.
     """
     flat = FlatTokens()
     for new, start in zip(tokens, first, strict=True):
         flat.add(new, start + len(new))
     flat.wanted += [flat.query_start[i + 1] - 1 for i in (range(len(tokens)) if wanted is None else wanted)]
-    return flat.batch(tables.numpy(), block_size)
+    return flat.make_batch(tables.numpy(), block_size)
 
 
 def block_table(blocks: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Lists of blocks as int32 [N, B], padded with 0. B is the longest list's length, at least 1."""
+    """Return lists of blocks as int32 [N, B], padded with 0. B is the longest list's length, at least 1."""
     out = np.zeros((len(blocks), max(map(len, blocks), default=1) or 1), dtype=np.int32)
     for row, owned in zip(out, blocks, strict=True):
         row[: len(owned)] = owned

@@ -36,7 +36,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = weight.new_empty((0, self.in_features))
-        self.packed = kernels.pack_linear(weight.detach(), _detached(bias))
+        self.packed = kernels.pack_linear(weight.detach(), _detach_tensor(bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return kernels.linear(x, self.packed)
@@ -60,11 +60,11 @@ class FusedMLP(nn.Module):
 
     def __init__(self, original: Any) -> None:
         super().__init__()
-        self.gate_up = merge(original.gate_proj, original.up_proj)
-        self.down = pack(original.down_proj)
+        self.gate_up = merge_linears(original.gate_proj, original.up_proj)
+        self.down = pack_projection(original.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return project(kernels.silu_mul(project(x, self.gate_up)), self.down)
+        return apply_projections(kernels.silu_mul(apply_projections(x, self.gate_up)), self.down)
 
 
 class FusedAttention(nn.Module):
@@ -76,15 +76,15 @@ class FusedAttention(nn.Module):
         self.layer_idx = original.layer_idx
         self.head_dim = original.head_dim
         self.widths = [p.out_features for p in (original.q_proj, original.k_proj, original.v_proj)]
-        self.qkv = merge(original.q_proj, original.k_proj, original.v_proj)
-        self.out = pack(original.o_proj)
+        self.qkv = merge_linears(original.q_proj, original.k_proj, original.v_proj)
+        self.out = pack_projection(original.o_proj)
         self.q_norm = FusedNorm(original.q_norm, False) if hasattr(original, "q_norm") else None
         self.k_norm = FusedNorm(original.k_norm, False) if hasattr(original, "k_norm") else None
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> tuple[torch.Tensor, None]:
-        projected = project(hidden_states[0], self.qkv)
+        projected = apply_projections(hidden_states[0], self.qkv)
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)) for part in projected.split_with_sizes(self.widths, -1)
         )
@@ -93,39 +93,39 @@ class FusedAttention(nn.Module):
         cos, sin = position_embeddings
         kernels.rotary(query, cos[0], sin[0])
         kernels.rotary(key, cos[0], sin[0])
-        mixed = self.layer.attend(query, key, value)
-        return project(mixed.flatten(1), self.out)[None], None
+        mixed = self.layer.attend_cached(query, key, value)
+        return apply_projections(mixed.flatten(1), self.out)[None], None
 
 
-def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _detach_tensor(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def pack(linear: nn.Linear) -> list[Any]:
-    """One projection, packed."""
-    return merge(linear)
+def pack_projection(linear: nn.Linear) -> list[Any]:
+    """Pack one projection."""
+    return merge_linears(linear)
 
 
-def merge(*linears: nn.Linear) -> list[Any]:
-    """Several projections of one input as one, packed; of quantised ones, as few as their types allow."""
+def merge_linears(*linears: nn.Linear) -> list[Any]:
+    """Pack several projections of one input as one; quantised ones into as few as their types allow."""
     quantized = [part for part in linears if isinstance(part, QuantizedLinear)]
     if len(quantized) == len(linears):
         return kernels.joined([part.packed for part in quantized])
     if quantized:
-        return [packed for part in linears for packed in merge(part)]
+        return [packed for part in linears for packed in merge_linears(part)]
     bias = None
     if linears[0].bias is not None:
         bias = torch.cat([part.bias.detach() for part in linears])
     return [kernels.pack_linear(torch.cat([part.weight.detach() for part in linears]), bias)]
 
 
-def project(x: torch.Tensor, packed: list[Any]) -> torch.Tensor:
-    """The outputs of packed projections of x, side by side."""
+def apply_projections(x: torch.Tensor, packed: list[Any]) -> torch.Tensor:
+    """Return the outputs of packed projections of x, side by side."""
     outputs = [kernels.linear(x, one) for one in packed]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
-def _norm(original: Any) -> nn.Module:
+def _fuse_norm(original: Any) -> nn.Module:
     return FusedNorm(original, plus_one=False)
 
 
@@ -133,46 +133,46 @@ def _gemma_norm(original: Any) -> nn.Module:
     return FusedNorm(original, plus_one=True)
 
 
-def _mlp(original: Any) -> nn.Module:
+def _fuse_mlp(original: Any) -> nn.Module:
     name = type(original.act_fn).__name__
     if name not in ("SiLU", "SiLUActivation"):
         raise TypeError(f"its activation is {name}, not SiLU")
     return FusedMLP(original)
 
 
-def _linear(original: nn.Linear) -> nn.Module:
+def _fuse_linear(original: nn.Linear) -> nn.Module:
     return PackedLinear(original.weight, original.bias)
 
 
-def _conv1d(original: Any) -> nn.Module:
-    """GPT-2's linear layer, whose weight is [K, N]."""
+def _fuse_conv1d(original: Any) -> nn.Module:
+    """Pack GPT-2's linear layer, whose weight is [K, N]."""
     return PackedLinear(original.weight.T, original.bias)
 
 
 # Class name → builder. Order matters: whole modules first, then the norms and linear layers that are left over.
 MODULES: dict[str, Callable[[Any], nn.Module]] = {
     **dict.fromkeys(("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"), FusedAttention),
-    **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"), _mlp),
-    **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"), _norm),
+    **dict.fromkeys(("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"), _fuse_mlp),
+    **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"), _fuse_norm),
     **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), _gemma_norm),
     DECORATED: PackedExperts,
     "Llama4TextExperts": Llama4Experts,
     "DbrxExperts": DbrxExperts,
     "JetMoeParallelExperts": JetMoeExperts,
-    "Linear": _linear,
-    "Conv1D": _conv1d,
+    "Linear": _fuse_linear,
+    "Conv1D": _fuse_conv1d,
 }
 
 
-def kind_of(module: nn.Module) -> str:
-    """The module's key in MODULES: its class's name."""
+def get_module_key(module: nn.Module) -> str:
+    """Return the module's key in MODULES: its class's name."""
     return DECORATED if are_experts(module) else type(module).__name__
 
 
 Places = list[tuple[nn.Module, str]]  # (parent, name of the child)
 
 
-def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
+def fuse_modules(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
     """Swap in every replacement that computes the same; return the class names that were replaced.
 
     Args:
@@ -184,7 +184,7 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
     before = run()
     bound = COARSE if rounds_activations(model) else bound_of(before)
     for name, build in MODULES.items():
-        groups = {} if name in keep else places(model, name)
+        groups = {} if name in keep else group_modules(model, name)
         problems, before = swap_first(groups, build, run, (before, bound))
         for where, problem in problems.items():
             log.warning("%s is not replaced at %s: %s", name, where, problem)
@@ -196,13 +196,14 @@ def fuse(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str
     return replaced
 
 
-def places(model: nn.Module, name: str) -> dict[str, Places]:
-    """The modules of a class by what uses them: their parent's class and their path, in which numbers (of layers, of
-    experts) are all the same. Code around a module may read its weights (a router does), so each group is tried."""
+def group_modules(model: nn.Module, name: str) -> dict[str, Places]:
+    """Return the modules of a class by what uses them: their parent's class and their path, in which numbers (of
+    layers, of experts) are all the same. Code around a module may read its weights (a router does), so each group is
+    tried."""
     found: dict[str, Places] = {}
     for path, parent in model.named_modules():
         for child, module in parent.named_children():
-            if kind_of(module) == name:
+            if get_module_key(module) == name:
                 where = f"{type(parent).__name__} {re.sub(r'[0-9]+', 'N', f'{path}.{child}')}"
                 found.setdefault(where, []).append((parent, child))
     return found
@@ -214,16 +215,21 @@ def swap_first(
     run: Callable[[], torch.Tensor],
     usual: tuple[torch.Tensor, float],
 ) -> tuple[dict[str, str], torch.Tensor]:
-    """Replace the first module of each group: of all groups at once, and if that changes the logits, of one group after
-    the other. usual: the logits, and by how much they may change. → (group → why it is not replaced, logits as they are
-    now)"""
+    """Replace the first module of each group. First try all groups at once; if that changes the logits, try one group
+    after the other.
+
+    usual: the logits, and by how much they may change.
+
+    Returns:
+        (group → why it is not replaced, logits as they are now)
+    """
     before, bound = usual
     originals = {where: getattr(*members[0]) for where, members in groups.items()}
     try:
         for where, original in originals.items():
             setattr(*groups[where][0], build(original))
         after = run() if groups else before
-        problem = difference(before, after, bound)
+        problem = explain_difference(before, after, bound)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         after, problem = before, str(error)
     if problem is None:
@@ -240,12 +246,12 @@ def swap_first(
 
 
 def bound_of(logits: torch.Tensor) -> float:
-    """What allows for the rounding of one module, and not for a wrong formula."""
+    """Return an error bound that allows for the rounding of one module, but not for a wrong formula."""
     return BOUNDS.get(logits.dtype, COARSE)
 
 
-def difference(expected: torch.Tensor, got: torch.Tensor, bound: float | None = None) -> str | None:
-    """How `got` differs from `expected`, or None. bound: of the error; None: the dtype's."""
+def explain_difference(expected: torch.Tensor, got: torch.Tensor, bound: float | None = None) -> str | None:
+    """Return how `got` differs from `expected`, or None. bound: of the error; None: the dtype's."""
     error = (expected.float() - got.float()).norm() / expected.float().norm()
     bound = bound_of(expected) if bound is None else bound
     return (

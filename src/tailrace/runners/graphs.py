@@ -22,14 +22,14 @@ from tailrace.runners.base import Batch
 Launch = Callable[[], None]
 
 
-def sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, then steps of 8 up to 256, then steps of 16. The last one is `most`."""
+def list_graph_sizes(most: int) -> list[int]:
+    """Return 1, 2, 4, 8, then steps of 8 up to 256, then steps of 16. The last one is `most`."""
     steps = (1, 2, 4, *range(8, 256, 8), *range(256, most, 16))
     return [*(size for size in steps if size < most), most]
 
 
-def padded(batch: Batch, size: int) -> list[torch.Tensor]:
-    """The inputs that change from step to step: token_ids, positions, slot_mapping and kv_len, padded to `size`
+def pad_inputs(batch: Batch, size: int) -> list[torch.Tensor]:
+    """Return the inputs that change from step to step: token_ids, positions, slot_mapping and kv_len, padded to `size`
     sequences, and block_tables unpadded."""
     more = (0, size - len(batch.kv_len))
     return [
@@ -41,8 +41,8 @@ def padded(batch: Batch, size: int) -> list[torch.Tensor]:
     ]
 
 
-def nothing(width: int) -> Batch:
-    """A batch of no sequences."""
+def make_empty_batch(width: int) -> Batch:
+    """Return a batch of no sequences."""
     none, narrow = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
     return Batch(none, none, none, torch.zeros(1, dtype=torch.int32), narrow, narrow.view(0, width), none)
 
@@ -65,17 +65,17 @@ class Graphs:
         capture: Callable[[Launch], Launch],
     ) -> None:
         self.most, self.width, self.device = most, width, device
-        self.sizes = sizes(most)
+        self.sizes = list_graph_sizes(most)
         self.tables = torch.zeros((most, width), dtype=torch.int32, device=device)
         self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.wanted = torch.arange(most, device=device)
-        largest = [*padded(nothing(width), most)[:-1], self.tables]
+        largest = [*pad_inputs(make_empty_batch(width), most)[:-1], self.tables]
         self.words = torch.zeros(sum(map(room, largest)), dtype=torch.int64, device=device)
-        self.logits = run(self._static(most)).clone()
-        self.launches = {size: capture(self._step(run, size)) for size in reversed(self.sizes)}
+        self.logits = run(self._make_static_batch(most)).clone()
+        self.launches = {size: capture(self._make_step(run, size)) for size in reversed(self.sizes)}
 
     def serves(self, batch: Batch) -> bool:
-        """True if every sequence has one token, sequences whose logits are wanted come first, and all fit."""
+        """Return True if every sequence has one token, sequences whose logits are wanted come first, and all fit."""
         sequences, width = batch.block_tables.shape
         return (
             sequences <= self.most
@@ -85,10 +85,10 @@ class Graphs:
         )
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Logits [L, V] of a batch that it serves. The next call overwrites them."""
+        """Return the logits [L, V] of a batch that it serves. The next call overwrites them."""
         sequences, width = batch.block_tables.shape
         size = self.sizes[bisect_left(self.sizes, sequences)]
-        ids, *_, tables = self._load(padded(batch, size))
+        ids, *_, tables = self._load_inputs(pad_inputs(batch, size))
         self.tables[:sequences, :width].copy_(tables)
         if batch.previous is not None:
             ids = ids[:sequences]
@@ -98,29 +98,29 @@ class Graphs:
 
     # ---- inside
 
-    def _load(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _load_inputs(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copy the tensors to the device; return them there. All addresses but the last depend on the size alone."""
         packed = pack(parts, pinned=self.device.type == "cuda")
         self.words[: len(packed)].copy_(packed, non_blocking=True)
         return unpack(self.words, parts)
 
-    def _static(self, size: int) -> Batch:
-        """The inputs of the graph of this size; only padding for now."""
-        ids, positions, slots, kv_len, _ = self._load(padded(nothing(self.width), size))
+    def _make_static_batch(self, size: int) -> Batch:
+        """Return the inputs of the graph of this size; only padding for now."""
+        ids, positions, slots, kv_len, _ = self._load_inputs(pad_inputs(make_empty_batch(self.width), size))
         return Batch(ids, positions, slots, self.starts[: size + 1], kv_len, self.tables[:size], self.wanted[:size])
 
-    def _step(self, run: Callable[[Batch], torch.Tensor], size: int) -> Launch:
-        batch = self._static(size)
+    def _make_step(self, run: Callable[[Batch], torch.Tensor], size: int) -> Launch:
+        batch = self._make_static_batch(size)
 
-        def step() -> None:
+        def run_step() -> None:
             self.logits[:size].copy_(run(batch))
 
-        return step
+        return run_step
 
 
 @contextmanager
 def nobody_waits() -> Iterator[None]:
-    """Inside this context, whatever makes the host wait for the GPU raises RuntimeError. This affects all threads, so
+    """Raise RuntimeError at whatever makes the host wait for the GPU inside this context. This affects all threads, so
     it is for use while a model loads, not later."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

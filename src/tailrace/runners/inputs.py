@@ -12,8 +12,8 @@ from tailrace.runners.base import Batch
 FIELDS = ("token_ids", "positions", "slot_mapping", "query_start", "kv_len", "block_tables", "wanted")
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch with all its tensors on the device."""
+def move_batch(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with all its tensors on the device."""
     if device.type == "cpu":
         return batch
     parts = [getattr(batch, field) for field in FIELDS]

@@ -1,10 +1,12 @@
-"""Functions of torch whose bits, on a CPU, don't depend on where an element lies or what stands beside it.
+"""Functions of torch whose bits, on a CPU, don't depend on an element's place or on its neighbours.
 
-torch computes sigmoid, SiLU, softplus and GELU in vectors, and the last elements of a tensor, or of a thread's share of
-it, which fill no vector, by another routine. A matrix product adds in an order that depends on the number of rows. So a
-token's bits would depend on how many tokens stand beside it. exp, log1p, erf, tanh and plain arithmetic go one way for
-all elements: what is made of them is the same everywhere (tests/runners/test_invariant.py). So is a packed linear
-layer. Modules that runners/fuse.py replaces need none of this. runners/invariant_gpu.py has the same for a GPU.
+torch computes sigmoid, SiLU, softplus and GELU in vectors. The last elements of a tensor, or of a thread's share of it,
+which fill no vector, go through another routine. A matrix product adds in an order that depends on the number of rows.
+So a token's bits would depend on how many tokens a batch has.
+
+Plain arithmetic, exp, log1p, erf and tanh treat all elements alike. Functions made of these do too
+(tests/runners/test_invariant.py), and so does a packed linear layer.
+Modules that runners/fuse.py replaces need none of this. runners/invariant_gpu.py has the same for a GPU.
 """
 
 from __future__ import annotations
@@ -24,24 +26,24 @@ PACKED = "tailrace_packed"  # where a parameter carries its packed forms
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """1 / (1 + e⁻ˣ)."""
+    """Return 1 / (1 + e⁻ˣ)."""
     return (1 / (1 + torch.exp(-x.float()))).to(x.dtype)
 
 
 def silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    """x · sigmoid(x). inplace is not needed: nobody else sees x."""
+    """Return x · sigmoid(x). inplace is not needed: nobody else sees x."""
     wide = x.float()
     return (wide / (1 + torch.exp(-wide))).to(x.dtype)
 
 
 def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
-    """log(1 + e^(βx)) / β; x itself beyond the threshold of βx."""
+    """Return log(1 + e^(βx)) / β; x itself beyond the threshold of βx."""
     scaled = x.float() * beta
     return torch.where(scaled > threshold, x.float(), torch.log1p(torch.exp(scaled)) / beta).to(x.dtype)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """x · Φ(x), or its approximation by tanh (arXiv 1606.08415)."""
+    """Return x · Φ(x), or its approximation by tanh (arXiv 1606.08415)."""
     wide = x.float()
     if approximate == "tanh":
         inner = torch.tanh((2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide))
@@ -50,33 +52,33 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return (0.5 * wide * (1 + inner)).to(x.dtype)
 
 
-def packable(*tensors: torch.Tensor | None) -> bool:
-    """True if the CPU's packed linear layer takes tensors of these dtypes together."""
+def is_packable(*tensors: torch.Tensor | None) -> bool:
+    """Return True if the CPU's packed linear layer takes tensors of these dtypes together."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return dtypes in ({torch.float32}, {torch.bfloat16})
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x Wᵀ + b of a weight [N, K] that is no packed module's, such as a router's."""
-    if weight.dim() != 2 or not packable(x, weight, bias):
+    """Return x Wᵀ + b of a weight [N, K] that is no packed module's, such as a router's."""
+    if weight.dim() != 2 or not is_packable(x, weight, bias):
         return F.linear(x, weight, bias)
-    return kernels.linear(x, packed(weight, lambda: kernels.pack_linear(weight, bias)))
+    return kernels.linear(x, get_packed(weight, lambda: kernels.pack_linear(weight, bias)))
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
-    """A product with a parameter: W X of W [N, K] and X [..., K, T], or X W of X [..., T, K] and W [K, N]. Others are
-    torch's."""
-    if options or not packable(a, b) or a.dim() < 2 or b.dim() < 2:
+    """Return a product with a parameter: W X of W [N, K] and X [..., K, T], or X W of X [..., T, K] and W [K, N].
+    Others are torch's."""
+    if options or not is_packable(a, b) or a.dim() < 2 or b.dim() < 2:
         return torch.matmul(a, b, **options)
     if isinstance(a, nn.Parameter) and a.dim() == 2:
-        return kernels.linear(b.mT, packed(a, lambda: kernels.pack_linear(a))).mT
+        return kernels.linear(b.mT, get_packed(a, lambda: kernels.pack_linear(a))).mT
     if isinstance(b, nn.Parameter) and b.dim() == 2:
-        return kernels.linear(a, packed(b, lambda: kernels.pack_linear(b.mT), "transposed"))
+        return kernels.linear(a, get_packed(b, lambda: kernels.pack_linear(b.mT), "transposed"))
     return torch.matmul(a, b)
 
 
-def packed(weight: torch.Tensor, pack: Callable[[], Any], how: str = "") -> Any:
-    """The packed weight: a parameter's is kept, any other tensor's is made for this call."""
+def get_packed(weight: torch.Tensor, pack: Callable[[], Any], how: str = "") -> Any:
+    """Return the packed weight: a parameter's is kept, any other tensor's is made for this call."""
     if not isinstance(weight, nn.Parameter):
         return pack()
     kept: dict[str, Any] | None = getattr(weight, PACKED, None)
@@ -101,13 +103,13 @@ REPLACED: Mapping[Any, Callable[..., torch.Tensor]] = {
 
 
 class Replacing(TorchFunctionMode):
-    """While it is on, a model's code calls the functions of `replaced` in place of torch's. used: it did."""
+    """A mode in which a model's code calls the functions of `replaced` instead of torch's. used: it has called one."""
 
     replaced: Mapping[Any, Callable[..., Any]] = {}
     used = False
 
     def takes(self, func: Any, args: Any) -> bool:
-        """Whether this call is replaced, too."""
+        """Return whether this call is replaced, too."""
         return True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,18 +121,18 @@ class Replacing(TorchFunctionMode):
 
 
 class PlaceIndependent(Replacing):
-    """For the CPU."""
+    """The replacements for the CPU."""
 
     replaced = REPLACED
 
     def takes(self, func: Any, args: Any) -> bool:
-        """Products of a parameter alone."""
+        """Return False for products without a parameter."""
         return func not in PRODUCTS or any(isinstance(each, nn.Parameter) for each in args)
 
 
-def needed(mode: type[Replacing], run: Callable[[], object]) -> Callable[[], AbstractContextManager[Any]]:
-    """What a pass must run in: the replacement, if `run`, a pass, calls one of these functions. Otherwise nothing: a
-    replacement costs a microsecond per call of torch."""
+def select_mode(mode: type[Replacing], run: Callable[[], object]) -> Callable[[], AbstractContextManager[Any]]:
+    """Return the context that a pass must run in: the replacement if `run`, a pass, calls one of these functions,
+    otherwise nothing. A replacement costs a microsecond per call of torch."""
     with mode() as tried:
         run()
     return mode if tried.used else nullcontext

@@ -26,22 +26,22 @@ PAIRS = (*PRODUCTS, *BATCHED)
 Dim = int | tuple[int, ...] | list[int] | None
 
 
-def alike(*tensors: torch.Tensor | None) -> bool:
-    """True if the kernels take tensors of these dtypes together."""
+def has_kernel_dtypes(*tensors: torch.Tensor | None) -> bool:
+    """Return True if the kernels take tensors of these dtypes together."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return len(dtypes) == 1 and dtypes <= set(FLOATS)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x Wᵀ + b of a weight [N, K] that is no replaced module's, such as a router's."""
-    if weight.dim() != 2 or not alike(x, weight, bias):
+    """Return x Wᵀ + b of a weight [N, K] that is no replaced module's, such as a router's."""
+    if weight.dim() != 2 or not has_kernel_dtypes(x, weight, bias):
         return F.linear(x, weight, bias)
     return kernels.linear(x, kernels.pack_linear(weight, bias))
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [..., M, K] · b [..., K, N], either of which may lack dimensions."""
-    if not alike(a, b) or a.dim() < 2 or b.dim() < 2:
+    """Return a [..., M, K] · b [..., K, N], either of which may lack dimensions."""
+    if not has_kernel_dtypes(a, b) or a.dim() < 2 or b.dim() < 2:
         return torch.matmul(a, b)
     if b.dim() == 2:
         return linear(a, b.mT)
@@ -53,29 +53,29 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """torch.mm. Routers ask for float32 of bfloat16."""
-    if not alike(a, b) or out_dtype not in (None, a.dtype, torch.float32):
+    """Do as torch.mm. Routers ask for float32 of bfloat16."""
+    if not has_kernel_dtypes(a, b) or out_dtype not in (None, a.dtype, torch.float32):
         return torch.mm(a, b) if out_dtype is None else torch.mm(a, b, out_dtype=out_dtype)
     dtype = out_dtype or a.dtype
     return linear(a.to(dtype), b.to(dtype).mT)
 
 
 def addmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
-    """torch.addmm of a bias."""
-    if options or x.shape != b.shape[1:] or not alike(x, a, b):
+    """Do as torch.addmm with a bias."""
+    if options or x.shape != b.shape[1:] or not has_kernel_dtypes(x, a, b):
         return torch.addmm(x, a, b, **options)
     return linear(a, b.mT, x)
 
 
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """torch.bmm."""
-    return kernels.bmm(a, b) if alike(a, b) else torch.bmm(a, b)
+    """Do as torch.bmm."""
+    return kernels.bmm(a, b) if has_kernel_dtypes(a, b) else torch.bmm(a, b)
 
 
-def over(
+def reduce_dimension(
     original: Callable[..., torch.Tensor], x: torch.Tensor, dim: Dim, keepdim: bool, options: Mapping[str, Any]
 ) -> torch.Tensor:
-    """Σ x over one dimension, or its mean; any other call is the original's. options: dtype alone."""
+    """Return Σ x over one dimension, or its mean; any other call is the original's. options: dtype alone."""
     dtype = options.get("dtype") or x.dtype
     single = dim if isinstance(dim, int) else dim[0] if dim is not None and len(dim) == 1 else None
     if single is None or x.dtype not in FLOATS or dtype not in FLOATS or options.keys() - {"dtype"}:
@@ -87,17 +87,17 @@ def over(
 
 
 def total(x: torch.Tensor, dim: Dim = None, keepdim: bool = False, **options: Any) -> torch.Tensor:
-    """torch.sum."""
-    return over(torch.sum, x, dim, keepdim, options)
+    """Do as torch.sum."""
+    return reduce_dimension(torch.sum, x, dim, keepdim, options)
 
 
 def mean(x: torch.Tensor, dim: Dim = None, keepdim: bool = False, **options: Any) -> torch.Tensor:
-    """torch.mean."""
-    return over(torch.mean, x, dim, keepdim, options)
+    """Do as torch.mean."""
+    return reduce_dimension(torch.mean, x, dim, keepdim, options)
 
 
 def norm(x: torch.Tensor, p: Any = 2, dim: Dim = None, keepdim: bool = False, **options: Any) -> torch.Tensor:
-    """√Σ x² over one dimension; torch.norm of any other call."""
+    """Return √Σ x² over one dimension; do as torch.norm in any other call."""
     if p != 2 or not isinstance(dim, int) or x.dtype not in FLOATS or options:
         return torch.norm(x, p, dim, keepdim, **options)
     out = kernels.sum_rows(x.float().movedim(dim, -1), squared=True).sqrt().to(x.dtype)
@@ -105,12 +105,12 @@ def norm(x: torch.Tensor, p: Any = 2, dim: Dim = None, keepdim: bool = False, **
 
 
 def normalize(x: torch.Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> torch.Tensor:
-    """x / max(‖x‖, eps)."""
+    """Return x / max(‖x‖, eps)."""
     return x / norm(x, p, dim, keepdim=True).clamp_min(eps)
 
 
 class RowsIndependent(Replacing):
-    """For a GPU."""
+    """The replacements for a GPU."""
 
     replaced: Mapping[Any, Callable[..., Any]] = {
         F.linear: linear,
@@ -125,5 +125,5 @@ class RowsIndependent(Replacing):
     }
 
     def takes(self, func: Any, args: Any) -> bool:
-        """All but products of a single term, as in rotary embeddings: these are exact."""
+        """Return False for products of a single term, as in rotary embeddings: these are exact."""
         return func not in PAIRS or (len(args) == 2 and args[0].shape[-1:] != (1,))

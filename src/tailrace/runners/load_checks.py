@@ -1,12 +1,14 @@
-"""Checks at load: the device, models that can't be served, and the batches of the trial run."""
+"""Checks at load: the device, and models that can't be served."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,9 @@ import torch
 from torch import nn
 
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.runners.base import Batch
-from tailrace.runners.flat_batch import FlatTokens
+from tailrace.models.tensors import BLOCKS_METHOD, has_plain_floats
 
-TRIAL_TOKENS = 20
-TRIALS = 3  # prompts of which one must be reproduced, where numbers are rounded
+log = logging.getLogger(__name__)
 NOT_CAUSAL = "is an encoder-decoder model; only causal language models are served"
 
 
@@ -27,65 +27,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def trial_ids(vocab_size: int, number: int = 0) -> torch.Tensor:
-    """A fixed prompt of TRIAL_TOKENS different ids; others with other numbers."""
-    return (torch.arange(TRIAL_TOKENS) * 7919 + 11 + 101 * number) % vocab_size
-
-
-def trial_batch(vocab_size: int, block_size: int, adapted: tuple[tuple[int, torch.Tensor], ...] = ()) -> Batch:
-    """The trial prompt as one sequence in the cache's first blocks, with the logits of all its tokens."""
-    tokens = torch.arange(TRIAL_TOKENS)
-    blocks = -(-TRIAL_TOKENS // block_size)
-    return Batch(
-        token_ids=trial_ids(vocab_size),
-        positions=tokens,
-        slot_mapping=tokens,
-        query_start=torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32),
-        kv_len=torch.tensor([TRIAL_TOKENS], dtype=torch.int32),
-        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        wanted=tokens,
-        adapted=adapted,
-    )
-
-
-def decode_trial(vocab_size: int, block_size: int, sequences: int, at: int = -1) -> Batch:
-    """The trial prompt's last token again, or another one, in `sequences` equal sequences."""
-    last = torch.full((sequences,), TRIAL_TOKENS + at)
-    blocks = torch.arange(-(-TRIAL_TOKENS // block_size), dtype=torch.int32)
-    return Batch(
-        token_ids=trial_ids(vocab_size)[last],
-        positions=last,
-        slot_mapping=last,
-        query_start=torch.arange(sequences + 1, dtype=torch.int32),
-        kv_len=torch.full((sequences,), TRIAL_TOKENS + at + 1, dtype=torch.int32),
-        block_tables=blocks.repeat(sequences, 1),
-        wanted=torch.arange(sequences),
-    )
-
-
-def trial_steps(vocab_size: int, block_size: int, far: int, number: int = 0) -> tuple[torch.Tensor, list[Batch]]:
-    """Two sequences of TRIAL_TOKENS each, the second at positions from `far` on, in three passes: the first one whole
-    beside a chunk of the second; the rest of the second; the last token of both. → (ids [2, T], batches). All
-    logits are wanted."""
-    prompt = trial_ids(vocab_size, number)
-    ids = torch.stack([prompt, prompt.flip(0)])
-    blocks = -(-TRIAL_TOKENS // block_size)
-    tables = torch.arange(2 * blocks, dtype=torch.int32).view(2, blocks)
-    batches = []
-    for spans in (((0, 0, 20), (1, 0, 12)), ((1, 12, 20),), ((1, 19, 20), (0, 19, 20))):
-        flat = FlatTokens()
-        for sequence, first, end in spans:
-            flat.add(ids[sequence, first:end].tolist(), end)
-        flat.wanted = list(range(len(flat.token_ids)))
-        owners = [span[0] for span in spans]
-        batch = flat.batch(tables[owners].numpy(), block_size, slots=owners)
-        moved = torch.cat([torch.full((end - first,), far * sequence) for sequence, first, end in spans])
-        batches.append(replace(batch, positions=batch.positions + moved))
-    return ids, batches
-
-
 @contextmanager
-def explained(name: str) -> Iterator[None]:
+def explain_errors(name: str) -> Iterator[None]:
     """Whatever the model's own code raises becomes one sentence.
 
     Raises:
@@ -101,7 +44,7 @@ def explained(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def finite(folder: Path, model: nn.Module) -> Iterator[None]:
+def report_nonfinite(folder: Path, model: nn.Module) -> Iterator[None]:
     """Where a check of the model fails because numbers of its weights are none, the error names the tensor. Weights are
     looked at only then: a pass has told already.
 
@@ -142,8 +85,11 @@ def check_logits(logits: torch.Tensor) -> None:
 
 
 def settle_dtypes(model: Any, dtype: torch.dtype) -> None:
-    """Give the parameters of a model that came from a quantized checkpoint `dtype`, but for those still quantized and
-    those that the model keeps in float32. transformers leaves each with the dtype of the file or of its scales."""
+    """Convert the parameters of a model from a quantized checkpoint to `dtype`.
+
+    Parameters that are still quantized, and those that the model keeps in float32, do not change. transformers leaves
+    each parameter with the dtype of the file or of its scales.
+    """
     kept = model._keep_in_fp32_modules_strict or ()
     for name, parameter in model.named_parameters():
         if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not any(k in name for k in kept):
@@ -197,6 +143,47 @@ def dequantise_at_load(config: Any) -> None:
     settings = getattr(config, "quantization_config", None)
     if isinstance(settings, dict) and settings.get("quant_method") in DEQUANTISED:
         settings["dequantize"] = True
+
+
+def forget_quantisation(folder: Path, config: Any) -> None:
+    """Have a model of plain floats loaded as such, though its config has a quantization_config. The front end has
+    logged it (models/check_weights.py)."""
+    parts = [part for part in (config, config.get_text_config()) if hasattr(part, "quantization_config")]
+    if parts and not any(folder.glob("pytorch_model*.bin")) and has_plain_floats(folder.glob("model*.safetensors")):
+        for part in parts:
+            vars(part).pop("quantization_config", None)
+
+
+def blocks_config(config: Any) -> dict[str, Any] | None:
+    """Return the `quantization_config` of a model whose weights are in blocks, else None."""
+    settings = getattr(config, "quantization_config", None)
+    return settings if isinstance(settings, dict) and settings.get("quant_method") == BLOCKS_METHOD else None
+
+
+def admit_blocks(config: Any, device: torch.device) -> None:
+    """Let transformers load weights in blocks, and log their types. Do nothing for other models.
+
+    Raises:
+        ConfigError: the device has no kernels for blocks.
+    """
+    settings = blocks_config(config)
+    if settings is None:
+        return
+    if device.type != "cpu":
+        raise ConfigError(
+            "model.weights quantized and model.quantize have kernels on the CPU only; leave them out, or set "
+            "model.device to cpu"
+        )
+    import_module("tailrace.runners.quantizer")
+    log.info("%s", describe_blocks(settings))
+
+
+def describe_blocks(settings: dict[str, Any]) -> str:
+    """Return how many tensors are in blocks of which type, and how many are not, with the reason."""
+    kept = Counter(settings.get("names", {}).get(str(number), str(number)) for number in settings["types"].values())
+    verb = settings.get("verb", "stay")
+    parts = [f"{count} tensors {verb} {name}" for name, count in sorted(kept.items())]
+    return "; ".join([*parts, *(f"{count} {why}" for why, count in settings.get("left", {}).items())])
 
 
 def leave_images_out(config: Any) -> None:

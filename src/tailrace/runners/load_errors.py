@@ -9,50 +9,52 @@ from typing import Any
 import torch
 from torch import nn
 
+from tailrace.base.extras import require_extra
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
 
 
-def unloadable(folder: Path, config: Any, error: Exception, remote_code: bool) -> ModelLoadError:
-    """The sentence for what was raised. transformers names tensors that don't fit only in its log."""
+def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bool) -> ModelLoadError:
+    """Return the sentence for what was raised. transformers names tensors that don't fit only in its log."""
     if isinstance(error, OSError | ValueError | ImportError):  # these are written for people
         return ModelLoadError(f"{folder}: {error}")
     problem = None
     if config is not None and "mismatched" in str(error):
-        problem = misfit(folder, config, remote_code)
+        problem = find_shape_mismatch(folder, config, remote_code)
     if config is not None and isinstance(error, KeyError):
         problem = next(
-            (f"{key} {value!r} is not known" for key, value in settings(config) if error.args == (value,)), None
+            (f"{key} {value!r} is not known" for key, value in list_settings(config) if error.args == (value,)), None
         )
         problem = problem and f"config.json: {problem}"
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return ModelLoadError(f"{folder}: {problem or f'no model can be made of its config.json ({text:.300})'}")
 
 
-def misfit(folder: Path, config: Any, remote_code: bool) -> str | None:
-    """The first tensor that is of another shape than config.json makes it; None if that is not known. Only names that
-    the model has too are compared."""
-    with needs("serve"):
+def find_shape_mismatch(folder: Path, config: Any, remote_code: bool) -> str | None:
+    """Return the first tensor that is of another shape than config.json makes it; None if that is not known. Only names
+    that the model has too are compared."""
+    with require_extra("serve"):
         from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):  # takes no memory
         model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
-    made, found = dict(model.named_parameters()), dict(shapes(folder))
+    made, found = dict(model.named_parameters()), dict(read_shapes(folder))
     for name, parameter in made.items():
         if (shape := found.get(name, parameter.shape)) == parameter.shape:
             continue
         changed = [pair for pair in zip(parameter.shape, shape, strict=False) if pair[0] != pair[1]]
         fields = [
-            f"{key} {value}" for key, value in settings(config) if any(states(key, value, *pair) for pair in changed)
+            f"{key} {value}"
+            for key, value in list_settings(config)
+            if any(may_explain_width(key, value, *pair) for pair in changed)
         ]
         by = f"config.json ({' or '.join(fields)})" if fields else "config.json"
         return f"tensor {name} is {list(shape)}, and by {by} it should be {list(parameter.shape)}"
     return None
 
 
-def shapes(folder: Path) -> Iterator[tuple[str, torch.Size]]:
-    """Every tensor's, from the headers of safetensors files."""
-    with needs("serve"):
+def read_shapes(folder: Path) -> Iterator[tuple[str, torch.Size]]:
+    """Yield every tensor's, from the headers of safetensors files."""
+    with require_extra("serve"):
         from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -60,14 +62,14 @@ def shapes(folder: Path) -> Iterator[tuple[str, torch.Size]]:
             yield from ((name, torch.Size(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
 
 
-def settings(config: Any) -> list[tuple[str, Any]]:
-    """The language model's fields."""
+def list_settings(config: Any) -> list[tuple[str, Any]]:
+    """Return the language model's fields."""
     return list(config.get_text_config().to_dict().items())
 
 
-def states(name: str, value: object, expected: int, stored: int) -> bool:
-    """The field may be why a matrix should be `expected` wide: it says so, or it is a number of heads that divides that
-    width and not the other."""
+def may_explain_width(name: str, value: object, expected: int, stored: int) -> bool:
+    """Return True if this field explains why a matrix should be `expected` wide: it equals that width, or it is a
+    number of heads that divides that width and not the other."""
     if isinstance(value, bool) or not isinstance(value, int) or name.endswith("_id"):
         return False
     return value == expected or ("heads" in name and value > 1 and expected % value == 0 != stored % value)

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from tailrace import kernels
+from tailrace.base.extras import require_extra
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
 from tailrace.kernels.transfer import there
 from tailrace.runners.load_checks import all_finite
 
@@ -81,7 +82,7 @@ class WeightDelta(NamedTuple):
     up: Any
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, K] → [n, N]."""
+        """Return the layer's change for rows: [n, K] → [n, N]."""
         return kernels.linear(kernels.linear(x, self.down), self.up)
 
 
@@ -97,7 +98,9 @@ class Adapters:
         self.rows: Rows = ()  # of the step that is being computed
         self.total = 0  # tokens in the step
         self.calls = 0
-        self._weights = {number: read(name, folder, model) for number, (name, folder) in enumerate(of.items(), 1)}
+        self._weights = {
+            number: read_adapter(name, folder, model) for number, (name, folder) in enumerate(of.items(), 1)
+        }
 
     @property
     def modules(self) -> set[str]:
@@ -105,8 +108,8 @@ class Adapters:
         return {module for weights in self._weights.values() for module in weights}
 
     def owners(self, model: nn.Module) -> set[str]:
-        """Classes of the modules that contain them. Replacing such a module as a whole (runners/fuse.py) would bypass
-        the adapter."""
+        """Return the classes of the modules that contain these layers. Replacing such a module as a whole
+        (runners/fuse.py) would bypass the adapter."""
         return {type(model.get_submodule(module.rpartition(".")[0])).__name__ for module in self.modules}
 
     def take(self, rows: Rows, total: int, device: torch.device) -> None:
@@ -128,14 +131,14 @@ class Adapters:
                 packed[module][number] = WeightDelta(*(kernels.pack_linear(part.to(device)) for part in (down, up)))
         self._weights = {}
         for module, deltas in packed.items():
-            model.get_submodule(module).register_forward_hook(self._adding(module, deltas))
+            model.get_submodule(module).register_forward_hook(self._make_adapter_hook(module, deltas))
         everything = torch.arange(tokens)
         trial(tuple((number, everything) for number in range(1, len(self.names) + 1)))
         if self.calls != len(packed):
             raise ModelLoadError(f"lora: {len(packed)} layers must be changed, but a pass called {self.calls}")
 
-    def _adding(self, module: str, deltas: dict[int, WeightDelta]) -> Callable[..., torch.Tensor]:
-        def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    def _make_adapter_hook(self, module: str, deltas: dict[int, WeightDelta]) -> Callable[..., torch.Tensor]:
+        def add_deltas(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             if not self.rows:
                 return output
             x, y = inputs[0].flatten(0, -2), output.flatten(0, -2)
@@ -149,18 +152,20 @@ class Adapters:
                     y.index_add_(0, places, deltas[number](x[places]))
             return y.view_as(output)
 
-        return hook
+        return add_deltas
 
 
-def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Module name → (A, s · B), in the model's dtype.
+def read_adapter(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return module name → (A, s · B), in the model's dtype.
 
     Raises:
         ModelLoadError: see Adapters.
     """
-    with needs("serve"):
+    with require_extra("serve"):
         from safetensors.torch import load_file
 
+    for file in (CONFIG, WEIGHTS):
+        refuse_stand_in(folder / file)
     try:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
@@ -185,16 +190,16 @@ def read(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Ten
         if (at := KEY.fullmatch(key)) is None:
             raise ModelLoadError(f"lora {name}: {key!r} is not supported; only linear layers' lora_A and lora_B are")
         parts[at["module"]][at["part"]] = tensor
-    found = {module: pair(name, module, both, config, model) for module, both in parts.items()}
+    found = {module: read_pair(name, module, both, config, model) for module, both in parts.items()}
     if not found:
         raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} holds nothing")
     return found
 
 
-def pair(
+def read_pair(
     name: str, module: str, both: dict[str, torch.Tensor], config: dict[str, Any], model: nn.Module
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(A, s · B) of one layer."""
+    """Return (A, s · B) of one layer."""
     try:
         layer = model.get_submodule(module)
     except AttributeError:

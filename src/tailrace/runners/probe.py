@@ -15,7 +15,7 @@ import torch
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, sinks_of
-from tailrace.runners.masks import AttentionMask, mask_of
+from tailrace.runners.masks import AttentionMask, read_mask_tensor
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
 BLOCK = 16
@@ -33,7 +33,7 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def probe(
+def probe_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -42,8 +42,8 @@ def probe(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of the probing pass: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] → [1,
-    T, Hq, Dv].
+    """Return the attention function of the probing pass: query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]
+    → [1, T, Hq, Dv].
 
     Raises:
         ModelLoadError: the layer asks for something that the paged kernel can't do, or computes something else.
@@ -58,7 +58,7 @@ def probe(
     if attention_mask is None:
         mask: AttentionMask | None = AttentionMask(window=int(options.get("sliding_window") or 0))
     else:
-        mask = mask_of(attention_mask, tokens)
+        mask = read_mask_tensor(attention_mask, tokens)
     if mask is None:
         raise ModelLoadError(
             f"{name} attends by a mask that is not causal within a sliding window or a chunk, or by a bias in it; this "
@@ -72,7 +72,7 @@ def probe(
     if attention_mask is None:
         attention_mask = dense_bias(mask, tokens, query)
     expected = own_attention(module, query, key, value, attention_mask, layer.scale, options)
-    compare(name, alone(layer, (query, key, value), sinks_of(options)), expected)
+    compare_outputs(name, attend_alone(layer, (query, key, value), sinks_of(options)), expected)
     return expected.to(query.dtype), None
 
 
@@ -88,8 +88,9 @@ def refuse_options(name: str, options: dict[str, Any]) -> None:
 
 
 def dense_bias(mask: AttentionMask, tokens: int, like: torch.Tensor) -> torch.Tensor:
-    """The mask as transformers' eager functions take it: [1, 1, T, T] in like's dtype, 0 or the lowest number."""
-    hidden = ~mask.dense(tokens, like.device)
+    """Return the mask as transformers' eager functions take it: [1, 1, T, T] in like's dtype, 0 or the lowest
+    number."""
+    hidden = ~mask.make_dense(tokens, like.device)
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(
         hidden, torch.finfo(like.dtype).min
     )[None, None]
@@ -104,11 +105,11 @@ def own_attention(
     scaling: float,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """The output [1, T, Hq, D] of the eager function that stands beside the module's class, in float32.
+    """Return the output [1, T, Hq, D], in float32, of the eager function in the module of the layer's class.
     (More than six parameters: those of transformers' attention functions.)
 
     Raises:
-        ModelLoadError: there is none.
+        ModelLoadError: that module has no such function.
     """
     function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if function is None:
@@ -117,10 +118,10 @@ def own_attention(
     return function(module, *exact, attention_mask.float(), scaling=scaling, **options)[0]
 
 
-def alone(
+def attend_alone(
     layer: AttentionLayer, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """The layer's paged attention of one sequence (its query, key and value) in a cache of its own."""
+    """Return the layer's paged attention of one sequence (its query, key and value) in a cache of its own."""
     query = parts[0]
     tokens, device = query.shape[2], query.device
     blocks = -(-tokens // BLOCK)
@@ -132,12 +133,12 @@ def alone(
     own = layer.shared, layer.source
     layer.shared, layer.source = state, layer.index
     try:
-        return layer.attend(*(x[0].transpose(0, 1) for x in parts), sinks=sinks)[None]
+        return layer.attend_cached(*(x[0].transpose(0, 1) for x in parts), sinks=sinks)[None]
     finally:
         layer.shared, layer.source = own
 
 
-def compare(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+def compare_outputs(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise ModelLoadError if the outputs differ by more than rounding."""
     error = ((ours.float() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
     if not error <= BOUNDS[ours.dtype]:

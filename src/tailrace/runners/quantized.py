@@ -1,40 +1,37 @@
-"""Models whose weights are in blocks: the modules that hold them.
+"""Modules whose weights are blocks of quantised numbers, and how such modules replace those of a model.
 
-models/convert_quantized.py and models/convert_folder.py write such folders. Their config.json has a
-`quantization_config` whose method is `tailrace` and whose types say which parameters are blocks; transformers hands
-these to runners/quantizer.py.
+models/convert_quantized.py and models/convert_folder.py write folders with such weights. The `quantization_config` in
+such a folder's config.json names the type of each parameter's blocks. transformers passes that config to
+runners/quantizer.py.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
 from tailrace import kernels
-from tailrace.errors import ConfigError, ModelLoadError
-
-log = logging.getLogger(__name__)
-METHOD = "tailrace"
+from tailrace.errors import ModelLoadError
 
 
 class Blocks(nn.Module):
-    """What both modules have. weight: at first the raw blocks, uint8 [N, bytes of a row]; once packed it has the
-    model's dtype, which a model's code may ask for, and no entries."""
+    """What both modules have.
+
+    weight: at first the raw blocks, uint8 [N, bytes of a row]. Once packed it has no entries, and the model's dtype,
+    which a model's code may ask for.
+    """
 
     packed: Any = None
 
-    def hold(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def allocate_raw(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         """Make room for the raw blocks."""
         self.dtype = dtype
         self.weight = nn.Parameter(torch.empty(shape, dtype=torch.uint8, device="meta"), requires_grad=False)
 
-    def pack(self, packed: Any) -> None:
-        """Take the packed weights in place of the raw ones."""
+    def set_packed(self, packed: Any) -> None:
+        """Keep the packed weights and drop the raw ones."""
         self.packed = packed
         self.weight = nn.Parameter(torch.empty((0, packed.k), dtype=self.dtype), requires_grad=False)
 
@@ -56,11 +53,11 @@ class QuantizedEmbedding(Blocks, nn.Embedding):
 MODULES: dict[type[nn.Module], type[Any]] = {nn.Linear: QuantizedLinear, nn.Embedding: QuantizedEmbedding}
 
 
-def swap(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> dict[str, Any]:
-    """Put modules that hold blocks in place of those whose weights `shapes` names. → name of the weight → module.
+def swap_modules(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> dict[str, Any]:
+    """Replace the modules whose weights `shapes` names by modules of blocks. Return name of the weight → module.
 
     Raises:
-        ModelLoadError: there is no such module, or it is of another kind.
+        ModelLoadError: the model has no such module, or the module is neither a linear layer nor an embedding.
     """
     found: dict[str, Any] = {}
     for name, shape in shapes.items():
@@ -74,7 +71,7 @@ def swap(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: torch.dtyp
             raise ModelLoadError(f"{path} is a {type(module).__name__}, whose weights can't be quantised")
         module.__class__ = made
         found[name] = module
-        found[name].hold(shape, dtype)
+        found[name].allocate_raw(shape, dtype)
     return found
 
 
@@ -95,44 +92,12 @@ def pack_all(modules: dict[str, Any], types: dict[str, int]) -> None:
                 done[id(raw)] = kernels.pack_quantized(raw.data, types[name], width, bias)
             except ValueError as error:
                 raise ModelLoadError(f"{name}: {error}") from error
-        module.pack(done[id(raw)])
+        module.set_packed(done[id(raw)])
         if not any(other is raw for other in raws.values()):
             raw.data = torch.empty(0, dtype=torch.uint8)
 
 
 def rounds_activations(model: nn.Module) -> bool:
-    """True if linear layers round their inputs to integers: a last bit that differs before may then be a step of 1/254,
-    so two ways to compute the same agree as well as in bfloat16, whatever the dtype is."""
+    """Return True if linear layers round their inputs to integers. A last bit that differs before may then become a
+    step of 1/254. So two ways to compute the same agree only as well as in bfloat16, whatever the dtype."""
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
-
-
-def settings_of(config: Any) -> dict[str, Any] | None:
-    """The `quantization_config` of a model's config, if it is of this method."""
-    settings = getattr(config, "quantization_config", None)
-    return settings if isinstance(settings, dict) and settings.get("quant_method") == METHOD else None
-
-
-def admit(config: Any, device: torch.device) -> None:
-    """Let transformers load such a model, and say what it holds. Nothing for other models.
-
-    Raises:
-        ConfigError: the device has no kernels for blocks.
-    """
-    settings = settings_of(config)
-    if settings is None:
-        return
-    if device.type != "cpu":
-        raise ConfigError(
-            "model.weights quantized and model.quantize have kernels on the CPU only; leave them out, or set "
-            "model.device to cpu"
-        )
-    import_module("tailrace.runners.quantizer")
-    log.info("%s", summary(settings))
-
-
-def summary(settings: dict[str, Any]) -> str:
-    """How many tensors stay in which type, or became it, and what became of the others."""
-    kept = Counter(settings.get("names", {}).get(str(number), str(number)) for number in settings["types"].values())
-    verb = settings.get("verb", "stay")
-    parts = [f"{count} tensors {verb} {name}" for name, count in sorted(kept.items())]
-    return "; ".join([*parts, *(f"{count} {why}" for why, count in settings.get("left", {}).items())])

@@ -1,30 +1,31 @@
-"""transformers' side of runners/quantized.py: importing this module tells transformers of the method."""
+"""A quantisation method of transformers that loads weights in blocks. Importing this module registers the method."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tailrace.extras import needs
-from tailrace.runners.quantized import METHOD, pack_all, swap
+from tailrace.base.extras import require_extra
+from tailrace.models.tensors import BLOCKS_METHOD
+from tailrace.runners.quantized import pack_all, swap_modules
 
-with needs("serve"):
+with require_extra("serve"):
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
-@register_quantization_config(METHOD)
+@register_quantization_config(BLOCKS_METHOD)
 class BlocksConfig(QuantizationConfigMixin):
     """types: name of a weight → GGUF's number of its blocks' type. shapes: name → shape of the raw blocks."""
 
     def __init__(self, types: dict[str, int], shapes: dict[str, list[int]], **_: Any) -> None:
-        self.quant_method: Any = METHOD
+        self.quant_method: Any = BLOCKS_METHOD
         self.types, self.shapes = types, shapes
 
 
-@register_quantizer(METHOD)
+@register_quantizer(BLOCKS_METHOD)
 class BlocksQuantizer(HfQuantizer):
-    """Fills the modules with blocks."""
+    """Loader of a model with weights in blocks: replaces its modules, then packs their blocks."""
 
     requires_calibration = False
     quantization_config: Any
@@ -45,7 +46,7 @@ class BlocksQuantizer(HfQuantizer):
             for target, source in (model._tied_weights_keys or {}).items():
                 if source in self.types:
                     self.types[target], shapes[target] = self.types[source], shapes[source]
-        self.modules = swap(model, {name: (shape[0], shape[1]) for name, shape in shapes.items()}, model.dtype)
+        self.modules = swap_modules(model, {name: (shape[0], shape[1]) for name, shape in shapes.items()}, model.dtype)
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         pack_all(self.modules, self.types)

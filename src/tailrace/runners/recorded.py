@@ -63,8 +63,8 @@ class StepMemory:
         self.pieces: dict[int, torch.Tensor] = {}  # by address
         self.free: dict[int, list[torch.Tensor]] = {}  # by size
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same shape, strides and dtype on a piece that nobody else has."""
+    def allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the same shape, strides and dtype on a piece that nobody else has."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         size = 1 << max(SMALLEST, (max(extent, 1) * tensor.itemsize - 1).bit_length())
         free = self.free.setdefault(size, [])
@@ -75,8 +75,8 @@ class StepMemory:
         whole = torch.from_numpy(owner).view(tensor.dtype)
         return whole.as_strided(tensor.shape, tensor.stride())
 
-    def unowned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor; if it lies on a piece, the piece comes back all the same."""
+    def view_unowned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the same tensor; if it lies on a piece, the piece comes back all the same."""
         piece = self.pieces.get(tensor.untyped_storage().data_ptr())
         if piece is None:
             return tensor
@@ -85,7 +85,7 @@ class StepMemory:
 
 @cache
 def out_variant(op: Any) -> tuple[Any, str] | None:
-    """The overload that takes the same arguments and writes its result to one more, and that one's name."""
+    """Return the overload that takes the same arguments and writes its result to one more, and that one's name."""
     wanted = [(each.name, str(each.type)) for each in op._schema.arguments]
     packet = op.overloadpacket
     for other in (getattr(packet, name) for name in packet.overloads()):
@@ -96,20 +96,20 @@ def out_variant(op: Any) -> tuple[Any, str] | None:
     return None
 
 
-def repeatable(op: Any, args: Any, made: list[Any]) -> bool:
-    """Whether the same call has results of the same shapes, all of them tensors."""
+def is_repeatable(op: Any, args: Any, made: list[Any]) -> bool:
+    """Return True if the same call always has results of the same shapes, all of them tensors."""
     if op is aten.index.Tensor:  # x[indices]; the tags speak of masks
         return all(each is None or each.dtype == torch.int64 for each in args[1])
     return all(isinstance(each, torch.Tensor) for each in made) and not any(tag in op.tags for tag in NOT_REPEATABLE)
 
 
-def tensors(tree: Any) -> list[torch.Tensor]:
+def collect_tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def own_add(x: Any, delta: Any, place: torch.Tensor) -> Call | None:
-    """Our own addition of two tensors that lie alike, the same bits: torch's takes longer to begin than a step's few
-    rows take. None: it is another kind of addition."""
+    """Return our own addition of two contiguous tensors of one shape, both float32 or bfloat16; None for any other. The
+    bits are the same. torch's takes longer to begin than a step's few rows take."""
     if not isinstance(delta, torch.Tensor) or (delta.shape, delta.dtype) != (x.shape, x.dtype):
         return None
     kept = (x, delta, place)
@@ -122,9 +122,9 @@ def own_add(x: Any, delta: Any, place: torch.Tensor) -> Call | None:
     return call
 
 
-def refill(pairs: Iterable[tuple[torch.Tensor, int]], op: Callable[..., Any], args: Any, kwargs: Any) -> None:
+def refill_results(pairs: Iterable[tuple[torch.Tensor, int]], op: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Put an operation's results where they were before. pairs: place, and which of the results."""
-    results = tensors(op(*args, **kwargs))
+    results = collect_tensors(op(*args, **kwargs))
     for place, index in pairs:
         place.copy_(results[index])
 
@@ -144,14 +144,14 @@ class StepRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         made = tree_leaves(result)
-        given = {each.untyped_storage().data_ptr() for each in tensors((args, kwargs))}
+        given = {each.untyped_storage().data_ptr() for each in collect_tensors((args, kwargs))}
         fresh = [
             at
             for at, each in enumerate(made)
             if not isinstance(each, torch.Tensor) or each.untyped_storage().data_ptr() not in given
         ]
-        later = partial(tree_map_only, torch.Tensor, self.memory.unowned)
-        if fresh and not repeatable(func, args, made):
+        later = partial(tree_map_only, torch.Tensor, self.memory.view_unowned)
+        if fresh and not is_repeatable(func, args, made):
             raise NotRepeatableError(f"{func} reads tensors on the host")
         if func._schema.is_mutable:
             if fresh:
@@ -160,17 +160,17 @@ class StepRecorder(TorchDispatchMode):
             return result
         if not fresh:  # a view
             return result
-        places = {at: self.memory.like(made[at]) for at in fresh}
+        places = {at: self.memory.allocate_like(made[at]) for at in fresh}
         for at, place in places.items():
             place.copy_(made[at])
         if func not in EMPTY:
-            unowned = {at: self.memory.unowned(place) for at, place in places.items()}
-            self.calls.append(self._again(func, later((args, kwargs)), unowned))
+            unowned = {at: self.memory.view_unowned(place) for at, place in places.items()}
+            self.calls.append(self._make_call(func, later((args, kwargs)), unowned))
         order = iter(range(len(made)))
         return tree_map_only(torch.Tensor, lambda each: places.get(next(order), each), result)
 
-    def _again(self, func: Any, given: tuple[Any, Any], places: dict[int, torch.Tensor]) -> Call:
-        """The call that writes to the same places."""
+    def _make_call(self, func: Any, given: tuple[Any, Any], places: dict[int, torch.Tensor]) -> Call:
+        """Return the call that writes to the same places."""
         args, kwargs = given
         if func is aten.add.Tensor and not kwargs and (own := own_add(args[0], args[1], places[0])) is not None:
             return own
@@ -180,7 +180,7 @@ class StepRecorder(TorchDispatchMode):
             return partial(op, *args, **kwargs, **{name: places[0]})
         if func in COPIES:
             return partial(places[0].copy_, args[0])
-        return partial(refill, [(place, at) for at, place in places.items()], func, args, kwargs)
+        return partial(refill_results, [(place, at) for at, place in places.items()], func, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class RecordedSteps:
         self.memory = StepMemory()
 
     def serves(self, batch: Batch) -> bool:
-        """True if every sequence has one token, the logits of all are wanted, and they are few."""
+        """Return True if every sequence has one token, the logits of all are wanted, and they are few."""
         sequences, width = batch.block_tables.shape
         return (
             sequences == len(batch.token_ids) == len(batch.wanted)
@@ -216,7 +216,7 @@ class RecordedSteps:
         )
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Logits [L, V] of a batch that it serves. The next call overwrites them.
+        """Return the logits [L, V] of a batch that it serves. The next call overwrites them.
 
         Raises:
             NotRepeatableError: the step can't be recorded for this number of sequences.
@@ -224,23 +224,23 @@ class RecordedSteps:
         sequences = len(batch.token_ids)
         step = self.steps.get(sequences)
         if step is None:
-            step = self.steps[sequences] = self._record(batch)
+            step = self.steps[sequences] = self._record_step(batch)
             return step.logits
-        self._fill(step.inputs, batch)
+        self._fill_inputs(step.inputs, batch)
         for call in step.calls:
             call()
         return step.logits
 
     # ---- inside
 
-    def _fill(self, inputs: Batch, batch: Batch) -> None:
+    def _fill_inputs(self, inputs: Batch, batch: Batch) -> None:
         inputs.token_ids.copy_(batch.input_ids(inputs.token_ids.device))
         inputs.positions.copy_(batch.positions)
         inputs.slot_mapping.copy_(batch.slot_mapping)
         inputs.kv_len.copy_(batch.kv_len)
         inputs.block_tables[:, : batch.block_tables.shape[1]].copy_(batch.block_tables)
 
-    def _record(self, batch: Batch) -> RecordedStep:
+    def _record_step(self, batch: Batch) -> RecordedStep:
         sequences = len(batch.token_ids)
         one, narrow = torch.empty(sequences, dtype=torch.int64), torch.empty(sequences, dtype=torch.int32)
         inputs = replace(
@@ -254,8 +254,8 @@ class RecordedSteps:
             wanted=torch.arange(sequences),
             previous=None,
         )
-        self._fill(inputs, batch)
+        self._fill_inputs(inputs, batch)
         calls: list[Call] = []
         with noting(calls), HostReads(), StepRecorder(self.memory, calls):
             logits = self.run(inputs)
-        return RecordedStep(inputs, calls, self.memory.unowned(logits))
+        return RecordedStep(inputs, calls, self.memory.view_unowned(logits))

@@ -33,14 +33,14 @@ def convolve(
     activation: str | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """A causal convolution per channel: [1, C, T], weight [C, K] → [1, C, T]. State: the K − 1 inputs before."""
+    """Return a causal convolution per channel: [1, C, T], weight [C, K] → [1, C, T]. State: the K − 1 inputs before."""
     channels, width = weight.shape
     walk = layer.shared.walk
     if walk is None:
         layer.note("convolution", (width - 1, channels), hidden_states.dtype)
         return layer.own(original, hidden_states, weight, bias, activation=activation, **options)
     memory = layer.shared.memory[layer.index, "convolution"]
-    seen, left, to, before, fresh = walk.window(width)
+    seen, left, to, before, fresh = walk.make_window(width)
     earlier = memory[before]
     earlier[fresh] = 0
     inputs = torch.cat([hidden_states[0].T, earlier.flatten(0, 1)])
@@ -63,8 +63,11 @@ def gated_delta(
     value: torch.Tensor,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gated delta rule (arXiv 2412.06464), or Kimi's with a decay per channel (arXiv 2510.26692): query, key [1, T,
-    Hk, Dk], value [1, T, Hv, Dv], decay [1, T, Hv] or [1, T, Hv, Dk] → [1, T, Hv, Dv]. State: [Hv, Dk, Dv]."""
+    """Compute the gated delta rule (arXiv 2412.06464), or Kimi's with a decay per channel (arXiv 2510.26692).
+
+    query, key: [1, T, Hk, Dk]. value: [1, T, Hv, Dv]. decay: [1, T, Hv] or [1, T, Hv, Dk]. Result: [1, T, Hv, Dv].
+    State: [Hv, Dk, Dv].
+    """
     heads, value_dim = value.shape[2:]
     if layer.shared.walk is None:
         layer.note("delta", (heads, key.shape[-1], value_dim), torch.float32)
@@ -78,14 +81,14 @@ def gated_delta(
     decay = decay.view(*v.shape[:2], -1, 1)
     out = torch.empty_like(v)
 
-    def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def step_state(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         now = k[rows].unsqueeze(-1)
         state *= decay[rows]
         delta = (v[rows] - (state * now).sum(-2)) * beta[rows].unsqueeze(-1)
         state += now * delta.unsqueeze(-2)
         return (state * q[rows].unsqueeze(-1)).sum(-2)
 
-    layer.scan("delta", step, out)
+    layer.scan_sequences("delta", step_state, out)
     return out[None].to(value.dtype), None
 
 
@@ -99,8 +102,10 @@ def mamba2(
     C: torch.Tensor,  # noqa: N803
     **options: Any,
 ) -> torch.Tensor:
-    """Mamba 2's scan (arXiv 2405.21060): [1, T, H, P], dt [1, T, H], A [H], B and C [1, T, G, N] → [1, T, H, P]. State:
-    [H, P, N]. (More than six parameters: those of transformers' function.)"""
+    """Compute Mamba 2's scan (arXiv 2405.21060). (More than six parameters: those of transformers' function.)
+
+    hidden_states: [1, T, H, P]. dt: [1, T, H]. A: [H]. B and C: [1, T, G, N]. Result: [1, T, H, P]. State: [H, P, N].
+    """
     heads, width = hidden_states.shape[2:]
     if layer.shared.walk is None:
         layer.note("scan", (heads, width, B.shape[-1]), torch.float32)
@@ -114,12 +119,12 @@ def mamba2(
     decay, inner = (A.float() * delta).exp(), x * delta[..., None]
     out = torch.empty_like(x)
 
-    def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def step_state(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         state *= decay[rows][..., None, None]
         state += inner[rows].unsqueeze(-1) * b[rows].unsqueeze(-2)
         return (state * c[rows].unsqueeze(-2)).sum(-1)
 
-    layer.scan("scan", step, out)
+    layer.scan_sequences("scan", step_state, out)
     return (out if skip is None else out + x * skip[..., None].float())[None]
 
 
@@ -133,8 +138,10 @@ def mamba(
     C: torch.Tensor,  # noqa: N803
     **options: Any,
 ) -> torch.Tensor:
-    """Mamba's selective scan (arXiv 2312.00752): [1, I, T], dt [1, I, T], A [I, N], B and C [1, N, T] → [1, I, T].
-    State: [I, N]. (More than six parameters: those of transformers' function.)"""
+    """Compute Mamba's selective scan (arXiv 2312.00752). (More than six parameters: those of transformers' function.)
+
+    hidden_states: [1, I, T]. dt: [1, I, T]. A: [I, N]. B and C: [1, N, T]. Result: [1, I, T]. State: [I, N].
+    """
     if layer.shared.walk is None:
         layer.note("scan", tuple(A.shape), torch.float32)
         return layer.own(original, hidden_states, dt, A, B, C, **options)
@@ -145,12 +152,12 @@ def mamba(
     inner = delta * x.float()
     out = torch.empty_like(inner)
 
-    def step(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def step_state(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         state *= (a * delta[rows].unsqueeze(-1)).exp()
         state += inner[rows].unsqueeze(-1) * b[rows].unsqueeze(-2)
         return (state * c[rows].unsqueeze(-2)).sum(-1)
 
-    layer.scan("scan", step, out)
+    layer.scan_sequences("scan", step_state, out)
     out = out.to(x.dtype)
     out = out if skip is None else out + x * skip
     return (out if gate is None else out * F.silu(gate[0].T)).T[None]
@@ -176,19 +183,19 @@ class KeptLinear(nn.Linear):
     """A linear layer whose weights the model's code reads itself: runners/fuse.py leaves it as it is."""
 
 
-def begin(layer: RecurrentLayer, *_: Any) -> None:
-    """A forward pre-hook."""
+def clear_notes(layer: RecurrentLayer, *_: Any) -> None:
+    """Forget the states noted so far: a forward pre-hook."""
     layer.noted.clear()
 
 
 def operations_of(module: nn.Module) -> set[str]:
-    """The operations that the module's own `forward` calls."""
+    """Return the operations that the module's own `forward` calls."""
     forward = inspect.unwrap(type(module).forward)
     return set(OPERATIONS) & set(getattr(forward, "__code__", attach_recurrent.__code__).co_names)
 
 
-def walks(module: nn.Module) -> bool:
-    """The module keeps a state, whatever its name (KimiLinearDeltaAttention)."""
+def has_state(module: nn.Module) -> bool:
+    """Return True if the module keeps a state, whatever its name (KimiLinearDeltaAttention)."""
     return bool(operations_of(module))
 
 
@@ -215,7 +222,7 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
         )
         bound.__kwdefaults__ = forward.__kwdefaults__
         module.forward = MethodType(bound, module)
-        module.register_forward_pre_hook(partial(begin, layer))
+        module.register_forward_pre_hook(partial(clear_notes, layer))
         if "mamba_selective_scan" in called and isinstance(getattr(module, "dt_proj", None), nn.Linear):
             module.dt_proj.__class__ = KeptLinear
     return layers

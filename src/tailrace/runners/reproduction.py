@@ -5,19 +5,21 @@ Decision 0045 says why these comparisons and not others. Knows nothing of checkp
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tailrace.errors import ModelLoadError
 from tailrace.runners import probe
-from tailrace.runners.attention import NAME, AttentionLayer
+from tailrace.runners.attention import NAME
+from tailrace.runners.load_checks import check_logits
+from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.quantized import rounds_activations
-from tailrace.runners.states import RecurrentState
+from tailrace.runners.trials import TRIAL_TOKENS, trial_steps
 
+TRIALS = 3  # prompts of which one must be reproduced, where numbers are rounded
 SHORT = 7  # windows and chunks during the trial
 WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "local_window", "attention_chunk_size")
 FLOORS = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}  # relative errors that are never refused
@@ -29,31 +31,39 @@ class NotReproducedError(ModelLoadError):
     """Logits differ by more than the model's own rounding."""
 
 
-class Layers(NamedTuple):
-    """What of a model is ours: its attention, and the states of other layers."""
-
-    attention: list[AttentionLayer]
-    states: RecurrentState
-
-
-def reproduce(
-    model: Any, layers: Layers, ids: torch.Tensor, far: int, served: Callable[[], list[torch.Tensor]]
-) -> None:
-    """Let every layer note what it asks of attention, and compare logits while windows and chunks are short.
-
-    Args:
-        ids: int64 [2, T], two sequences, the second at positions from `far` on.
-        served: the logits of load_checks.trial_steps through the paged cache.
+def check_reproduced(paged: PagedModel) -> None:
+    """Let every layer note what it asks of attention, and compare logits. Where rounding sends a token to other
+    experts, all that comes behind it may differ; so in less than float32 another prompt is tried. A wrong formula fails
+    with each.
 
     Raises:
-        NotReproducedError: they differ by more than the model's own rounding.
+        NotReproducedError: the logits differ by more than the model's own rounding.
         ModelLoadError: a layer asks for what can't be done.
     """
+    last = 0 if paged.dtype == torch.float32 else TRIALS - 1
+    for number in range(last + 1):
+        try:
+            check_prompt(paged, number)
+            break
+        except NotReproducedError:
+            if number == last:
+                raise
+    paged.layers.own_keys.clear()
+
+
+@torch.inference_mode()
+def check_prompt(paged: PagedModel, number: int) -> None:
+    """The check with one of the trial's prompts, while windows and chunks are short."""
+    model, far = paged.model, max(0, paged.max_model_len - TRIAL_TOKENS)
+    ids, batches = trial_steps(paged.vocab_size, paged.block_size, far, number)
+    ids = ids.to(paged.device)
     with short_windows(model):
-        exact = probed(model, layers, ids[0])
-        first, second, third = served()
+        exact = probe_layers(paged, ids[0])
+        with paged.trial_memory(sequences=2):
+            first, second, third = (paged.logits(batch) for batch in batches)
+        check_logits(torch.cat([first, second, third]))
         with attending(model, "eager"):
-            near, beyond = dense(model, ids[0]), dense(model, ids[1], far)
+            near, beyond = dense(paged, ids[0]), dense(paged, ids[1], far)
     chunk = len(second)
     pieces = [
         (first[: len(near)], near),
@@ -62,33 +72,35 @@ def reproduce(
         (third, torch.stack([beyond[-1], near[-1]])),
     ]
     error = max(spread(ours, theirs) for ours, theirs in pieces)
-    floor = FLOORS[torch.bfloat16 if rounds_activations(model) else model.dtype]
+    floor = FLOORS[torch.bfloat16 if rounds_activations(model) else paged.dtype]
     allowed = max(floor, ROUNDING * spread(exact, near))
     if not error <= allowed:
         raise NotReproducedError(
             f"{type(model).__name__}: paged attention does not reproduce the model (error {error:.1e}, {allowed:.1e} "
-            f"allowed){cause(model, ids[0], spread(*pieces[0]) <= allowed, allowed)}"
+            f"allowed){cause(paged, ids[0], spread(*pieces[0]) <= allowed, allowed)}"
         )
-    probed(model, layers, ids[0])  # now with the windows that will be served
+    probe_layers(paged, ids[0])  # now with the windows that will be served
 
 
-def cause(model: Any, ids: torch.Tensor, first: bool, allowed: float) -> str:
-    """Why the model is not reproduced, as the rest of a sentence; "" if that is not known. first: the sequence that
-    stands at the beginning of the batch, from position 0 on, is reproduced."""
-    if not takes_positions(model):
+def cause(paged: PagedModel, ids: torch.Tensor, first: bool, allowed: float) -> str:
+    """Return why the model is not reproduced, as the rest of a sentence; "" if the cause is unknown.
+
+    first: the batch's first sequence, which begins at position 0, is reproduced.
+    """
+    if not paged.takes_positions:
         return ": it takes no positions and counts tokens by itself, so sequences can't stand side by side"
     if first:
         return ": it keeps more from token to token than keys and values, in a way that is not known"
-    with attending(model, "eager"):
-        if spread(dense(model, ids, 0), dense(model, ids)) > allowed:
+    with attending(paged.model, "eager"):
+        if spread(dense(paged, ids, 0), dense(paged, ids)) > allowed:
             return ": its first position is not 0 (RoBERTa's models count from their padding id on)"
     return ""
 
 
-def probed(model: Any, layers: Layers, ids: torch.Tensor) -> torch.Tensor:
+def probe_layers(paged: PagedModel, ids: torch.Tensor) -> torch.Tensor:
     """Logits of a dense pass in which every layer notes and compares, and attends and scans in float32; see
     runners/probe.py."""
-    attention, states = layers
+    model, attention, states = paged.model, paged.attention, paged.states
     for layer in attention:
         layer.calls = 0
     name = type(model).__name__
@@ -97,7 +109,7 @@ def probed(model: Any, layers: Layers, ids: torch.Tensor) -> torch.Tensor:
             raise ModelLoadError(f"{name} {WITHOUT_INTERFACE}")
         states.exact = True
         try:
-            logits = dense(model, ids)
+            logits = dense(paged, ids)
         finally:
             states.exact = False
     if attention and not any(layer.calls for layer in attention):
@@ -107,22 +119,15 @@ def probed(model: Any, layers: Layers, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def dense(model: Any, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
+def dense(paged: PagedModel, ids: torch.Tensor, first: int | None = None) -> torch.Tensor:
     """Logits [T, V] of one sequence [T] without our cache, at positions from `first` on; None: at those that the model
     counts by itself."""
-    taken, options = inspect.signature(model.forward).parameters, {}
-    if "logits_to_keep" in taken:  # as in a step: a model may drop tokens that a number would not keep (Gemma 4)
+    options = {}
+    if paged.picks_logits:  # as in a step: a model may drop tokens that a number would not keep (Gemma 4)
         options["logits_to_keep"] = torch.arange(len(ids), device=ids.device)
-    if first is not None and takes_positions(model):
+    if first is not None and paged.takes_positions:
         options["position_ids"] = torch.arange(first, first + len(ids), device=ids.device)[None]
-    return model(input_ids=ids[None], use_cache=False, **options).logits[0]
-
-
-def takes_positions(model: Any) -> bool:
-    """The model can be told the positions of tokens: by name, or, where it also sees or hears, by what it passes on."""
-    taken = inspect.signature(model.forward).parameters
-    composite = model.config.get_text_config() is not model.config
-    return "position_ids" in taken or (composite and any(each.kind is each.VAR_KEYWORD for each in taken.values()))
+    return paged.model(input_ids=ids[None], use_cache=False, **options).logits[0]
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Rotary embeddings whose frequencies depend on the length of a sequence, made to depend on nothing.
 
 transformers takes LongRoPE's long or short factors by the longest sequence of a batch. Keys in the cache were turned by
-the factors of their own step, so a sequence that grows past the boundary would mix both. Here one set is taken at load,
-by the longest sequence that is served, as vLLM does: the long factors if it is longer than the original context.
-"Dynamic" scaling begins behind `max_position_embeddings`, which no sequence passes, so nothing is to be done for it.
+the factors of their own step, so a sequence that grows past the boundary would mix both. Here one set is chosen at
+load, as in vLLM: the long factors if the longest sequence that is served is longer than the original context. "Dynamic"
+scaling begins after `max_position_embeddings`. No sequence gets that far, so it needs no change.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from tailrace.base.extras import require_extra
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ def settle_long_rope(model: nn.Module, longest: int) -> None:
         kinds: Any = getattr(module, "rope_type", None)
         by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
         for layer_type in [name for name, kind in by_layer.items() if kind == "longrope"]:
-            _settle(module, layer_type, longest)
+            _fix_frequencies(module, layer_type, longest)
 
 
-def _settle(module: Any, layer_type: str | None, longest: int) -> None:
-    with needs("serve"):
+def _fix_frequencies(module: Any, layer_type: str | None, longest: int) -> None:
+    with require_extra("serve"):
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     prefix = "" if layer_type is None else f"{layer_type}_"

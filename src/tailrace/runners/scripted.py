@@ -13,37 +13,36 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tailrace.errors import ConfigError
-from tailrace.runners.base import Batch
+from tailrace.runners.base import Batch, ModelRunner
 
 CPU = torch.device("cpu")
+CONTEXT = 4096  # tokens, unless the maker says otherwise
 
 Script = Callable[[list[int]], "Sequence[float] | torch.Tensor | int"]
 
 
-class ScriptedRunner:
-    """See runners.base.ModelRunner.
+class ScriptedRunner(ModelRunner):
+    """A runner that reads each sequence from its cache and asks the script for the logits.
 
     Args:
-        script: the sequence up to and including the wanted position → its next-token logits [V], or one token id,
-            which then gets logit 10 where all others get 0.
+        script: the sequence up to and including the wanted position → its next-token logits [V], or one token id. The
+            token gets logit 10, all others get 0.
         delay_s: how long a step takes.
         fail_at: the forward pass of this number (from 0) raises RuntimeError.
     """
-
-    block_bytes = 0
 
     def __init__(
         self,
         vocab_size: int,
         script: Script,
-        max_model_len: int = 4096,
+        max_model_len: int = CONTEXT,
         *,
         block_size: int = 16,
         delay_s: float = 0.0,
         fail_at: int | None = None,
     ) -> None:
-        self.vocab_size, self.max_model_len, self.block_size = vocab_size, max_model_len, block_size
-        self.script, self.delay_s, self.fail_at = script, delay_s, fail_at
+        super().__init__(vocab_size, max_model_len, CPU, torch.float32)
+        self.block_size, self.script, self.delay_s, self.fail_at = block_size, script, delay_s, fail_at
         self.steps = 0
         self.memory = torch.full((0, block_size), -1)
 
@@ -115,20 +114,17 @@ SCRIPTS: dict[str, Callable[[int], Script]] = {
 SUCCESSORS = {"next": 0.0, "spread": 2.0}  # see SuccessorRunner
 
 
-def named(name: str, vocab_size: int, block_size: int, max_model_len: int = 4096) -> ScriptedRunner:
-    """The runner of `scripted:NAME` or `scripted:NAME:delay in ms`.
+def make_scripted(name: str, vocab_size: int, block_size: int) -> ScriptedRunner:
+    """Return the runner of `scripted:NAME` or `scripted:NAME:delay in ms`.
 
     Raises:
         ConfigError: there is no such script.
     """
     script, _, delay = name.removeprefix("scripted:").partition(":")
+    delay_s = float(delay or 0) / 1e3
     if script in SUCCESSORS:
         spread = SUCCESSORS[script]
-        return SuccessorRunner(
-            vocab_size, max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3, spread=spread
-        )
+        return SuccessorRunner(vocab_size, CONTEXT, block_size=block_size, delay_s=delay_s, spread=spread)
     if script not in SCRIPTS:
         raise ConfigError(f"no scripted model {script!r}; there are {', '.join((*SUCCESSORS, *SCRIPTS))}")
-    return ScriptedRunner(
-        vocab_size, SCRIPTS[script](vocab_size), max_model_len, block_size=block_size, delay_s=float(delay or 0) / 1e3
-    )
+    return ScriptedRunner(vocab_size, SCRIPTS[script](vocab_size), block_size=block_size, delay_s=delay_s)

@@ -26,7 +26,7 @@ class Stack:
     """
 
     def __init__(self, model: Any, num_layers: int) -> None:
-        self.owner, self.name = find(model, num_layers)
+        self.owner, self.name = find_layer_list(model, num_layers)
         self.layers: nn.ModuleList = getattr(self.owner, self.name)
         self.shorter: dict[int, nn.ModuleList] = {}
         self.captures: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class Stack:
 
     @contextmanager
     def cut(self, count: int) -> Iterator[None]:
-        """Inside this context the model has only its first `count` layers.
+        """Let the model have only its first `count` layers inside this context.
 
         Raises:
             ValueError: count is not in 1 … L.
@@ -64,7 +64,7 @@ class Stack:
         for hook in self.hooks:
             hook.remove()
         places = {i: self.owner if i == last else self.layers[i] for i in captures}
-        self.hooks = [module.register_forward_hook(self._watch(i)) for i, module in places.items()]
+        self.hooks = [module.register_forward_hook(self._make_capture_hook(i)) for i, module in places.items()]
         self.captures, self.hidden = captures, torch.empty(0, 0)
 
     def keep(self) -> None:
@@ -73,24 +73,24 @@ class Stack:
             self.hidden = torch.cat([self.outputs[i] for i in self.captures], -1)
             self.outputs.clear()
 
-    def _watch(self, index: int) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+    def _make_capture_hook(self, index: int) -> Any:
+        def capture_states(module: nn.Module, inputs: Any, output: Any) -> None:
             states = output if isinstance(output, torch.Tensor) else output[0]
             self.outputs[index] = states[0]
 
-        return hook
+        return capture_states
 
 
-def find(model: nn.Module, num_layers: int) -> tuple[nn.Module, str]:
-    """The module that holds the list of decoder layers, and the list's name in it: the first list of this length in
-    which every member contains attention."""
+def find_layer_list(model: nn.Module, num_layers: int) -> tuple[nn.Module, str]:
+    """Return the module that holds the list of decoder layers, and the list's name in it: the first list of this length
+    in which every member contains attention."""
     for owner in model.modules():
         for name, child in owner.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == num_layers and all(map(attends, child)):
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers and all(map(has_attention, child)):
                 return owner, name
     raise ModelLoadError(f"{type(model).__name__} has no list of {num_layers} decoder layers")
 
 
-def attends(module: nn.Module) -> bool:
-    """True if the module contains attention."""
+def has_attention(module: nn.Module) -> bool:
+    """Return True if the module contains attention."""
     return any("Attention" in type(part).__name__ for part in module.modules())

@@ -1,9 +1,9 @@
 """The memory of layers that keep a state of fixed size per sequence, and how a pass walks along its sequences.
 
-The state of a slot is a ring of `rows` entries: the state after p tokens stands in entry p mod rows. A pass that
-computes the tokens first … end − 1 of a sequence reads entry `first` and leaves the last `rows` states behind, or as
-many as it has tokens. So a sequence can go back by up to rows − 1 positions: rejected drafts, and a token that was
-computed in vain, leave no trace. Position 0 reads zeros: a new owner of a slot meets nothing of the old one.
+The state of a slot is a ring of `rows` entries: the state after p tokens is in entry p mod rows. A pass that computes
+the tokens first … end − 1 of a sequence reads entry `first` and writes the last `rows` states, or as many as it has
+tokens. So a sequence can go back by up to rows − 1 positions: rejected drafts, and a token that was computed and then
+not used, have no effect. Position 0 reads zeros: a new owner of a slot sees nothing of the old one.
 
 Knows nothing of models; runners/recurrent.py has the operations.
 """
@@ -25,8 +25,11 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The j-th token of each sequence that has so many. rows: int64 [n], their places in the batch; the sequences are
-    in the order of `Walk`, the first n of them. kept: int64, which of them leave their state behind; to: int64, where.
+    """The j-th token of each sequence that has so many.
+
+    - rows: int64 [n], the sequences' places in the batch. They are the first n sequences in the order of `Walk`.
+    - kept: int64, which of these sequences write their state to memory.
+    - to: int64, where they write it.
     """
 
     rows: torch.Tensor
@@ -51,36 +54,42 @@ class Walk:
         order = np.argsort(-self.counts, kind="stable")
         self.read = self._on_device(self.slots[order] * rows + self.first[order] % rows)
         self.fresh = self._on_device(self.first[order] == 0)
-        self.moments = [self._moment(order, j) for j in range(int(self.counts.max(initial=0)))]
+        self.moments = [self._make_moment(order, j) for j in range(int(self.counts.max(initial=0)))]
         self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
 
-    def _moment(self, order: np.ndarray, j: int) -> Moment:
+    def _make_moment(self, order: np.ndarray, j: int) -> Moment:
         active = order[self.counts[order] > j]
         kept = np.flatnonzero(j + 1 > self.counts[active] - self.rows)
         owners = active[kept]
         to = self.slots[owners] * self.rows + (self.first[owners] + j + 1) % self.rows
         return Moment(*map(self._on_device, (self.starts[active] + j, kept, to)))
 
-    def window(self, width: int) -> tuple[torch.Tensor, ...]:
-        """Of a convolution over `width` tokens. Rows 0 … T − 1 are the batch's tokens; behind them come the width − 1
-        tokens before each sequence. → int64 [T, width]: what each token sees; int64 [M, width − 1] and [M]: what is
-        left behind, and where; int64 [N], bool [N]: where the tokens before each sequence stand, and if there are none.
+    def make_window(self, width: int) -> tuple[torch.Tensor, ...]:
+        """Return what a convolution over `width` tokens reads and writes, given rows that are the batch's T tokens and
+        then the width − 1 tokens before each sequence.
+
+        Returns:
+            - int64 [T, width]: the rows that each token sees
+            - int64 [M, width − 1] and [M]: the rows to write to memory, and where
+            - int64 [N] and bool [N]: where memory has the tokens before each sequence, and whether the sequence starts
+              now
         """
         if width not in self.windows:
             back, total = width - 1, int(self.starts[-1])
             owner = np.repeat(np.arange(len(self.counts)), self.counts)
             offset = np.arange(total) - self.starts[owner]
-            seen = self._places(owner, offset - back, width, back, total)
+            seen = self._locate_tokens(owner, offset - back, width, back, total)
             end = np.concatenate([np.arange(max(1, c - self.rows + 1), c + 1) for c in self.counts] or [[]]).astype(int)
             owner = np.repeat(np.arange(len(self.counts)), np.minimum(self.counts, self.rows))
-            left = self._places(owner, end - back, back, back, total)
+            left = self._locate_tokens(owner, end - back, back, back, total)
             to = self.slots[owner] * self.rows + (self.first[owner] + end) % self.rows
             before = self.slots * self.rows + self.first % self.rows
             self.windows[width] = tuple(map(self._on_device, (seen, left, to, before, self.first == 0)))
         return self.windows[width]
 
-    def _places(self, owner: np.ndarray, first: np.ndarray, width: int, back: int, total: int) -> np.ndarray:
-        """Rows of `width` tokens of each owner, from the offset `first` on, which may lie before the batch's tokens."""
+    def _locate_tokens(self, owner: np.ndarray, first: np.ndarray, width: int, back: int, total: int) -> np.ndarray:
+        """Return rows of `width` tokens of each owner, from the offset `first` on, which may lie before the batch's
+        tokens."""
         offset = first[:, None] + np.arange(width)
         return np.where(
             offset >= 0, self.starts[owner][:, None] + offset, total + owner[:, None] * back + offset + back
@@ -94,8 +103,9 @@ class Walk:
 class RecurrentState:
     """The one mutable state of these layers: the pass being computed, and the memory.
 
-    shapes: of each layer's states, for one entry; known once a pass without memory has run. memory: [slots · rows, …].
-    exact: such a pass computes the model's own operations in float32 (runners/reproduction.py).
+    - shapes: of each layer's states, for one entry; known once a pass without memory has run.
+    - memory: [slots · rows, …].
+    - exact: a pass without memory computes the model's own operations in float32 (runners/reproduction.py).
     """
 
     walk: Walk | None = None
@@ -107,11 +117,11 @@ class RecurrentState:
 
     @property
     def entry_bytes(self) -> int:
-        """Of one entry over all layers."""
+        """Return the bytes of one entry over all layers."""
         return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.shapes.values())
 
     def allocate(self, slots: int, rows: int, device: torch.device) -> None:
-        """Memory for so many slots, contents undefined."""
+        """Allocate memory for so many slots, contents undefined."""
         self.slots, self.rows = slots, rows
         self.memory = {
             place: torch.empty((slots * rows, *shape), dtype=dtype, device=device)
@@ -119,7 +129,7 @@ class RecurrentState:
         }
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Slot by slot: (source, target)."""
+        """Copy states slot by slot: (source, target)."""
         for tensor in self.memory.values():
             rings = tensor.view(self.slots, self.rows, *tensor.shape[1:])
             for source, target in pairs:
@@ -136,7 +146,7 @@ class RecurrentLayer:
     noted: set[str] = field(default_factory=set)
 
     def note(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """A dense pass, at load: what an entry of this state is.
+        """Note, in a dense pass at load, what an entry of this state is.
 
         Raises:
             ModelLoadError: the module has two states of this name.
@@ -147,16 +157,18 @@ class RecurrentLayer:
         self.shared.shapes[self.index, name] = (shape, dtype)
 
     def own(self, original: Callable[..., Any], *parts: torch.Tensor | None, **options: Any) -> Any:
-        """The model's own operation, on one whole sequence."""
+        """Call the model's own operation, on one whole sequence."""
         if not self.shared.exact:
             return original(*parts, **options)
-        found = original(*map(wide, parts), **{name: wide(value) for name, value in options.items()})
+        found = original(*map(widen_tensor, parts), **{name: widen_tensor(value) for name, value in options.items()})
         out, *rest = found if isinstance(found, tuple) else (found,)
         assert parts[0] is not None
         out = out.to(parts[0].dtype)
         return (out, *rest) if isinstance(found, tuple) else out
 
-    def scan(self, name: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], out: torch.Tensor) -> None:
+    def scan_sequences(
+        self, name: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], out: torch.Tensor
+    ) -> None:
         """Walk along all sequences: step(states [n, …], rows [n]) changes the states in place and returns out[rows]."""
         walk, memory = self.shared.walk, self.shared.memory[self.index, name]
         assert walk is not None
@@ -169,6 +181,6 @@ class RecurrentLayer:
                 memory[moment.to] = active[moment.kept]
 
 
-def wide(value: Any) -> Any:
-    """A tensor of numbers in float32; anything else as it is."""
+def widen_tensor(value: Any) -> Any:
+    """Return a tensor of numbers in float32; anything else as it is."""
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -7,12 +7,10 @@ don't matter" holds by construction here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from tailrace.params import SamplingParams
-from tailrace.sampling.history import History
+from tailrace.kernels.constants import TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,17 @@ class Candidates:
         return Candidates(self.ids[where], self.raw[where], self.logits[where])
 
     def near(self, depth: float) -> Candidates:
-        """Those that lie no more than −depth below the largest; at depth 0 and above the largest and its equals. Of
-        logits, for of probabilities rounding makes some equal that are not."""
+        """Those that lie no more than −depth below the largest, within the tolerance; at depth 0 and above the largest
+        and its equals. Of logits, for of probabilities rounding makes some equal that are not."""
         logits = self.logits.double()
-        return self.keep(logits - logits.max() >= min(depth, 0.0))
+        return self.keep(logits - logits.max() >= min(depth - TOLERANCE, 0.0))
+
+    def reaching(self, order: torch.Tensor, share: float) -> Candidates:
+        """Return the shortest prefix of this order of indices whose probabilities reach `share`, within the tolerance;
+        at least one token."""
+        p = self.probabilities()[order]
+        before = p.cumsum(0) - p  # mass ahead of each token
+        return self.first(order, int((before < share * (1.0 - TOLERANCE)).sum()))
 
     def log_mass(self) -> float:
         """ln Σ e^(l − l_max): −ln of the largest probability."""
@@ -76,33 +81,3 @@ class Candidates:
     def descending(self) -> torch.Tensor:
         """Indices in order: larger logit first, then smaller token id."""
         return torch.sort(self.logits, descending=True, stable=True).indices
-
-
-class SlotView(Protocol):
-    """What of a slot (sampling/slot.py) a refinement may look at. basis: see there; a refinement with a state writes
-    it."""
-
-    params: SamplingParams
-    key: int
-    eos_token_ids: tuple[int, ...]
-    vocab_size: int
-    history: History | None
-    basis: Candidates | None
-
-    @property
-    def state(self) -> dict[str, float]: ...
-
-
-@dataclass(slots=True)
-class Context:
-    """What a refinement may look at besides the candidates: the slot it works for, the position it decides, the edited
-    row."""
-
-    slot: SlotView
-    position: int
-    row: torch.Tensor
-
-    @property
-    def sigma(self) -> float:
-        """Population standard deviation of the row's finite logits."""
-        return float(self.row[self.row.isfinite()].double().std(correction=0))

@@ -13,7 +13,8 @@ from itertools import count
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.explanation import DraftView, ExplainOptions, Explanation, Origin
+from tailrace.explain.record import DraftView, ExplainOptions, Explanation, Origin
+from tailrace.kernels.constants import DRAW_STREAM
 from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
@@ -22,17 +23,17 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.backends.base import drafted_requests
 from tailrace.sampling.backends.reference import draft_rows_of
 from tailrace.sampling.record import Outcome, Pair, Record, Walked
-from tailrace.sampling.reference import DRAW_STREAM, Choice, Target, drawn, steps, target_of
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.reference import Choice, Target, make_choice, target_of, walk_steps
 from tailrace.sampling.sequence_state import SequenceState
+from tailrace.sampling.slot import Slot
 from tailrace.sampling.slots import Slots
 from tailrace.sampling.validation import CALLER_FIELDS, check_kind
-from tailrace.sampling.verify import DraftRows, follow, rule_of
+from tailrace.sampling.verify import DraftRows, follow_rule, rule_of
 
 
 def explain_row(
     raw: torch.Tensor,
-    slot: RequestSlot,
+    slot: Slot,
     position: int,
     options: ExplainOptions,
     allowed: Mask | None = None,
@@ -54,14 +55,14 @@ def explain_row(
         ParameterError: the options name a token outside the vocabulary.
     """
     options.check_vocab(raw.numel())
-    with unchanged(slot):
-        walked = walk(raw, slot, position, allowed)
-    choice = Choice(slot.forced) if slot.forced is not None else drawn(walked.candidates, slot, position)
+    with preserve_slot(slot):
+        walked = walk_row(raw, slot, position, allowed)
+    choice = Choice(slot.forced) if slot.forced is not None else make_choice(walked.candidates, slot, position)
     outcome = Outcome(choice.token if token is None else token, origin_of(walked, slot), choice)
-    return Record(walked, slot, outcome).made(options, guided)
+    return Record(walked, slot, outcome).make_record(options, guided)
 
 
-def what_if(slot: RequestSlot, params: SamplingParams, tokens: Sequence[int] | None = None) -> RequestSlot:
+def what_if(slot: Slot, params: SamplingParams, tokens: Sequence[int] | None = None) -> Slot:
     """The slot as it would stand with other parameters, for `explain_row`: the same sequence, key and forced tokens.
 
     Args:
@@ -107,7 +108,7 @@ def explain_rows(
             # where the step has been drawn: what states are updated with, to the bit
             draft_rows.updates.extend(draft_rows.slot.updates)
             guided = [guided_pair(logits, rows, row) for row in range(int(rows.start[i]), int(rows.start[i + 1]))]
-            with unchanged(draft_rows.slot):
+            with preserve_slot(draft_rows.slot):
                 explained[i] = explain_drafts(draft_rows, wanted, guided)
     return explained
 
@@ -132,8 +133,8 @@ def check_step(slots: Slots, logits: torch.Tensor, rows: Rows) -> None:
     """
     needs = SlotNeeds.of(len(slots.slots))
     for owner in set(rows.slot.tolist()).intersection(range(len(slots.slots))):
-        if (program := slots.programs[owner]) is not None:
-            needs.write(owner, program)
+        if (slot := slots.slots[owner]) is not None:
+            needs.write(owner, slot.program)
     check_rows(readable(logits), rows, needs)
     drafted_requests(slots, rows)
 
@@ -143,11 +144,11 @@ def explain_drafts(rows: DraftRows, options: ExplainOptions, guided: Sequence[Pa
     slot, drafts, walked = rows.slot, rows.drafts, list[Walked]()
     rule = rule_of(rows)
 
-    def look(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | None) -> Target:
-        walked.append(walk(raw, slot, position, allowed))
+    def record_walk(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None) -> Target:
+        walked.append(walk_row(raw, slot, position, allowed))
         return target_of(raw, walked[-1].candidates, slot, position)
 
-    def see(row: Target, choice: Choice) -> Explanation:
+    def make_explanation(row: Target, choice: Choice) -> Explanation:
         j = next(places)
         draft, origin = None, origin_of(walked[j], slot)
         if j < len(drafts.tokens):
@@ -156,13 +157,13 @@ def explain_drafts(rows: DraftRows, options: ExplainOptions, guided: Sequence[Pa
             draft = DraftView(rule, j, token, float(row.p[token]), q, choice.bound)
             taken = choice.token == token and choice.stream == DRAW_STREAM
             origin = origin if origin == "forced" else "accepted" if taken else "replaced"
-        return Record(walked[j], slot, Outcome(choice.token, origin, choice, draft)).made(options, guided[j])
+        return Record(walked[j], slot, Outcome(choice.token, origin, choice, draft)).make_record(options, guided[j])
 
-    places, rows.look = count(), look
-    return follow(rows, see)[0]
+    places, rows.look = count(), record_walk
+    return follow_rule(rows, make_explanation)[0]
 
 
-def origin_of(walked: Walked, slot: RequestSlot) -> Origin:
+def origin_of(walked: Walked, slot: Slot) -> Origin:
     """How the token of a row without a draft comes."""
     return "forced" if walked.forced is not None else "greedy" if slot.params.greedy else "drawn"
 
@@ -175,7 +176,7 @@ def guided_pair(logits: torch.Tensor, rows: Rows, row: int) -> Pair | None:
 
 
 @contextmanager
-def unchanged(slot: RequestSlot) -> Iterator[None]:
+def preserve_slot(slot: Slot) -> Iterator[None]:
     """What drawing leaves in the slot is as it was."""
     basis, updates = slot.basis, list(slot.updates)
     try:
@@ -184,20 +185,20 @@ def unchanged(slot: RequestSlot) -> Iterator[None]:
         slot.basis, slot.updates[:] = basis, updates
 
 
-def walk(raw: torch.Tensor, slot: RequestSlot, position: int, allowed: Mask | None) -> Walked:
-    """The steps of `reference.steps`, kept.
+def walk_row(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None) -> Walked:
+    """The steps of `reference.walk_steps`, kept.
 
     Raises:
         BadRowError: nothing can be drawn from the row.
     """
     walked: Walked | None = None
-    edits: list[tuple[str, torch.Tensor]] = []
-    for method, row, candidates in steps(raw, slot, position, allowed):
+    edited_rows: list[tuple[str, torch.Tensor]] = []
+    for method, row, candidates in walk_steps(raw, slot, position, allowed):
         if candidates is None:
-            edits.append((method, row.clone()))
+            edited_rows.append((method, row.clone()))
         elif walked is None:
-            walked = Walked(slot.num_output, position, slot.forced, raw, row, candidates, edits)
+            walked = Walked(slot.num_output, position, slot.forced, raw, row, candidates, edited_rows)
         else:
-            walked.refinements.append((method, candidates))
+            walked.refined.append((method, candidates))
     assert walked is not None
     return walked

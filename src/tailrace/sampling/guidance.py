@@ -59,7 +59,7 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
     return guided
 
 
-def combined(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
+def combine_rows(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
     """What the rows are drawn from, where that is not done while they are read: their own logits, float32 [R, V], and
     rows that say so.
 

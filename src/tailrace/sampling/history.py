@@ -9,9 +9,9 @@ import numpy as np
 
 from tailrace import _cpu
 from tailrace.kernels.program import Edit, Penalty
-from tailrace.options import Watermark
 from tailrace.params import SamplingParams
-from tailrace.sampler_fields import Scope
+from tailrace.request.options import Watermark
+from tailrace.request.sampler_fields import Scope
 from tailrace.sampling.watermark import keyed_text
 
 
@@ -30,25 +30,20 @@ class History:
         self.window = params.penalty_last_n
         self.scopes = (params.repetition_scope, params.penalty_scope)
         self._recounted: set[int] | None = None  # once somebody follows
-        self.counts = self._count() if params.penalised else None
+        self.counts = self._count_tokens() if params.penalised else None
         self.repeats = Suffixes(self.tokens, params.dry_sequence_breakers) if params.dry_multiplier else None
         asked = params.no_repeat_ngram_size or params.encoder_no_repeat_ngram_size
         self.ngrams = Suffixes(self.tokens) if asked else None
-        self.said = self._said(params.watermark)
-
-    @property
-    def num_output(self) -> int:
-        """Tokens drawn so far."""
-        return len(self.tokens) - self.num_prompt
+        self.said = self._make_keyed_text(params.watermark)
 
     def append(self, token: int) -> None:
         """One more output token."""
         self.tokens.append(token)
         if self.counts is not None:
-            self.counts.add(token, *self.weights(len(self.tokens) - 1))
-            if (out := self._leaving()) is not None:
-                self.counts.drop(self.tokens[out], *self.weights(out))
-            self._note(out)
+            self.counts.add(token, *self.get_weights(len(self.tokens) - 1))
+            if (out := self._find_leaving()) is not None:
+                self.counts.drop(self.tokens[out], *self.get_weights(out))
+            self._note_recounted(out)
         if self.said is not None:
             self.said.add(token)
         for suffixes in (self.repeats, self.ngrams):
@@ -58,10 +53,10 @@ class History:
     def pop(self) -> None:
         """Take the last output token back."""
         if self.counts is not None:
-            if (out := self._leaving()) is not None:
-                self.counts.add(self.tokens[out], *self.weights(out))
-            self._note(out)
-            self.counts.drop(self.tokens[-1], *self.weights(len(self.tokens) - 1))
+            if (out := self._find_leaving()) is not None:
+                self.counts.add(self.tokens[out], *self.get_weights(out))
+            self._note_recounted(out)
+            self.counts.drop(self.tokens[-1], *self.get_weights(len(self.tokens) - 1))
         self.tokens.pop()
         if self.said is not None:
             self.said.drop()
@@ -74,7 +69,7 @@ class History:
         recounted, self._recounted = self._recounted or set(), set()
         return recounted
 
-    def weights(self, place: int) -> tuple[int, int]:
+    def get_weights(self, place: int) -> tuple[int, int]:
         """How often the token at `place` counts as repeated, and for presence and frequency."""
         output = place >= self.num_prompt
         repeated, counted = (in_scope(scope, output) for scope in self.scopes)
@@ -96,16 +91,16 @@ class History:
         twin.said = self.said and _cpu.Said(self.said)
         return twin
 
-    def _note(self, out: int | None) -> None:
+    def _note_recounted(self, out: int | None) -> None:
         if self._recounted is not None:
             self._recounted.update(self.tokens[-1:] if out is None else (self.tokens[-1], self.tokens[out]))
 
-    def _leaving(self) -> int | None:
+    def _find_leaving(self) -> int | None:
         """The place that the newest token has pushed out of the window."""
         place = len(self.tokens) - 1 - self.window
         return place if self.window >= 0 and place >= 0 else None
 
-    def _said(self, mark: Watermark | None) -> _cpu.Said | None:
+    def _make_keyed_text(self, mark: Watermark | None) -> _cpu.Said | None:
         """The text that a tournament is keyed by."""
         if mark is None or mark.kind != "synthid":
             return None
@@ -114,7 +109,7 @@ class History:
             said.add(token)
         return said
 
-    def _count(self) -> _cpu.Counts:
+    def _count_tokens(self) -> _cpu.Counts:
         counts = _cpu.Counts()
         first = max(0, len(self.tokens) - self.window) if self.window >= 0 else 0
         for part, at in (
@@ -122,7 +117,7 @@ class History:
             (self.tokens[max(first, self.num_prompt) :], self.num_prompt),
         ):
             ids = np.array(part, dtype=np.int64)
-            counts.extend(ids.ctypes.data, ids.size, *self.weights(at))
+            counts.extend(ids.ctypes.data, ids.size, *self.get_weights(at))
         return counts
 
 
@@ -156,7 +151,7 @@ class Suffixes:
         self.first = Places(tokens)
         self.kept = tokens.size  # of the first tokens those that have never been taken back
         self.later: dict[int, list[int]] = {}  # the places behind them
-        self._recompute()
+        self._recompute_agreements()
 
     def append(self, token: int) -> None:
         """One more token."""
@@ -165,8 +160,8 @@ class Suffixes:
             self.length = np.concatenate([self.length, np.empty_like(self.length)])
         self.tokens[self.size] = token
         self.size += 1
-        if (earlier := self._places(token)).size:
-            self._extend(earlier)
+        if (earlier := self._find_places(token)).size:
+            self._extend_agreements(earlier)
         self.later.setdefault(token, []).append(self.size - 1)
 
     def pop(self) -> None:
@@ -176,14 +171,14 @@ class Suffixes:
             self.kept = self.size
         else:
             self.later[int(self.tokens[self.size])].pop()
-        self._recompute()
+        self._recompute_agreements()
 
-    def agreements(self) -> tuple[np.ndarray, np.ndarray]:
+    def find_agreements(self) -> tuple[np.ndarray, np.ndarray]:
         """Earlier places of the last token, ascending, and the length of agreement at each (0 where it is a
         breaker)."""
         if self.size == 0:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        places = self._places(int(self.tokens[self.size - 1]))[:-1]
+        places = self._find_places(int(self.tokens[self.size - 1]))[:-1]
         return places, self.length[places]
 
     def copy(self) -> Suffixes:
@@ -194,12 +189,12 @@ class Suffixes:
         twin.later = {token: list(places) for token, places in self.later.items()}
         return twin
 
-    def _places(self, token: int) -> np.ndarray:
+    def _find_places(self, token: int) -> np.ndarray:
         """Where it stands, ascending."""
         first, later = self.first.of(token, self.kept), self.later.get(token)
         return np.concatenate([first, np.array(later, dtype=np.int64)]) if later else first
 
-    def _extend(self, earlier: np.ndarray) -> None:
+    def _extend_agreements(self, earlier: np.ndarray) -> None:
         """Agreements with the new end, from those with the old one."""
         token = int(self.tokens[self.size - 1])
         if token in self.breakers:
@@ -209,12 +204,12 @@ class Suffixes:
         agreed = (before >= 0) & (self.tokens[before] == self.tokens[self.size - 2])
         self.length[earlier] = 1 + np.where(agreed, self.length[before], 0)
 
-    def _recompute(self) -> None:
+    def _recompute_agreements(self) -> None:
         """Agreements with the end from nothing."""
         if self.size == 0:
             return
         last = self.size - 1
-        places = self._places(int(self.tokens[last]))[:-1]
+        places = self._find_places(int(self.tokens[last]))[:-1]
         if places.size == 0:
             return
         unbroken = (

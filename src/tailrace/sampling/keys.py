@@ -6,7 +6,7 @@ import os
 from hashlib import blake2b
 
 from tailrace.errors import ParameterError
-from tailrace.fields import MAX_SEED, MIN_SEED
+from tailrace.request.fields import MAX_SEED, MIN_SEED
 
 MASK = 2**64 - 1
 
@@ -53,11 +53,11 @@ def request_key(seed: int | None, index: int) -> int:
         return int.from_bytes(os.urandom(8), "little", signed=True)
     if index == 0:
         return seed
-    mixed = _mix(_mix(seed & MASK) + index * 0x9E3779B97F4A7C15 & MASK)
+    mixed = _mix_bits(_mix_bits(seed & MASK) + index * 0x9E3779B97F4A7C15 & MASK)
     return mixed - 2**64 if mixed >= 2**63 else mixed
 
 
-def _mix(z: int) -> int:
+def _mix_bits(z: int) -> int:
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
     return z ^ z >> 31

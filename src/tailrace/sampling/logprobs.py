@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from tailrace.base.logprobs import TokenLogprobs
 from tailrace.kernels.output import KernelOutput, LogprobArrays
-from tailrace.logprobs import TokenLogprobs
 from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates
 
 
-def describe(
+def make_token_logprobs(
     candidates: Candidates, token: int, n: int, vocab_size: int, entropies: bool = False, named: tuple[int, ...] = ()
 ) -> TokenLogprobs:
     """Logprobs of `token` within the distribution of `candidates`; where they are fewer than n, the smallest other ids
@@ -31,7 +31,7 @@ def describe(
         rank = 1 + int((candidates.logits > mine).sum()) + int((candidates.logits[:place] == mine).sum())
     else:
         rank = candidates.ids.numel() + 1
-    ids, values = _top(candidates, logprobs, min(n, candidates.ids.numel()))
+    ids, values = _find_top(candidates, logprobs, min(n, candidates.ids.numel()))
     if named:
         row = torch.full((vocab_size,), -math.inf, dtype=torch.float64)
         row[candidates.ids] = logprobs
@@ -48,7 +48,7 @@ def describe(
     return TokenLogprobs(float(logprobs[place]) if inside else float("-inf"), rank, ids, values, entropy, varentropy)
 
 
-def naming(entry: TokenLogprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> TokenLogprobs:
+def replace_top_tokens(entry: TokenLogprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> TokenLogprobs:
     """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the
     model's own logits, whose distribution it is of."""
     known = math.isfinite(entry.logprob)
@@ -88,7 +88,7 @@ def entries_of(output: KernelOutput, asked: Sequence[SamplingParams | None]) -> 
     ]
 
 
-def _top(candidates: Candidates, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:
+def _find_top(candidates: Candidates, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:
     """The n likeliest, ties to the smaller id."""
     if n == 0:
         return [], []

@@ -40,7 +40,7 @@ def ranks_of(row: torch.Tensor, ascending: np.ndarray, ids: torch.Tensor) -> tor
     return torch.from_numpy(ranks)
 
 
-def among(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def mark_members(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """bool [n]: which of the ids are among the others, all of which are among the ids; both ascend."""
     table = torch.zeros(int(ids[-1]) + 1, dtype=torch.bool)
     table[others] = True
@@ -59,11 +59,11 @@ def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) 
     return [value if there else None for value, there in zip(values[places].tolist(), inside.tolist(), strict=True)]
 
 
-def pairs(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
+def pair_values(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
     """Ids and values."""
     return zip(shown.tolist(), values, strict=True)
 
 
-def numbers(values: torch.Tensor) -> list[float | None]:
+def list_numbers(values: torch.Tensor) -> list[float | None]:
     """None: −inf."""
     return [None if value == NEGATIVE_INFINITY else value for value in values.tolist()]

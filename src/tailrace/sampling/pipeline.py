@@ -1,11 +1,8 @@
-"""The order of the methods, with the reason for each place. The sampler walks these tables and knows no method by name.
-
-A name is that of the method's file in sampling/methods, and the one that the declarations of its fields have.
-"""
+"""The methods, loaded in the order of method_order.py. The sampler walks these tables and knows no method by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
@@ -14,99 +11,60 @@ from typing import TypeVar
 import torch
 
 from tailrace.kernels.program import MAX_STAGES, STAGES, Stage
-from tailrace.params import FIELDS, SamplingParams, switches
-from tailrace.sampler_fields import REFINEMENT_NAMES
-from tailrace.sampling.methods.base import LogitsEdit, Refinement
+from tailrace.params import FIELDS, SamplingParams, list_switches
+from tailrace.request.method_order import EDIT_ORDER, REFINEMENT_ORDER, OrderEntry
+from tailrace.request.sampler_fields import REFINEMENT_NAMES
 from tailrace.sampling.processors import keep_argmax
+from tailrace.sampling.slot import LogitsEdit, Refinement, Slot
 
 Method = TypeVar("Method", LogitsEdit, Refinement)
 
-# Before all edits comes the row's grammar mask (kernels/rows.py): a row of a draft has its own, so it is no slot's
-# business.
-EDIT_ORDER = (
-    "normalize_logits",  # of the model's own logits, as transformers has it
-    "allowed_token_ids",  # then the bans, which nothing later lifts: −inf plus or times anything is −inf
-    "bad_words",
-    "banned_at",
-    "min_tokens",
-    "no_repeat_ngram",
-    "logit_bias",  # before the penalties, which look at the sign of the biased logit
-    "sequence_bias",
-    "processors",
-    "encoder_repetition_penalty",
-    "penalties",
-    "dry",
-    "length_decay",  # after what else moves EOS: it grows by what is there
-    "green_list",  # last: the mark must survive what is asked for otherwise
-)
 
-REFINEMENT_ORDER = (
-    "temperature",  # first: the others cut the distribution that is really drawn from
-    "dynatemp",
-    "smoothing",
-    "min_p",  # relative to the likeliest token, so before anything renormalises; cheap, leaves little for the rest
-    "top_k",
-    "top_p",  # takes its mass from what the others left
-    "top_n_sigma",
-    "typical_p",
-    "tfs_z",
-    "top_a",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "top_h",
-    "p_less",
-    "min_k",  # by the logits before the temperature, so its place matters little
-    "mirostat",
-    "xtc",  # removes the likeliest of what is left
-    "adaptive_p",  # reshapes by the probabilities of what is left
-    "synthid",  # last: the tournament is held among what may be drawn
-)
-
-
-def load(kind: type[Method], order: tuple[str, ...], declared: set[str]) -> dict[str, Method]:
-    """The methods of these names, in order, each with the condition under which a request wants it.
+def load_methods(kind: type[Method], order: Iterable[OrderEntry], declared: set[str]) -> dict[str, Method]:
+    """Load the methods of this order, each with its name and the condition under which a request wants it.
 
     Raises:
         ImportError: the fields' declarations name other methods, or a file has no METHOD of this kind.
     """
-    if declared != set(order):
+    names = [entry.name for entry in order]
+    if declared != set(names):
         raise ImportError(
-            f"sampling/pipeline.py and the declarations of SamplingParams' fields name different methods: "
-            f"{sorted(declared ^ set(order))}"
+            f"method_order.py and the declarations of SamplingParams' fields name different methods: "
+            f"{sorted(declared ^ set(names))}"
         )
     found: dict[str, Method] = {}
-    for name in order:
+    for name in names:
         method = getattr(import_module(f"tailrace.sampling.methods.{name}"), "METHOD", None)
         if not isinstance(method, kind):
             raise ImportError(
                 f"sampling/methods/{name}.py must have a METHOD that is a {kind.__name__}, has {method!r}"
             )
-        found[name] = method if method.wanted is not None else replace(method, wanted=switched_on(name))
+        found[name] = replace(method, name=name, wanted=method.wanted or switched_on(name))
     return found
 
 
 def switched_on(method: str) -> Callable[[SamplingParams], bool]:
     """Whether one of the fields that switch the method on is not neutral."""
-    checks = [(attrgetter(name), FIELDS[name].neutral) for name in switches(method)]
+    checks = [(attrgetter(name), FIELDS[name].neutral) for name in list_switches(method)]
 
-    def wanted(params: SamplingParams) -> bool:
+    def is_wanted(params: SamplingParams) -> bool:
         for get, neutral in checks:  # noqa: SIM110, asked for every method of every request: no generator
             if not neutral(get(params)):
                 return True
         return False
 
-    return wanted
+    return is_wanted
 
 
 def check_state(refinements: dict[str, Refinement]) -> None:
     """Raise ImportError unless `begin` and `stateful` agree: the checks between fields rely on it."""
     for name, method in refinements.items():
-        if any(FIELDS[field].stateful != (method.begin is not None) for field in switches(name)):
+        if any(FIELDS[field].stateful != (method.begin is not None) for field in list_switches(name)):
             raise ImportError(f"{name}: its fields must be declared stateful if, and only if, it has a `begin`")
 
 
-EDITS = load(LogitsEdit, EDIT_ORDER, {field.edit for field in FIELDS.values() if field.edit})
-REFINEMENTS = load(Refinement, REFINEMENT_ORDER, set(REFINEMENT_NAMES))
+EDITS = load_methods(LogitsEdit, EDIT_ORDER, {field.edit for field in FIELDS.values() if field.edit})
+REFINEMENTS = load_methods(Refinement, REFINEMENT_ORDER, set(REFINEMENT_NAMES))
 check_state(REFINEMENTS)
 if len(REFINEMENTS) > MAX_STAGES:
     raise ImportError(
@@ -114,42 +72,49 @@ if len(REFINEMENTS) > MAX_STAGES:
     )
 
 
-def wants(method: LogitsEdit | Refinement, params: SamplingParams) -> bool:
+def is_needed(method: LogitsEdit | Refinement, params: SamplingParams) -> bool:
     """The request needs this method."""
     return method.wanted is not None and method.wanted(params)
 
 
-def edits_of(params: SamplingParams) -> tuple[str, ...]:
+def edits_of(params: SamplingParams) -> tuple[LogitsEdit, ...]:
     """The edits a request wants, in order. Processors that keep the argmax have no effect where they are the last,
     nothing but that is asked for, and no report shows what became of the others."""
-    wanted = tuple(name for name, method in EDITS.items() if wants(method, params))
+    wanted = tuple(method for method in EDITS.values() if is_needed(method, params))
     shown = params.logprobs_mode == "processed" and (params.logprobs is not None or params.report_entropy)
-    if params.greedy and not shown and wanted[-1:] == ("processors",) and keep_argmax(params.processors):
+    last = wanted[-1].name if wanted else ""
+    if params.greedy and not shown and last == "processors" and keep_argmax(params.processors):
         return wanted[:-1]
     return wanted
 
 
-def refinements_of(params: SamplingParams) -> tuple[str, ...]:
+def add_edit(slot: Slot, name: str) -> None:
+    """Put the edit of this name among the slot's, in order."""
+    among = {method.name for method in slot.edit_methods} | {name}
+    slot.use_edits(tuple(method for method in EDITS.values() if method.name in among))
+
+
+def refinements_of(params: SamplingParams) -> tuple[Refinement, ...]:
     """The refinements a request wants: those it ordered, then the others in the default order. None if it is greedy."""
     if params.greedy:
         return ()
     order = dict.fromkeys((*params.sampler_order, *REFINEMENTS))
-    return tuple(name for name in order if wants(REFINEMENTS[name], params))
+    return tuple(REFINEMENTS[name] for name in order if is_needed(REFINEMENTS[name], params))
 
 
 def beyond_kernels(params: SamplingParams) -> bool:
     """No kernels have all that it asks for: its rows fall back to the reference sampler."""
     named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
-    dense = any(EDITS[name].dense(params) for name in edits_of(params))
-    return named or dense or any(REFINEMENTS[name].stage is None for name in refinements_of(params))
+    dense = any(method.dense(params) for method in edits_of(params))
+    return named or dense or any(method.stage is None for method in refinements_of(params))
 
 
 def stages_of(params: SamplingParams) -> list[Stage]:
     """Its refinements as the kernels have them."""
-    return [stage(params) for name in refinements_of(params) if (stage := REFINEMENTS[name].stage) is not None]
+    return [method.stage(params) for method in refinements_of(params) if method.stage is not None]
 
 
-def beyond_device(params: SamplingParams, device: torch.device | None) -> bool:
-    """The kernels of this device (None: the CPU) don't have all that it asks for, as far as its parameters say."""
-    on_gpu = device is not None and device.type != "cpu"
+def beyond_device(params: SamplingParams, device: torch.device) -> bool:
+    """The kernels of this device don't have all that it asks for, as far as its parameters say."""
+    on_gpu = device.type != "cpu"
     return beyond_kernels(params) or (on_gpu and not all(STAGES[stage.kind].on_gpu for stage in stages_of(params)))

@@ -37,7 +37,7 @@ def register(name: str, processor: Processor) -> None:
     REGISTERED[name] = processor
 
 
-def load(spec: str) -> None:
+def load_processors(spec: str) -> None:
     """Register what "name=package.module:function, …" says.
 
     Raises:
@@ -54,7 +54,7 @@ def load(spec: str) -> None:
             raise ConfigError(f"model.processors: {entry!r} can't be had: {error}") from error
 
 
-def find(name: str) -> Processor:
+def find_processor(name: str) -> Processor:
     """The processor of this name.
 
     Raises:
@@ -68,4 +68,4 @@ def find(name: str) -> Processor:
 
 def keep_argmax(names: Iterable[str]) -> bool:
     """All of these say so."""
-    return all(getattr(find(name), "keeps_argmax", False) is True for name in names)
+    return all(getattr(find_processor(name), "keeps_argmax", False) is True for name in names)

@@ -39,7 +39,7 @@ def program_of(
         unsupported=beyond_kernels(params),
         stateful=stateful,
         counts=history.counts if history else None,
-        weights=history.weights(history.num_prompt) if history else (0, 0),
+        weights=history.get_weights(history.num_prompt) if history else (0, 0),
         said=history.said if history else None,
         survivors=params.return_sampling_mask,
     )

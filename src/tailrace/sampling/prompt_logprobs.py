@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tailrace.base.logprobs import TokenLogprobs
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs
 from tailrace.kernels.cpu.sample import CPUStep
@@ -14,7 +15,6 @@ from tailrace.kernels.program import Program, ascending
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import MESSAGES, OK
 from tailrace.kernels.types import readable
-from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.logprobs import entry_of
 from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 

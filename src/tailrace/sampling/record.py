@@ -1,4 +1,4 @@
-"""A row that was walked through its steps → the record of why its token came (explanation.py)."""
+"""A row that was walked through its steps → the record of why its token came (explain/record.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tailrace import kernels
-from tailrace.explanation import (
+from tailrace.explain.record import (
     DraftView,
     Draw,
     EditStep,
@@ -21,23 +21,23 @@ from tailrace.explanation import (
     Origin,
     RefinementStep,
 )
-from tailrace.options import Watermark
 from tailrace.params import FIELDS, SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling.candidates import Candidates
 from tailrace.sampling.lookup import (
     NEGATIVE_INFINITY,
     Pair,
-    among,
     best_two,
     likeliest_of,
-    numbers,
-    pairs,
+    list_numbers,
+    mark_members,
+    pair_values,
     places_in,
     ranks_of,
     where_in,
 )
 from tailrace.sampling.reference import Choice, scores_of
-from tailrace.sampling.request_slot import RequestSlot
+from tailrace.sampling.slot import Slot
 
 LEAST = -1e9  # a logarithm below that of any float64
 MOST_CUT = 5  # of the likeliest that a refinement cut, so many are named
@@ -50,8 +50,8 @@ class Walked:
     """One row, and what each step left of it.
 
     index, position: of the token that it decides, in the output and in the sequence. forced: the token that must come.
-    raw, row: float32 [V], before and after the edits. start: the candidates that the edits left. edits: methods, and
-    the row after each. refinements: methods, and the candidates after each.
+    raw, row: float32 [V], before and after the edits. start: the candidates that the edits left. edited_rows: the edit
+    methods' names, and the row after each. refined: the refinements' names, and the candidates after each.
     """
 
     index: int
@@ -60,13 +60,13 @@ class Walked:
     raw: torch.Tensor
     row: torch.Tensor
     start: Candidates
-    edits: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    refinements: list[tuple[str, Candidates]] = field(default_factory=list)
+    edited_rows: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    refined: list[tuple[str, Candidates]] = field(default_factory=list)
 
     @property
     def candidates(self) -> Candidates:
         """What may be drawn."""
-        return self.refinements[-1][1] if self.refinements else self.start
+        return self.refined[-1][1] if self.refined else self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +82,24 @@ class Outcome:
 class Record:
     """A walked row on its way to the record."""
 
-    def __init__(self, walked: Walked, slot: RequestSlot, outcome: Outcome) -> None:
+    def __init__(self, walked: Walked, slot: Slot, outcome: Outcome) -> None:
         self.walked, self.slot, self.outcome = walked, slot, outcome
-        self.refinements = list(walked.refinements)
+        self.refined = list(walked.refined)
         final = outcome.choice.drawn_from
         if final is None:
             final = walked.candidates
         elif final is not walked.candidates and outcome.draft is not None:
-            self.refinements.append(("draft", final))
+            self.refined.append(("draft", final))
         self.final = final
-        self.scores = self._scores()
+        self.scores = self._compute_scores()
         best = best_two(self.scores.numpy())
         self.best = final.ids[best].tolist()
         self.margin = float(self.scores[best[0]] - self.scores[best[1]]) if len(best) > 1 else None
 
-    def made(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
+    def make_record(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
         """The record. Its parts are in the order of the pipeline."""
         walked, outcome = self.walked, self.outcome
-        shown, ranks = self._shown(options)
+        shown, ranks = self._select_tokens(options)
         return Explanation(
             index=walked.index,
             position=walked.position,
@@ -109,20 +109,20 @@ class Record:
             ids=shown.tolist(),
             model=model_view(walked.raw, shown, ranks, guided),
             edits=list(edit_steps(walked, shown, self.slot.params)),
-            refinements=list(refinement_steps(walked.start, self.refinements, shown, self.slot.params)),
-            draw=self._draw(shown),
+            refinements=list(refinement_steps(walked.start, self.refined, shown, self.slot.params)),
+            draw=self._make_draw(shown),
             removed_by=self._removed_by(shown),
             draft=outcome.draft,
         )
 
-    def _scores(self) -> torch.Tensor:
+    def _compute_scores(self) -> torch.Tensor:
         """float64 [n], of the final candidates: the numbers that the draw compares, less a constant."""
         stream, final = self.outcome.choice.stream, self.final
         if self.slot.params.greedy:
             return self.walked.row[final.ids].double()
         return scores_of(final, self.slot, self.walked.position, stream).double() - final.logits.double().logsumexp(0)
 
-    def _shown(self, options: ExplainOptions) -> Pair:
+    def _select_tokens(self, options: ExplainOptions) -> Pair:
         """Ids, int64 [n], by the model's rank, and the ranks."""
         outcome, raw = self.outcome, self.walked.raw
         # rule exact draws as if there were no draft, and shows what is shown without one
@@ -135,21 +135,21 @@ class Record:
         order = ranks.argsort()
         return ids[order], ranks[order]
 
-    def _draw(self, shown: torch.Tensor) -> Draw:
+    def _make_draw(self, shown: torch.Tensor) -> Draw:
         final, greedy = self.final, self.slot.params.greedy
         logp = final.logits.double() - final.logits.double().logsumexp(0)
         scores = where_in(final, self.scores, shown)
         winner = self.best[0]
         if greedy:
-            probabilities = [None if score is None else float(id == winner) for id, score in pairs(shown, scores)]
+            probabilities = [None if score is None else float(id == winner) for id, score in pair_values(shown, scores)]
             noise = [None if score is None else 0.0 for score in scores]
         else:
             probabilities = where_in(final, logp.exp(), shown)
-            noise = self._noise(shown)
+            noise = self._compute_noise(shown)
         runner_up = self.best[1] if len(self.best) > 1 else None
         return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
 
-    def _noise(self, shown: torch.Tensor) -> list[float | None]:
+    def _compute_noise(self, shown: torch.Tensor) -> list[float | None]:
         """Of those that can be drawn."""
         alive = shown[places_in(self.final.ids, shown)[1]].sort().values
         noise = kernels.gumbel(self.slot.key, self.walked.position, alive, self.outcome.choice.stream)
@@ -159,9 +159,9 @@ class Record:
         """The first step after which each is gone."""
         walked, found = self.walked, [""] * shown.numel()
         stages = [("model", walked.raw[shown] != NEGATIVE_INFINITY)]
-        stages += [(method, row[shown] != NEGATIVE_INFINITY) for method, row in walked.edits]
+        stages += [(method, row[shown] != NEGATIVE_INFINITY) for method, row in walked.edited_rows]
         stages += [("model", places_in(walked.start.ids, shown)[1])]
-        stages += [(method, places_in(candidates.ids, shown)[1]) for method, candidates in self.refinements]
+        stages += [(method, places_in(candidates.ids, shown)[1]) for method, candidates in self.refined]
         for method, there in stages:
             for i in (~there).nonzero().squeeze(1).tolist():
                 found[i] = found[i] or method
@@ -174,9 +174,11 @@ def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guid
     p = logp.exp()
     finite = logp.clamp_(min=LEAST)  # where p is 0, whatever is multiplied by it
     entropy = -(p * finite).sum()
-    conditional, unconditional = (None, None) if guided is None else (numbers(row.float()[shown]) for row in guided)
+    conditional, unconditional = (
+        (None, None) if guided is None else (list_numbers(row.float()[shown]) for row in guided)
+    )
     return ModelView(
-        logits=numbers(raw[shown]),
+        logits=list_numbers(raw[shown]),
         probabilities=p[shown].tolist(),
         ranks=ranks.tolist(),
         entropy=float(entropy) + 0.0,  # −0 of a certain token is 0
@@ -189,22 +191,22 @@ def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guid
 def edit_steps(walked: Walked, shown: torch.Tensor, params: SamplingParams) -> Iterator[EditStep]:
     """Of the edits that did something."""
     before = walked.raw
-    for method, after in walked.edits:
+    for method, after in walked.edited_rows:
         banned = (after == NEGATIVE_INFINITY) & (before != NEGATIVE_INFINITY)
         changed = (after != before) & ~banned
         counts = int(changed.sum()), int(banned.sum()), int((after != NEGATIVE_INFINITY).sum())
         if any(counts[:2]):
             p = (after[shown].double() - after.double().logsumexp(0)).exp().tolist()
-            yield EditStep(method, fields_of(params, method), *counts, numbers(after[shown]), p)
+            yield EditStep(method, fields_of(params, method), *counts, list_numbers(after[shown]), p)
         before = after
 
 
 def refinement_steps(
-    before: Candidates, refinements: Sequence[tuple[str, Candidates]], shown: torch.Tensor, params: SamplingParams
+    before: Candidates, refined: Sequence[tuple[str, Candidates]], shown: torch.Tensor, params: SamplingParams
 ) -> Iterator[RefinementStep]:
     """Of all refinements, in their order."""
     p = before.probabilities()
-    for method, after in refinements:
+    for method, after in refined:
         logp, cut = after.logits.double().log_softmax(0), cut_from(before, p, after)
         p = logp.exp()
         yield RefinementStep(
@@ -237,7 +239,7 @@ def cut_from(before: Candidates, p: torch.Tensor, after: Candidates) -> Cut:
     count = before.ids.numel() - after.ids.numel()
     if count == 0:
         return Cut(1.0, None, [], [])
-    kept = among(before.ids, after.ids)
+    kept = mark_members(before.ids, after.ids)
     others = torch.where(kept, NEGATIVE_INFINITY, before.logits)
     likeliest = Candidates(before.ids, others, others).likeliest(min(MOST_CUT, count))
     least = torch.where(kept, before.logits, math.inf).argmin()
@@ -253,13 +255,13 @@ def cut_from(before: Candidates, p: torch.Tensor, after: Candidates) -> Cut:
 def fields_of(params: SamplingParams, method: str) -> dict[str, Any]:
     """The request's fields that belong to a method and are not at their default."""
     return {
-        name: entry(getattr(params, name))
+        name: summarize_value(getattr(params, name))
         for name, declared in FIELDS.items()
         if method in (declared.edit, declared.refinement) and getattr(params, name) != declared.default
     }
 
 
-def entry(value: Any) -> Any:
+def summarize_value(value: Any) -> Any:
     """A field's value as a record has it: of large ones their size, of a watermark not its keys."""
     if isinstance(value, Watermark):
         return {"kind": value.kind, "scheme": value.scheme}

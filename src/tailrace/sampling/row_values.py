@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.fields import MAX_SEED, MIN_SEED
 from tailrace.kernels.rows import tensor
+from tailrace.request.fields import MAX_SEED, MIN_SEED
 from tailrace.sampling.keys import request_key
 
 PerRow = float | Sequence[float] | np.ndarray | torch.Tensor
@@ -46,7 +46,7 @@ def as_words(value: torch.Tensor) -> torch.Tensor:
     return flat.double().view(torch.int64) if value.is_floating_point() else flat.long()
 
 
-def values(name: str, given: Any, count: int, *, whole: bool) -> list[Any] | float:
+def parse_values(name: str, given: Any, count: int, *, whole: bool) -> list[Any] | float:
     """The values of so many rows, or the one of all of them. Ranges are not looked at.
 
     Raises:
@@ -68,7 +68,9 @@ def values(name: str, given: Any, count: int, *, whole: bool) -> list[Any] | flo
         found = of_array(given, whole)
     if found is None or (isinstance(found, list) and len(found) != count):
         asked = "an integer" if whole else "a number"
-        raise ParameterError(f"{name} must be {asked} or {count} of them, one per row, got {shown(given)}", name)
+        raise ParameterError(
+            f"{name} must be {asked} or {count} of them, one per row, got {describe_given(given)}", name
+        )
     return found
 
 
@@ -81,14 +83,14 @@ def of_array(given: Any, whole: bool) -> Any:
     return array.tolist() if array.dtype.kind in ("iu" if whole else "iuf") and array.ndim <= 1 else None
 
 
-def shown(given: Any) -> str:
+def describe_given(given: Any) -> str:
     """As a message says it."""
     if isinstance(given, torch.Tensor | np.ndarray):
         return f"{given.dtype} {tuple(given.shape)}"
     return f"{len(given)}: {given!r:.60}" if isinstance(given, list | tuple) else f"{given!r:.60}"
 
 
-def keys(seed: Any, count: int) -> np.ndarray:
+def make_row_keys(seed: Any, count: int) -> np.ndarray:
     """int64 [R], of the rows' noise: a seed per row is its key; of a single seed row r gets the key of sequence r;
     without one all are fresh.
 
@@ -97,7 +99,7 @@ def keys(seed: Any, count: int) -> np.ndarray:
     """
     if seed is None:
         return np.frombuffer(os.urandom(8 * count), dtype=np.int64)
-    given = values("seed", seed, count, whole=True)
+    given = parse_values("seed", seed, count, whole=True)
     checked = given if isinstance(given, list) else [given]
     if checked and not (min(checked) >= MIN_SEED and max(checked) <= MAX_SEED):
         row = next(row for row, one in enumerate(checked) if not MIN_SEED <= one <= MAX_SEED)
@@ -111,7 +113,7 @@ def derived_keys(seed: int, count: int) -> np.ndarray:
     return np.array([request_key(seed, row) for row in range(count)], dtype=np.int64)
 
 
-def positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
+def parse_positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
     """int64 [R].
 
     Raises:
@@ -124,7 +126,7 @@ def positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
                 "position must be given with seed: the same one again is the same noise again", "position"
             )
         return torch.zeros(count, dtype=torch.int64)
-    given = values("position", position, count, whole=True)
+    given = parse_values("position", position, count, whole=True)
     numbers = given if isinstance(given, list) else [given] * count
     if numbers and not (min(numbers) >= 0 and max(numbers) <= MAX_SEED):
         row = next(row for row, one in enumerate(numbers) if not 0 <= one <= MAX_SEED)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from tailrace.errors import ParameterError
-from tailrace.explanation import ExplainOptions, Explanation
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.backends import BackendName, backend_of, name_for
 from tailrace.sampling.backends.base import Backend, Pending, Sampled
@@ -54,7 +54,7 @@ class Sampler:
         Raises:
             ParameterError: the vocabulary or the dtype differs, a slot is empty, or a number of `rows` is out of range.
         """
-        rows = self._checked(logits, rows)
+        rows = self._complete_rows(logits, rows)
         return self.backend_for(logits.device).sample(logits, rows)
 
     def explain(
@@ -71,20 +71,20 @@ class Sampler:
 
         Args:
             logits, rows: those of the draw.
-            options: what to show (tailrace/explanation.py): for all requests, or for each; None: it is not explained,
+            options: what to show (explain/record.py): for all requests, or for each; None: it is not explained,
                 and its list is empty, as that of a request that can't be drawn.
 
         Raises:
             ParameterError: as from `begin`; or there are not as many options as requests, or they name a token outside
                 the vocabulary.
         """
-        rows = self._checked(logits, rows)
+        rows = self._complete_rows(logits, rows)
         each = [options] * rows.num_requests if isinstance(options, ExplainOptions) else options
         check_options(each, rows.num_requests, self.slots.vocab_size)
         check_step(self.slots, logits, rows)
         return explain_rows(self.slots, logits, rows, each)
 
-    def _checked(self, logits: torch.Tensor, rows: Rows) -> Rows:
+    def _complete_rows(self, logits: torch.Tensor, rows: Rows) -> Rows:
         """The rows with their positions, after the checks that all backends have in common."""
         check_kind("rows", rows, Rows)
         check_kind("logits", logits, torch.Tensor)

@@ -1,31 +1,93 @@
-"""One request in the sampler, as its methods see it: what it asks, and what its sequence has said."""
+"""One request in the sampler, and the two kinds of method that work for it.
+
+A file of sampling/methods is one method. Its METHOD is one of the two kinds, and request/method_order.py has its place.
+
+A **logits edit** (transformers: logits processor) changes single entries of a row. An edit may move the argmax, so
+greedy rows get it too. It is data (kernels/program.py): a method makes the data from its slot, and every backend
+applies them. A **refinement** (transformers: logits warper) maps candidates to candidates. Greedy rows skip it. Its
+`apply` is the specification in torch. Its `stage` is the same for the kernels, which are compared with `apply`.
+
+The fields of SamplingParams that switch a method on name it in their declarations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
+from tailrace.kernels.program import MAX_EDITS, Dense, Edit, Program, Stage
 from tailrace.params import SamplingParams
 from tailrace.sampling.candidates import Candidates
 from tailrace.sampling.history import History
 from tailrace.sampling.sequence_state import SequenceState
 
 T = TypeVar("T")
-PendingUpdate = tuple[
-    int, float | None
-]  # a token, and the log-probability that a state is updated with once it is committed
+Wanted = Callable[[SamplingParams], bool]
+PendingUpdate = tuple[int, float | None]  # a token, and the log-probability to learn from once it is committed
+
+
+def always(params: SamplingParams) -> bool:
+    """Return True: whenever the method is wanted."""
+    return True
+
+
+def never(params: SamplingParams) -> bool:
+    """Return False: most edits stay the same as long as the request does."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsEdit:
+    """A method that edits a row's logits.
+
+    edits(slot): what the method does at the slot's next position. moves: whether that changes from token to token.
+    recalls: whether the method needs the sequence's history. dense: whether no kernel has the method
+    (kernels.program.Dense). wanted: whether a request needs the method; None: if one of the fields that switch it on is
+    not neutral. name: from method_order.py; pipeline.py sets it.
+    """
+
+    edits: Callable[[Slot], Sequence[Edit]]
+    _: KW_ONLY
+    wanted: Wanted | None = None
+    moves: Wanted = never
+    recalls: Wanted = never
+    dense: Wanted = never
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """A method that maps candidates to candidates.
+
+    apply(candidates, context): the candidates after the method, at least one. stage(params): the same for the kernels;
+    None: no kernel has the method, and rows that ask for it fall back to `apply`, alone. wanted, name: as of an edit.
+    begin(params): the state that the method carries from token to token, which `Programs.write_state` knows.
+    learn(slot, logprob): updates the state from the drawn token's log-probability among the candidates (nats);
+    csrc/sample/stateful.cpp does the same.
+    """
+
+    apply: Callable[[Candidates, Context], Candidates]
+    stage: Callable[[SamplingParams], Stage] | None
+    _: KW_ONLY
+    wanted: Wanted | None = None
+    begin: Callable[[SamplingParams], dict[str, float]] | None = None
+    learn: Callable[[Slot, float], None] | None = None
+    name: str = ""
 
 
 @dataclass(slots=True)
 class Slot:
-    """One occupied slot.
+    """A request in the sampler: its parameters, its methods, and what its sequence has said.
 
-    edits, refinements: the methods it wants, in order. updates: of the tokens drawn and not yet committed, in order:
-    each with the log-probability that its methods' state is updated with if it stands; None: the state stays. basis:
-    the candidates whose probabilities the state follows, at the row looked at last. derived: made once from the
-    parameters. took_s: processor time of its last draw, where that may be costly. turns: one of its edits does
-    something else after every token.
+    edit_methods, refinements: the methods that the request wants, in order. program: what stays the same as long as the
+    request does. next_edits: what the edit methods do at the next position, as far as kernels have it. derived: data
+    made once from the parameters. updates: for each token drawn and not yet committed, in order, the log-probability
+    that the methods learn from if the token stands; None: the state stays. basis: the candidates whose probabilities
+    the state follows, at the row looked at last; a refinement with a state writes it. took_s: processor time of the
+    last draw, if that may be costly. turns: an edit method does something else after every token.
     """
 
     params: SamplingParams
@@ -35,24 +97,34 @@ class Slot:
     num_prompt: int
     num_output: int
     history: History | None
-    edits: tuple[str, ...]
-    refinements: tuple[str, ...]
+    edit_methods: tuple[LogitsEdit, ...]
+    refinements: tuple[Refinement, ...]
     sequence_state: SequenceState
+    program: Program
     derived: dict[str, Any] = field(default_factory=dict)
     updates: list[PendingUpdate] = field(default_factory=list)
-    basis: Candidates | None = None
-    took_s: float = 0.0
-    turns: bool = False
+    next_edits: list[Edit] = field(init=False, default_factory=list)
+    basis: Candidates | None = field(init=False, default=None)
+    took_s: float = field(init=False, default=0.0)
+    turns: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use_edits(self.edit_methods)
+
+    def use_edits(self, methods: tuple[LogitsEdit, ...]) -> None:
+        """Take these edit methods in place of the slot's own."""
+        self.edit_methods = methods
+        self.turns = any(method.moves(self.params) for method in methods)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """`make()`, the first time; afterwards what it made."""
+        """Return `make()` the first time, and the same object afterwards."""
         if name not in self.derived:
             self.derived[name] = make()
         return self.derived[name]
 
     @property
     def state(self) -> dict[str, float]:
-        """The state that its refinements carry from token to token."""
+        """The state that the refinements carry from token to token."""
         return self.sequence_state.state
 
     @property
@@ -61,9 +133,9 @@ class Slot:
         return self.sequence_state.banned
 
     @property
-    def moves(self) -> bool:
-        """The program changes from token to token."""
-        return self.turns or bool(self.sequence_state.forced)
+    def forced(self) -> int | None:
+        """The token that the next position must have."""
+        return self.sequence_state.forced.get(self.num_output)
 
     @property
     def reported(self) -> bool:
@@ -71,6 +143,84 @@ class Slot:
         return self.params.logprobs is not None or self.params.report_entropy
 
     @property
-    def forced(self) -> int | None:
-        """The token that the next position must have."""
-        return self.sequence_state.forced.get(self.num_output)
+    def moves(self) -> bool:
+        """What happens to the logits changes from token to token."""
+        return self.turns or bool(self.sequence_state.forced)
+
+    @property
+    def moves_with_drafts(self) -> bool:
+        """Each draft changes more than the counts of the history: the kernels want a program per row
+        (backends/draft_programs.py)."""
+        return not self.program.unsupported and (self.moves or self.params.penalty_last_n >= 0)
+
+    def kernel_edits(self) -> list[Edit]:
+        """Return what the edit methods do at the next position, less what no kernel has."""
+        made: list[Edit] = []
+        for method in self.edit_methods:
+            made += [edit for edit in method.edits(self) if not isinstance(edit, Dense)]
+        if len(made) > MAX_EDITS:
+            raise AssertionError(f"{len(made)} edits in one program")
+        return made
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append output tokens."""
+        self.num_output += len(tokens)
+        if self.history is not None:
+            for token in tokens:
+                self.history.append(token)
+        if self.updates:
+            self._update_state(tokens)
+
+    def _update_state(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not self.updates:
+                break
+            drawn, logprob = self.updates.pop(0)
+            if drawn != token:  # it came from elsewhere, and what was drawn after it is not what follows
+                self.updates.clear()
+            elif logprob is not None:
+                for method in self.refinements:
+                    if method.learn is not None:
+                        method.learn(self, logprob)
+
+    def update_of(self, token: int) -> PendingUpdate:
+        """Return what the methods learn from if this token stands; a forced token teaches nothing."""
+        if self.basis is None or self.forced is not None:
+            return token, None
+        at = int(torch.searchsorted(self.basis.ids, token))
+        kept = at < self.basis.ids.numel() and int(self.basis.ids[at]) == token
+        return token, float(self.basis.logits.double().log_softmax(0)[at]) if kept else None
+
+    def pop(self) -> None:
+        """Take the last output token back. The caller restores the methods' state."""
+        self.num_output -= 1
+        if self.history is not None:
+            self.history.pop()
+
+
+@dataclass(slots=True)
+class Context:
+    """What a refinement may look at besides the candidates: its slot, the position that it decides, the edited row."""
+
+    slot: Slot
+    position: int
+    row: torch.Tensor
+
+    @property
+    def sigma(self) -> float:
+        """Population standard deviation of the row's finite logits."""
+        return float(self.row[self.row.isfinite()].double().std(correction=0))
+
+
+def begin_state(
+    params: SamplingParams, refinements: Sequence[Refinement], num_output: int, state: SequenceState | None
+) -> SequenceState:
+    """Add the request's forced tokens from `num_output` on, and the methods' first values where the state has none.
+    Return the state, or a new one in place of None."""
+    state = SequenceState() if state is None else state
+    for position in range(num_output, len(params.forced_token_ids)):
+        state.forced.setdefault(position, params.forced_token_ids[position])
+    for method in refinements:
+        if method.begin is not None:
+            state.state.update(method.begin(params) | state.state)
+    return state

@@ -1,14 +1,17 @@
 """The sampler's one mutable state: per slot, what its request asks and what its sequence has said.
 
 A request is added, removed, moved and forked in O(its own parameters); rows of a step point into the slots by index.
-`programs` and `edits` have what each slot's rows are sampled by, as plain data (kernels/program.py); backends follow
-them: each is told what has changed, and keeps the form that its kernels read. Knows no backend and nothing of logits.
+`Slot.program` and `Slot.next_edits` have what a slot's rows are sampled by, as plain data (kernels/program.py).
+Backends observe the slots: each is told what has changed, and keeps the form that its kernels read. Knows no backend
+and nothing of logits. (More than 300 lines: one class with everything that happens to a request in the sampler.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,18 +22,18 @@ from tailrace.kernels.rows import Rows, spread
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import History, counted_in
 from tailrace.sampling.keys import KeySource
-from tailrace.sampling.pipeline import EDITS, REFINEMENTS, edits_of, refinements_of
-from tailrace.sampling.processors import find
+from tailrace.sampling.pipeline import add_edit, edits_of, refinements_of
+from tailrace.sampling.processors import find_processor
 from tailrace.sampling.programs import program_of
-from tailrace.sampling.request_slot import RequestSlot
 from tailrace.sampling.sequence_state import SequenceState, check_sequence_state
-from tailrace.sampling.slot_store import SlotStore
+from tailrace.sampling.slot import Slot, begin_state
 from tailrace.sampling.validation import (
     check_caller_fields,
     check_kind,
     checked_few,
     checked_ids,
     checked_key,
+    checked_lists,
     checked_names,
     checked_size,
 )
@@ -38,8 +41,30 @@ from tailrace.sampling.validation import (
 MAX_SLOTS = 2**20  # each takes 2.1 KB
 
 
-class Slots(SlotStore):
+class SlotObserver(Protocol):
+    """Keeps its own form of what the slots hold, and is told what changes: a backend."""
+
+    def add(self, slot: int) -> None:
+        """The slot is taken."""
+        ...
+
+    def edit(self, slot: int) -> None:
+        """The slot's edits at its next position are others than before."""
+        ...
+
+    def advance(self, slot: int) -> None:
+        """The slot's sequence has other tokens than before: counts and states have changed."""
+        ...
+
+    def remove(self, slot: int) -> None:
+        """The slot is empty."""
+        ...
+
+
+class Slots:
     """S slots over a vocabulary of V tokens. Whatever is refused is refused before anything has changed.
+
+    slots: the requests by place, None where a slot is empty. observers: in the order in which they were added.
 
     Args:
         default_keys: of requests without a seed; None takes fresh ones from the operating system. Ranks of tensor
@@ -57,7 +82,24 @@ class Slots(SlotStore):
         if default_keys is not None:
             check_kind("default_keys", default_keys, KeySource)
         self.default_keys = KeySource() if default_keys is None else default_keys
-        super().__init__(num_slots)
+        self.slots: list[Slot | None] = [None] * num_slots
+        self.observers: list[SlotObserver] = []
+
+    def add_observer(self, observer: SlotObserver) -> None:
+        """Tell the observer what the slots hold, and from now on what changes."""
+        for slot, entry in enumerate(self.slots):
+            if entry is not None:
+                observer.add(slot)
+        self.observers.append(observer)
+
+    def __getitem__(self, slot: int) -> Slot:
+        try:
+            found = self.slots[slot] if 0 <= slot < len(self.slots) else None
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParameterError(f"slot must be an integer, got {slot!r:.100}", "slot") from error
+        if found is None:
+            raise ParameterError(f"slot {slot} is empty or not in 0 … {len(self.slots) - 1}", "slot")
+        return found
 
     def add(
         self,
@@ -97,17 +139,16 @@ class Slots(SlotStore):
         # a tokenizer may name an end beyond the model's vocabulary: it never comes
         eos_token_ids = [id for id in checked_ids("eos_token_ids", eos_token_ids, 2**32) if id < self.vocab_size]
         for name in params.processors:
-            find(name)
+            find_processor(name)
         check_sequence_state(sequence_state, self.vocab_size)
         key = self.default_keys.key_of(params.seed) if key is None else key  # last: one that is taken is used
         edits, refinements = edits_of(params), refinements_of(params)
-        recalls = any(EDITS[name].recalls(params) for name in edits) or params.watermark is not None
+        recalls = any(method.recalls(params) for method in edits) or params.watermark is not None
         history = History(params, prompt, output) if recalls else None
-        state, eos = begun(params, refinements, len(output), sequence_state), tuple(eos_token_ids)
-        entry = RequestSlot(
-            params, key, eos, self.vocab_size, len(prompt), len(output), history, edits, refinements, state
-        )
-        self._place(slot, entry)
+        state, eos = begin_state(params, refinements, len(output), sequence_state), tuple(eos_token_ids)
+        program = program_of(params, key, eos, history, stateful=bool(state.state))
+        counts = self.vocab_size, len(prompt), len(output)
+        self._place_request(slot, Slot(params, key, eos, *counts, history, edits, refinements, state, program))
 
     def fork(self, source: int, target: int, *, key: int, sequence_state: SequenceState | None = None) -> None:
         """Make the empty `target` a copy of `source` with its own noise. sequence_state: as for `add`."""
@@ -117,22 +158,13 @@ class Slots(SlotStore):
         sequence_state = SequenceState() if sequence_state is None else sequence_state
         own = bool(sequence_state.banned) or sequence_state.mask is not None
         sequence_state.copy_from(entry.sequence_state)
-        twin = RequestSlot(
-            entry.params,
-            key,
-            entry.eos_token_ids,
-            entry.vocab_size,
-            entry.num_prompt,
-            entry.num_output,
-            entry.history and entry.history.copy(),
-            entry.edits,
-            entry.refinements,
-            sequence_state,
-            entry.derived,
-            list(entry.updates),
+        history = entry.history and entry.history.copy()
+        program = program_of(entry.params, key, entry.eos_token_ids, history, stateful=bool(sequence_state.state))
+        twin = replace(
+            entry, key=key, program=program, history=history, sequence_state=sequence_state, updates=[*entry.updates]
         )
-        edits = [counted_in(twin.history, edit, entry.history) for edit in self.edits[source]]
-        self._place(target, twin, None if own else edits)
+        edits = [counted_in(history, edit, entry.history) for edit in entry.next_edits]
+        self._place_request(target, twin, None if own else edits)
 
     def adopt(self, slot: int, output: Sequence[int]) -> None:
         """The slot's output is this from now on: for engines that write token ids themselves. What it has in common
@@ -163,16 +195,8 @@ class Slots(SlotStore):
         Raises:
             ParameterError: there are not as many lists as slots, or one holds no token ids; then nothing was committed.
         """
-        try:
-            where, given = list(slots), list(tokens)
-        except TypeError as error:
-            name, odd = ("tokens", tokens) if isinstance(slots, Iterable) else ("slots", slots)
-            raise ParameterError(f"{name} must be a list, got {odd!r:.100}", name) from error
-        if len(where) != len(given):
-            raise ParameterError(f"tokens must hold a list for each of {len(where)} slots, got {len(given)}", "tokens")
-        checked: list[tuple[int, RequestSlot, list[int]]] = []
-        for index, ids in zip(where, given, strict=True):
-            checked.append((index, self[index], checked_few("tokens", ids, self.vocab_size)))
+        pairs = checked_lists(slots, tokens)
+        checked = [(index, self[index], checked_few("tokens", ids, self.vocab_size)) for index, ids in pairs]
         for index, entry, accepted in checked:
             entry.extend(accepted)
             if moves := entry.moves:
@@ -202,7 +226,7 @@ class Slots(SlotStore):
             entry.pop()
         for place in [place for place in entry.banned if place > entry.num_output]:
             del entry.banned[place]
-        self.refresh(slot)
+        self.refresh_edits(slot)
 
     def ban(self, slot: int, token: int) -> None:
         """`token` may not be drawn at the slot's next position.
@@ -212,9 +236,9 @@ class Slots(SlotStore):
         """
         entry = self[slot]
         [token] = checked_few("token", [token], self.vocab_size)
-        entry.begin_edit("banned_at")
+        add_edit(entry, "banned_at")
         entry.banned.setdefault(entry.num_output, set()).add(token)
-        self.refresh(slot)
+        self.refresh_edits(slot)
 
     def exclude(self, slot: int, token: int) -> None:
         """`token` may be drawn nowhere from now on.
@@ -224,12 +248,12 @@ class Slots(SlotStore):
         """
         entry = self[slot]
         [token] = checked_few("token", [token], self.vocab_size)
-        entry.begin_edit("allowed_token_ids")
+        add_edit(entry, "allowed_token_ids")
         words = np.full(-(-self.vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
         words[token // 32] ^= np.uint32(1 << token % 32)
         sequence_state = entry.sequence_state
         sequence_state.mask = words if sequence_state.mask is None else words & sequence_state.mask
-        self.refresh(slot)
+        self.refresh_edits(slot)
 
     def force(self, slot: int, tokens: Sequence[int]) -> None:
         """These are the slot's next tokens, whatever would be drawn.
@@ -239,7 +263,7 @@ class Slots(SlotStore):
         """
         entry = self[slot]
         entry.sequence_state.force(entry.num_output, checked_few("tokens", tokens, self.vocab_size))
-        self.refresh(slot)
+        self.refresh_edits(slot)
 
     def positions(self, rows: Rows) -> torch.Tensor:
         """int64 [R]: of each row's token, by what its slot has counted: prompt, output, and the drafts before it.
@@ -267,31 +291,73 @@ class Slots(SlotStore):
         it."""
         entry = self[slot]
         if entry.state or (entry.history is not None and not edits):
-            for follower in self._observers:
-                follower.advance(slot)
+            for observer in self.observers:
+                observer.advance(slot)
         if edits:
-            self.refresh(slot)
+            self.refresh_edits(slot)
 
-    def _place(self, slot: int, entry: RequestSlot, edits: list[Edit] | None = None) -> None:
-        """edits: at its next position, where they are known."""
-        params, history = entry.params, entry.history
+    def refresh_edits(self, slot: int) -> None:
+        """The slot's edits may do something else than before at its next position."""
+        entry = self[slot]
+        entry.next_edits = entry.kernel_edits()
+        for observer in self.observers:
+            observer.edit(slot)
+
+    def remove(self, slot: int) -> None:
+        """Empty the slot."""
+        self[slot]  # raises if the slot is empty
+        self.slots[slot] = None
+        for observer in self.observers:
+            observer.remove(slot)
+
+    def move(self, source: int, target: int) -> None:
+        """The request of `source` is in the empty `target` from now on, with all that it has: for engines that keep
+        their rows dense.
+
+        Raises:
+            ParameterError: `source` is empty, or `target` taken.
+        """
+        self[source]  # raises if the slot is empty
+        self._check_free("target", target)
+        self._exchange_slots(source, target)
+
+    def swap(self, first: int, second: int) -> None:
+        """Two requests change places.
+
+        Raises:
+            ParameterError: one of them is empty.
+        """
+        for slot in (first, second):
+            self[slot]  # raises if the slot is empty
+        if first != second:
+            self._exchange_slots(first, second)
+
+    def _place_request(self, slot: int, entry: Slot, next_edits: list[Edit] | None = None) -> None:
+        """Fill the empty slot. next_edits: the request's, where they are known."""
         if entry.banned:
-            entry.begin_edit("banned_at")
+            add_edit(entry, "banned_at")
         if entry.sequence_state.mask is not None:
-            entry.begin_edit("allowed_token_ids")
-        program = program_of(params, entry.key, entry.eos_token_ids, history, stateful=bool(entry.state))
-        self._fill(slot, entry, program, entry.kernel_program if edits is None else edits)
+            add_edit(entry, "allowed_token_ids")
+        entry.next_edits = entry.kernel_edits() if next_edits is None else next_edits
+        self.slots[slot] = entry
+        for observer in self.observers:
+            observer.add(slot)
 
+    def _exchange_slots(self, first: int, second: int) -> None:
+        slots, moved = self.slots, [place for place in (first, second) if self.slots[place] is not None]
+        for observer in self.observers:
+            for place in moved:
+                observer.remove(place)
+        slots[first], slots[second] = slots[second], slots[first]
+        for observer in self.observers:
+            for place in (first, second):
+                if slots[place] is not None:
+                    observer.add(place)
 
-def begun(
-    params: SamplingParams, refinements: Sequence[str], num_output: int, state: SequenceState | None
-) -> SequenceState:
-    """The state with the request's forced tokens from `num_output` on, and its methods' first values where it has
-    none; a new one in place of None."""
-    state = SequenceState() if state is None else state
-    for position in range(num_output, len(params.forced_token_ids)):
-        state.forced.setdefault(position, params.forced_token_ids[position])
-    for name in refinements:
-        if (begin := REFINEMENTS[name].begin) is not None:
-            state.state.update(begin(params) | state.state)
-    return state
+    def _check_free(self, name: str, slot: int) -> None:
+        try:
+            free = 0 <= slot < len(self.slots) and self.slots[slot] is None
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ParameterError(f"{name} must be an integer, got {slot!r:.100}", name) from error
+        if not free:
+            raise ParameterError(f"{name} {slot} is taken or not in 0 … {len(self.slots) - 1}", name)

@@ -22,7 +22,7 @@ from tailrace.kernels.types import readable
 from tailrace.params import FIELDS as DECLARED
 from tailrace.params import NEUTRAL, SamplingParams, check_range
 from tailrace.sampling.programs import RowProgram, program_of
-from tailrace.sampling.row_values import PerRow, keys, on_host, positions, shown, values
+from tailrace.sampling.row_values import PerRow, describe_given, make_row_keys, on_host, parse_positions, parse_values
 from tailrace.sampling.validation import check_kind, checked_size
 
 RECORD_WORDS = ctypes.sizeof(ProgramRecord) // 8
@@ -155,8 +155,8 @@ def sample(
         moved = on_host({"seed": seed, "position": position, **fields})
         seed, position = moved.pop("seed"), moved.pop("position")
         fields = cast(CallFields, moved)
-    place = positions(position, seed is not None, count)
-    given = Given(place, keys(seed, count), checked_bitmask(bitmask, count, vocab), top)
+    place = parse_positions(position, seed is not None, count)
+    given = Given(place, make_row_keys(seed, count), checked_bitmask(bitmask, count, vocab), top)
     return run(logits, given, programs_of(cast(dict[str, Any], fields), count, (order, top)))
 
 
@@ -170,19 +170,21 @@ def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> tor
         and bitmask.is_contiguous()
         and not bitmask.is_meta
     ):
-        raise ParameterError(f"bitmask must be contiguous int32 {list(shape)}, got {shown(bitmask)}", "bitmask")
+        raise ParameterError(
+            f"bitmask must be contiguous int32 {list(shape)}, got {describe_given(bitmask)}", "bitmask"
+        )
     return bitmask
 
 
 def rows_of(count: int, position: torch.Tensor, bitmask: torch.Tensor | None) -> Rows:
     """A row for each row of logits, with a program of its own."""
-    each, start, none = columns(count)
+    each, start, none = get_columns(count)
     mask = None if bitmask is None else each
     return Rows(slot=each, source=each, position=position, start=start, draft=none, mask=mask, masks=bitmask)
 
 
 @lru_cache(maxsize=64)
-def columns(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def get_columns(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """0 … R − 1, 0 … R, and R times −1."""
     return torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
 
@@ -230,7 +232,8 @@ def programs_of(fields: dict[str, Any], count: int, shared: tuple[tuple[str, ...
     if unknown := fields.keys() - KNOWN:
         raise ParameterError(f"fields must be out of {', '.join(FIELDS)}, got {min(unknown)}", min(unknown))
     given = [
-        values(name, fields[name], count, whole=WHOLE[name]) if name in fields else NEUTRAL[name] for name in FIELDS
+        parse_values(name, fields[name], count, whole=WHOLE[name]) if name in fields else NEUTRAL[name]
+        for name in FIELDS
     ]
     if not any(isinstance(column, list) for column in given):
         return [kept[(*given, *shared)]]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from tailrace.engine_fields import MAX_SEQUENCES
 from tailrace.errors import ParameterError
-from tailrace.fields import MAX_SEED, MIN_SEED
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams
+from tailrace.request.engine_fields import MAX_SEQUENCES
+from tailrace.request.fields import MAX_SEED, MIN_SEED
 from tailrace.sampling.keys import request_key
 
 # Fields that the sampler does not act on → what does. The engine acts on all of them. A program that uses the library
@@ -77,7 +77,9 @@ def checked_ids(name: str, ids: Sequence[int], bound: int) -> list[int]:
     if array.size == 0 and array.ndim == 1:
         return []
     if array.ndim != 1 or array.dtype.kind not in "iu" or not 0 <= array.min() <= array.max() < bound:
-        raise ParameterError(f"{name} must be a list of whole numbers in 0 … {bound - 1}, got {shown(array)}", name)
+        raise ParameterError(
+            f"{name} must be a list of whole numbers in 0 … {bound - 1}, got {describe_array(array)}", name
+        )
     return array.tolist()
 
 
@@ -93,10 +95,26 @@ def checked_few(name: str, ids: Sequence[int], bound: int) -> list[int]:
     return few
 
 
+def checked_lists(slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> list[tuple[int, Sequence[int]]]:
+    """Return each slot with its list of tokens.
+
+    Raises:
+        ParameterError: one argument is no list, or there are not as many lists as slots.
+    """
+    try:
+        where, given = list(slots), list(tokens)
+    except TypeError as error:
+        name, odd = ("tokens", tokens) if isinstance(slots, Iterable) else ("slots", slots)
+        raise ParameterError(f"{name} must be a list, got {odd!r:.100}", name) from error
+    if len(where) != len(given):
+        raise ParameterError(f"tokens must hold a list for each of {len(where)} slots, got {len(given)}", "tokens")
+    return list(zip(where, given, strict=True))
+
+
 def checked_id(name: str, id: int, bound: int) -> int:
     """A token id as Python's integer, of numpy's or torch's too; ParameterError for anything else."""
     try:
-        number = whole(id)
+        number = convert_integer(id)
     except TypeError as error:
         raise ParameterError(f"{name} must be lists of token ids, one per slot: {error}", name) from error
     if not 0 <= number < bound:
@@ -108,7 +126,7 @@ def checked_id(name: str, id: int, bound: int) -> int:
 def checked_size(name: str, size: int, low: int, high: int = 2**31) -> int:
     """Raise ParameterError unless it is an integer in low … high."""
     try:
-        number = whole(size)
+        number = convert_integer(size)
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
@@ -116,14 +134,14 @@ def checked_size(name: str, size: int, low: int, high: int = 2**31) -> int:
     return number
 
 
-def whole(id: object) -> int:
+def convert_integer(id: object) -> int:
     """An integer of numpy's or torch's as Python's; TypeError for anything else, truth values among them."""
     if isinstance(id, bool):
         raise TypeError("a truth value is no token id")
     return operator.index(id)  # pyright: ignore[reportArgumentType]
 
 
-def shown(array: np.ndarray) -> str:
+def describe_array(array: np.ndarray) -> str:
     """As a message says it."""
     return (
         f"{array.dtype} {array.shape}"

@@ -30,20 +30,33 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from tailrace import kernels
+from tailrace.base.logprobs import TokenLogprobs
+from tailrace.kernels.constants import (
+    ACCEPT_STREAM,
+    BLOCK_STREAM,
+    RESIDUAL_STREAM,
+    TYPICAL_DELTA,
+    TYPICAL_EPSILON,
+)
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rule
 from tailrace.kernels.status import FAILED, OK
-from tailrace.logprobs import TokenLogprobs
 from tailrace.sampling.candidates import Candidates
-from tailrace.sampling.reference import BadRowError, Choice, Target, choose, drawn, logprobs_of, survivors_of, target
-from tailrace.sampling.request_slot import RequestSlot
-from tailrace.sampling.slot import PendingUpdate
+from tailrace.sampling.reference import (
+    BadRowError,
+    Choice,
+    Target,
+    choose_token,
+    make_choice,
+    make_target,
+    report_logprobs,
+    survivors_of,
+)
+from tailrace.sampling.slot import PendingUpdate, Slot
 
-ACCEPT_STREAM, RESIDUAL_STREAM, BLOCK_STREAM = 1, 2, 64  # csrc/draw.h
-EPSILON, DELTA = 0.09, 0.3  # of rule typical, as Medusa has them; csrc/sample.cpp
 LEAST = 2.0**-126  # less of a remainder than the least normal float is nothing, in every backend
 
-Look = Callable[[torch.Tensor, RequestSlot, int, Mask | None], Target]
+Look = Callable[[torch.Tensor, Slot, int, Mask | None], Target]
 Walk = Iterator[tuple[Target, Choice]]
 Seen = TypeVar("Seen")
 log = logging.getLogger(__name__)
@@ -70,16 +83,16 @@ class DraftRows:
     """
 
     def __init__(
-        self, logits: Sequence[torch.Tensor], slot: RequestSlot, drafts: Drafts, masks: Sequence[Mask | None] = ()
+        self, logits: Sequence[torch.Tensor], slot: Slot, drafts: Drafts, masks: Sequence[Mask | None] = ()
     ) -> None:
         self.logits, self.slot, self.drafts = logits, slot, drafts
-        self.look: Look = target  # or what also keeps the steps
+        self.look: Look = make_target  # or what also keeps the steps
         self.masks = masks or [None] * len(logits)
         self.updates: list[PendingUpdate] = []  # of the tokens so far
         self.survivors: list[torch.Tensor] = []  # the same, int64, where they are asked for
         self._state, self._walked = dict(slot.state), 0
 
-    def at(self, j: int) -> Target:
+    def get_target(self, j: int) -> Target:
         """Row j, 0 … k; never one before the last that was asked for.
 
         Raises:
@@ -100,26 +113,26 @@ class DraftRows:
         self.slot.updates[:] = self.updates if self.slot.state else ()
 
 
-def verify(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]:
+def verify_request(rows: DraftRows) -> tuple[list[int], list[TokenLogprobs | None], int]:
     """Tokens, their logprobs, and the status (see `follow`). The survivors are left in `rows`."""
 
-    def see(row: Target, choice: Choice) -> tuple[int, TokenLogprobs | None]:
-        described = logprobs_of(row, rows.slot, choice.token)
+    def record_choice(row: Target, choice: Choice) -> tuple[int, TokenLogprobs | None]:
+        described = report_logprobs(row, rows.slot, choice.token)
         rows.survivors += survivors_of(row, rows.slot, choice.token)
         return choice.token, described
 
-    found, status = follow(rows, see)
+    found, status = follow_rule(rows, record_choice)
     return [token for token, _ in found], [logprobs for _, logprobs in found], status
 
 
-def follow(rows: DraftRows, see: Callable[[Target, Choice], Seen]) -> tuple[list[Seen], int]:
+def follow_rule(rows: DraftRows, see: Callable[[Target, Choice], Seen]) -> tuple[list[Seen], int]:
     """What `see` makes of each row and of how it came to its token, and the status (kernels/status.py): whatever goes
     wrong is this request's alone, and what was accepted before stands. The slot is the same afterwards, but for its
     pending updates."""
     found: list[Seen] = []
     status = OK
     try:
-        for row, choice in walk(rows):
+        for row, choice in apply_rule(rows):
             seen, update = see(row, choice), rows.slot.update_of(choice.token)
             found.append(seen)
             rows.updates.append(update)
@@ -134,7 +147,7 @@ def follow(rows: DraftRows, see: Callable[[Target, Choice], Seen]) -> tuple[list
     return found, OK if found else status
 
 
-def walk(rows: DraftRows) -> Walk:
+def apply_rule(rows: DraftRows) -> Walk:
     """Rows and how they came to their tokens by the rule, until a token is not its row's draft."""
     rule, q = rule_of(rows), rows.drafts.q
     return by_block(rows, q) if rule == "block" and q is not None else one_by_one(rows, rule)
@@ -156,9 +169,9 @@ def one_by_one(rows: DraftRows, rule: Rule) -> Walk:
     """Rows and how they came to their tokens, until one is not its draft."""
     position, drafts, q, _ = rows.drafts
     for j in range(len(drafts) + 1):
-        row = rows.at(j)
+        row = rows.get_target(j)
         if j == len(drafts) or rows.slot.forced is not None or (decide := BY_RULE[rule]) is None:
-            choice = choose(row, rows.slot, position + j)
+            choice = choose_token(row, rows.slot, position + j)
         else:
             choice = decide(row, rows.slot, position + j, drafts[j], None if q is None else q[j].double())
         yield row, choice
@@ -166,37 +179,37 @@ def one_by_one(rows: DraftRows, rule: Rule) -> Walk:
             return
 
 
-def accept_or_replace(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
+def accept_or_replace(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
     """The draft with probability min(1, p / q), else a token of the residual."""
     q = one_hot(draft, row.p) if q is None else q
     bound = kernels.uniform(slot.key, position, ACCEPT_STREAM) * float(q[draft])
     if bound < float(row.p[draft]):
         return Choice(draft, bound=bound)
-    return replacement(row, remainder(row.p, q, 1.0), slot, position)._replace(bound=bound)
+    return draw_replacement(row, compute_remainder(row.p, q, 1.0), slot, position)._replace(bound=bound)
 
 
-def replacement(row: Target, rest: Candidates, slot: RequestSlot, position: int) -> Choice:
+def draw_replacement(row: Target, rest: Candidates, slot: Slot, position: int) -> Choice:
     """Drawn from what is left; where rounding has left nothing, p and q are the same, so from p."""
-    return drawn(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
+    return make_choice(rest if rest.ids.numel() else row.candidates, slot, position, RESIDUAL_STREAM)
 
 
-def accept_or_draw(row: Target, slot: RequestSlot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
+def accept_or_draw(row: Target, slot: Slot, position: int, draft: int, q: torch.Tensor | None) -> Choice:
     """The draft if it is likely enough for so uncertain a distribution, else what plain sampling draws."""
-    bound = min(EPSILON, DELTA * math.exp(-row.candidates.entropy()))
+    bound = min(TYPICAL_EPSILON, TYPICAL_DELTA * math.exp(-row.candidates.entropy()))
     if float(row.p[draft]) > bound:
         return Choice(draft, bound=bound)
-    return drawn(row.candidates, slot, position)._replace(bound=bound)
+    return make_choice(row.candidates, slot, position)._replace(bound=bound)
 
 
 # rule → how a row that has a draft comes to its token; None: as a row without one
-BY_RULE: dict[Rule, Callable[[Target, RequestSlot, int, int, torch.Tensor | None], Choice] | None] = {
+BY_RULE: dict[Rule, Callable[[Target, Slot, int, int, torch.Tensor | None], Choice] | None] = {
     "exact": None,
     "rejection": accept_or_replace,
     "typical": accept_or_draw,
 }
 
 
-def remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Candidates:
+def compute_remainder(p: torch.Tensor, q: torch.Tensor, scale: float) -> Candidates:
     """What of scale · p − q is at least LEAST, not normalised; nobody may be left."""
     rest = scale * p - q
     ids = (rest >= LEAST).nonzero().squeeze(1)
@@ -215,7 +228,7 @@ def by_block(rows: DraftRows, q: torch.Tensor) -> Walk:
     p, seen, accepted, rests = 1.0, [], -1, []
     for j in range(len(drafts) + 1):
         try:
-            row = rows.at(j)
+            row = rows.get_target(j)
         except BadRowError:
             if accepted < 0:
                 raise
@@ -223,7 +236,7 @@ def by_block(rows: DraftRows, q: torch.Tensor) -> Walk:
         bonus = j == len(drafts)
         proposal = torch.zeros_like(row.p) if bonus else q[j].double()
         seen.append(row)
-        rests.append(remainder(row.p, proposal, p))
+        rests.append(compute_remainder(row.p, proposal, p))
         rest = float((p * row.p - proposal)[rests[-1].ids].sum())
         h = p if bonus else rest / (rest + (1.0 - p)) if rest > 0 else 0.0  # in this order: at p = 1 the sum is never 0
         if j == 0 or (rest > 0 and kernels.uniform(slot.key, position, BLOCK_STREAM + j) <= h):
@@ -231,7 +244,7 @@ def by_block(rows: DraftRows, q: torch.Tensor) -> Walk:
         if not bonus:
             mine, next_p = float(proposal[drafts[j]]), float(row.p[drafts[j]])
             p = min(p * next_p / mine, 1.0) if mine > 0 else float(next_p > 0)
-    last = replacement(seen[accepted], rests[accepted], slot, position + accepted)
+    last = draw_replacement(seen[accepted], rests[accepted], slot, position + accepted)
     yield from zip(seen[: accepted + 1], [*map(Choice, drafts[:accepted]), last], strict=True)
 
 

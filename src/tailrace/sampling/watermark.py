@@ -15,7 +15,7 @@ import torch
 
 from tailrace import kernels
 from tailrace.errors import ParameterError
-from tailrace.options import Watermark
+from tailrace.request.options import Watermark
 from tailrace.sampling import watermark_transformers
 from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 
@@ -38,7 +38,7 @@ def keyed_text(mark: Watermark, tokens: list[int], num_prompt: int) -> list[int]
     return tokens if mark.scheme == "tailrace" else [0] * mark.context + tokens[num_prompt:]
 
 
-def words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
+def hash_words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
     """32 random bits per id, int64 [n]."""
     assert mark.key is not None
     return kernels.words(mark.key, context_hash(context), layer, ids)
@@ -48,7 +48,7 @@ def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.n
     """The ids that get the bias after this context: uint32, ascending; each is in with probability gamma."""
     if mark.scheme == "transformers":
         return watermark_transformers.green_list(mark, context, vocab_size)
-    green = words(mark, context, torch.arange(vocab_size), 0) < int(mark.gamma * 2**32)
+    green = hash_words(mark, context, torch.arange(vocab_size), 0) < int(mark.gamma * 2**32)
     return green.nonzero().squeeze(1).numpy().astype(np.uint32)
 
 
@@ -56,7 +56,7 @@ def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list
     """One layer's bits per entry: float64 [n] of 0 and 1."""
     if mark.scheme == "transformers":
         return watermark_transformers.g_values(mark, context, ids)
-    drawn = [words(mark, context, ids, 1 + block) for block in range(-(-mark.depth // 32))]
+    drawn = [hash_words(mark, context, ids, 1 + block) for block in range(-(-mark.depth // 32))]
     return [torch.bitwise_and(drawn[layer // 32] >> layer % 32, 1).double() for layer in range(mark.depth)]
 
 
@@ -66,7 +66,7 @@ def is_green(mark: Watermark, context: Sequence[int], token: int, vocab_size: in
         if vocab_size is None:
             raise ParameterError("vocab_size must be given: transformers' green lists depend on it", "vocab_size")
         return bool(np.isin(token, watermark_transformers.green_list(mark, context, vocab_size)))
-    return int(words(mark, context, torch.tensor([token]), 0)[0]) < int(mark.gamma * 2**32)
+    return int(hash_words(mark, context, torch.tensor([token]), 0)[0]) < int(mark.gamma * 2**32)
 
 
 def detect(mark: Watermark, tokens: Sequence[int], vocab_size: int | None = None) -> float:

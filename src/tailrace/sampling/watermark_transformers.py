@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from tailrace.options import Watermark
+from tailrace.request.options import Watermark
 
 MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1)
 # green lists, and tables: a common token's list is asked for again and again, and takes a shuffle of the vocabulary
@@ -48,12 +48,12 @@ def list_s(mark: Watermark | None, vocab_size: int) -> float:
 def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list[torch.Tensor]:
     """One layer's bits per entry: float64 [n] of 0 and 1."""
     table = sampling_table(mark.sampling_table_size, mark.sampling_table_seed)
-    ngrams = accumulated(np.ones(ids.numel(), dtype=np.uint64), [*context, ids.numpy()])
-    places = (accumulated(ngrams, [key]).view(np.int64) % mark.sampling_table_size for key in mark.keys)
+    ngrams = accumulate_hash(np.ones(ids.numel(), dtype=np.uint64), [*context, ids.numpy()])
+    places = (accumulate_hash(ngrams, [key]).view(np.int64) % mark.sampling_table_size for key in mark.keys)
     return [table[torch.from_numpy(place)].double() for place in places]
 
 
-def accumulated(value: np.ndarray, data: Iterable[int | np.ndarray]) -> np.ndarray:
+def accumulate_hash(value: np.ndarray, data: Iterable[int | np.ndarray]) -> np.ndarray:
     """value ← (value + d) · MULTIPLIER + 1 for each d, modulo 2^64."""
     for each in data:
         value = (value + np.asarray(each, dtype=np.int64).astype(np.uint64)) * MULTIPLIER + INCREMENT

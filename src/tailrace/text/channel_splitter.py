@@ -21,7 +21,7 @@ class ChannelSplitter(Splitter):
 
     An answer has one thought, unless its format says otherwise. An opening marker behind that thought is content. A
     closing marker is left out where it closes nothing: before any thought has ended, and before any text has followed
-    one.
+    one. If the model ends an answer within the thought that the prompt opened, the answer is content, too: see `flush`.
 
     Args:
         reasoning, tools: what to look for; None: such text is content.
@@ -44,11 +44,19 @@ class ChannelSplitter(Splitter):
         self._label = ""  # comes next, if the model writes it
         self._block: CallParser | None = None
         self._opening = ""  # of the block
-        # a block may start without a marker, until there is content
+        # a block may start without a marker; behind other text, if the request declares its function
         self._bare = tools.bare if tools is not None else ""
+        self._begun = False  # there was content
         self._missing_closing: str | None = None  # the closing marker of a malformed block
+        self._for_closing = False  # the block's opening marker may stand in the place of that closing marker
+        self._doubled = False  # that block had its closing marker; some models write the marker twice
         self._gap: str | None = None  # white space since the last call; None once other text has come
-        self._turn(reasoning is not None and start == "opened")
+        self._first_thought: list[str] | None = [] if start == "opened" else None  # until it ends
+        self._set_thinking(reasoning is not None and start == "opened")
+
+    def begin(self, marker: str) -> None:
+        """Begin the answer within the block that a marker opens, which the prompt has."""
+        self._open_call_block("", self._closing[marker])
 
     @property
     def undecided(self) -> int:
@@ -62,54 +70,74 @@ class ChannelSplitter(Splitter):
         """A call has begun, or what may become one."""
         return self._block is not None
 
-    def _step(self, text: str) -> str:
+    def _read_part(self, text: str) -> str:
         if self._block is not None:
-            return self._read(self._block, text)
+            return self._read_block(self._block, text)
         if self._label:
             return self._skip_label(text)
-        if self._bare and not self.thinking:
+        if self._bare and not self._begun and not self.thinking:
             start = text.lstrip()
             if not start:
                 self._held = text
                 return ""
             if start.startswith(self._bare):
-                self._open(text[: len(text) - len(start)], None, bare=True)
+                self._open_call_block(text[: len(text) - len(start)], None, bare=True)
                 return start
-        return self._scan(text)
+        return self._read_marker(text)
 
-    def _end(self) -> None:
-        if self._block is None:
-            self._add(self._held, 0)
+    def _flush_held(self, cut: bool) -> None:
+        while (block := self._block) is not None and not block.passing:
+            undecided = block.undecided
+            block.cut, block.closes = cut, not cut
+            self._feed_block(block, "", ended=True)
+            if self._for_closing and not cut and (block.held + block.unread).strip() == self._opening.strip():
+                self._block = None
+                return
+            whole = cut or not (block.unfinished or block.gave_back)
+            if whole and not undecided:  # the cut wrapper of a call is dropped
+                self.cut_call |= block.cut_call
+                self._block = None
+                return
+            rest, self._held = self._leave_block(block), ""
+            while rest:  # what follows the block, or the text of a block without a call
+                rest = self._read_part(rest)
+        if block is None:
+            self._add_text(self._held, 0)
             return
-        self.cut_call |= self._block.unfinished
-        self._add(self._block.remainder, 0)
+        self._add_text(block.held + block.unread, 0)
         self._block = None
 
-    def _scan(self, text: str) -> str:
+    def _get_open_thought(self) -> str:
+        return "" if self.calls else "".join(self._first_thought or ())
+
+    def _read_marker(self, text: str) -> str:
         """Read up to the first marker; return the text after it."""
         if self._first.isdisjoint(text):
-            self._add(text, 0)
+            self._add_text(text, 0)
             return ""
         at, marker = min(((text.find(marker), marker) for marker in self._active if marker in text), default=(-1, ""))
         if at < 0:
             keep = max(partial_marker(text, marker) for marker in self._active)
             self._held = text[len(text) - keep :]
-            self._add(text[: len(text) - keep], keep)
+            self._add_text(text[: len(text) - keep], keep)
             return ""
-        visible = self._visible
-        self._add(text[:at], len(text) - at)
-        if visible != self._visible and marker not in self._active:  # it counts only before other text
+        self._add_text(text[:at], len(text) - at)
+        if marker not in self._active:  # it counts only before other text
             return text[at:]
-        self._switch(marker)
+        if marker == self._bare:
+            self._open_call_block("", None, bare=True)
+            return text[at:]
+        self._switch_channel(marker)
         return text[at + len(marker) :]
 
-    def _turn(self, thinking: bool) -> None:
+    def _set_thinking(self, thinking: bool) -> None:
         """Enter or leave a thought."""
         self._ended |= self.thinking and not thinking
+        self._first_thought = self._first_thought if thinking else None
         self.thinking, self._visible = thinking, False
-        self._arm()
+        self._update_markers()
 
-    def _arm(self) -> None:
+    def _update_markers(self) -> None:
         """Find the markers that have a meaning here."""
         form, active = self._reasoning, [] if self._missing_closing is None else [self._missing_closing]
         if form is None or not self.thinking or form.calls != "text":
@@ -121,26 +149,28 @@ class ChannelSplitter(Splitter):
             active += () if self._ended and not form.again else form.openings
             active += () if self._ended and self._visible else form.closings
             active += form.frame
+        if self._bare and self._declared and not self.thinking:
+            active.append(self._bare)
         self._active = tuple(dict.fromkeys(active))
         self._first = frozenset(marker[0] for marker in self._active)
 
-    def _switch(self, marker: str) -> None:
+    def _switch_channel(self, marker: str) -> None:
         """Switch the channel as the marker says."""
         form = self._reasoning
         if marker in self._closing:
-            self._open(marker, self._closing[marker])
+            self._open_call_block(marker, self._closing[marker])
         elif marker == self._missing_closing:
-            self._missing_closing = None
+            self._missing_closing = self._missing_closing if self._doubled else None
             self._gap = None if self.thinking else ""
-            self._arm()
+            self._update_markers()
         elif form is not None and marker in form.openings and not self.thinking:
             if self._gap:
                 self._segments.append(Segment("content", self._gap))
             self._gap, self._label = None, form.label
-            self._turn(True)
+            self._set_thinking(True)
         elif form is not None and marker in form.closings:
             self._ended = True
-            self._turn(False)
+            self._set_thinking(False)
 
     def _skip_label(self, text: str) -> str:
         """Leave out the label behind an opening marker, if it is there."""
@@ -150,53 +180,66 @@ class ChannelSplitter(Splitter):
             return ""
         return text.removeprefix(label)
 
-    def _open(self, opening: str, closing: str | None, bare: bool = False) -> None:
+    def _open_call_block(self, opening: str, closing: str | None, bare: bool = False) -> None:
         assert self._tools is not None
         self._opening = (self._gap or "") + opening
+        self._for_closing = self._missing_closing is not None and not self._doubled
         self._gap = self._missing_closing = None
-        self._bare = ""
+        self._begun = True
         self._block = CallParser(self._tools.parse, self._opening, closing, self._declared, self.calls, bare)
 
-    def _read(self, block: CallParser, text: str) -> str:
+    def _read_block(self, block: CallParser, text: str) -> str:
         """Read text inside a block of calls; return the text after the block."""
-        for call in block.feed(text):
-            if self.thinking and self._reasoning is not None and self._reasoning.calls == "end":
-                self._turn(False)
-            if isinstance(call, str):  # content between calls
-                self._add(call, len(block.held) + len(block.unread))
-                continue
-            self._segments.append(Segment("tool", call=call))
-            self.calls += bool(call.name)
-        if not block.over:
-            return ""
+        self._feed_block(block, text, ended=False)
+        return self._leave_block(block) if block.over else ""
+
+    def _leave_block(self, block: CallParser) -> str:
+        """Leave a block that is over; return the text after the block."""
         self._block = None
         if self.thinking and not block.num_calls:  # the thought only names the marker
             rest = block.held.removeprefix(self._opening) + block.unread
-            self._arm()
-            self._add(self._opening, len(rest))
+            self._update_markers()
+            self._add_text(self._opening, len(rest))
             return rest
-        self.cut_call |= block.unfinished
+        self.cut_call |= block.cut_call
         if block.num_calls:
-            self._gap, self._missing_closing = None if self.thinking else "", block.missing_closing
-        self._arm()
-        self._add(block.held, len(block.unread))
+            self._gap, self._missing_closing = None if self.thinking else "", block.closing
+            self._doubled = block.missing_closing is None
+        self._update_markers()
+        self._add_text(block.held, len(block.unread))
         return block.unread
 
-    def _add(self, text: str, behind: int) -> None:
+    def _feed_block(self, block: CallParser, text: str, ended: bool) -> None:
+        """Add text to a block, and send what the block makes of it."""
+        for call in block.feed(text, ended):
+            if self.thinking and self._reasoning is not None and self._reasoning.calls == "end":
+                self._set_thinking(False)
+            if isinstance(call, str):  # content between calls
+                self._add_text(call, len(block.held) + len(block.unread))
+                continue
+            self._segments.append(Segment("tool", call=call))
+            self.calls += bool(call.name)
+
+    def _add_text(self, text: str, behind: int) -> None:
         """Add text to the open channel. White space after a call is held until other text follows. behind: see
-        `_think`."""
+        `_send_thought`."""
         visible = bool(text.strip())
+        if visible and self._doubled and self._missing_closing is not None:
+            self._missing_closing = None
+            self._update_markers()
         if visible and not self._visible:
             self._visible = True
-            self._arm()
+            self._update_markers()
         if self.thinking:
-            self._think(text, behind)
+            if self._first_thought is not None:
+                self._first_thought.append(text)
+            self._send_thought(text, behind)
             return
         if self._gap is not None and not visible:
             self._gap += text
             return
         if visible:
-            self._bare = ""
+            self._begun = True
             text, self._gap = (self._gap or "") + text, None
         if text:
             self._segments.append(Segment("content", text))

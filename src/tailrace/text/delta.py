@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.explanation import Explanation
+from tailrace.explain.record import Explanation
 from tailrace.wire.messages import FinishReason, TokenLogprobs
 
 OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes of all tokens
@@ -35,6 +35,11 @@ class Delta(msgspec.Struct, frozen=True):
     spelt: Mapping[int, bytes | None] = OWN
     explanations: tuple[Explanation, ...] | None = None
     survivors: tuple[bytes, ...] | None = None
+
+    @property
+    def cut(self) -> bool:
+        """The model did not end the text itself: a limit, a stop string or an error did."""
+        return self.finish_reason != "stop" or isinstance(self.stop_reason, str)
 
 
 class ReportedToken(NamedTuple):

@@ -8,12 +8,13 @@ otherwise. One exception: characters in byte tokens come out at once, though mal
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Protocol
 
+from tailrace.text.decoder import feed_steps, flush_steps, make_steps, peek_steps
+from tailrace.text.decoder_steps import ElementPart
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.utf8 import UNKNOWN, continues, decoded
-from tailrace.text.vocabulary import METASPACE, fallback_byte, step_names, strips_first_space
+from tailrace.text.utf8 import UNKNOWN, add_byte, decode_utf8, may_continue
+from tailrace.text.vocabulary import METASPACE, fallback_byte, strips_first_space
 
 
 class Detokenizer(Protocol):
@@ -50,7 +51,7 @@ class ByteDetokenizer:
         self._hidden = hidden
         self._texts = tokenizer.texts
         # bytes of an incomplete character
-        self._begun = unfinished(self._bytes_of(id) for id in reversed(prompt) if id not in hidden)
+        self._begun = find_incomplete_bytes(self._bytes_of(id) for id in reversed(prompt) if id not in hidden)
         # the incomplete character begins in the prompt; there is one
         self._in_prompts = self.unfinished = bool(self._begun)
         self.silent = False
@@ -67,33 +68,33 @@ class ByteDetokenizer:
             return ""
         data = self._bytes_of(id)
         if self.unfinished:
-            if data and not continues(self._begun, data[:1]):
+            if data and not may_continue(self._begun, data[:1]):
                 self.lead = 1
             data = self._begun + data
-        text, self._begun = decoded(data)
+        text, self._begun = decode_utf8(data)
         self.unfinished = bool(self._begun)
-        return self._own(text) if self._in_prompts else text
+        return self._strip_prompt_text(text) if self._in_prompts else text
 
     def flush(self) -> str:
         begun, self._begun, self.unfinished = self._begun, b"", False
         text = begun.decode(errors="replace")
-        return self._own(text) if self._in_prompts else text
+        return self._strip_prompt_text(text) if self._in_prompts else text
 
-    def _own(self, text: str) -> str:
+    def _strip_prompt_text(self, text: str) -> str:
         """Remove a leading U+FFFD that the prompt's text has already."""
         self._in_prompts = not text
         self.lead = 0
         return text.removeprefix(UNKNOWN)
 
 
-def unfinished(backwards: Iterable[bytes]) -> bytes:
+def find_incomplete_bytes(backwards: Iterable[bytes]) -> bytes:
     """The bytes of an incomplete character at the end of a text. backwards: the text's parts, last one first."""
     end = b""
     for part in backwards:
         end = part + end
         if len(end) >= LONGEST_CHARACTER:
             break
-    return decoded(end)[1]
+    return decode_utf8(end)[1]
 
 
 class ByteRun:
@@ -105,14 +106,14 @@ class ByteRun:
 
     def __init__(self, prompt: Iterable[int]) -> None:
         """prompt: the bytes of the run at its end, last one first."""
-        self.begun = unfinished(bytes([byte]) for byte in prompt)  # the bytes of an incomplete character
+        self.begun = find_incomplete_bytes(bytes([byte]) for byte in prompt)  # the bytes of an incomplete character
         self._in_prompts = len(self.begun)  # of these bytes, those that the prompt's text has as U+FFFD
 
     def feed(self, byte: int) -> tuple[str, str]:
         """What was malformed before this byte, and the character that the byte completes (or is no part of)."""
-        data = bytes([byte])
-        broken = "" if continues(self.begun, data) else self.flush()
-        text, self.begun = decoded(self.begun + data)
+        lost, text, begun = add_byte(self.begun, byte)
+        broken = self.flush() if lost else ""
+        self.begun = begun
         if not self.begun:
             self._in_prompts = 0
         return broken, text
@@ -152,16 +153,16 @@ class PieceDetokenizer:
         else:
             before, text = self._run.feed(byte)
         self.unfinished = bool(self._run.begun)
-        before = self._first(before)
-        own = self._first(text)
+        before = self._strip_first_space(before)
+        own = self._strip_first_space(text)
         self.lead, self.silent = len(before), byte is not None and own != text
         return before + own
 
     def flush(self) -> str:
         self.unfinished = False
-        return self._first(self._run.flush())
+        return self._strip_first_space(self._run.flush())
 
-    def _first(self, text: str) -> str:
+    def _strip_first_space(self, text: str) -> str:
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")
@@ -178,30 +179,19 @@ def leading_bytes(tokens: Iterable[str]) -> Iterator[int]:
 
 
 class LibraryDetokenizer:
-    """Any other tokenizer. The library decodes a window of the last tokens; the text that it gains with the newest
-    token is returned.
-
-    A final U+FFFD may be an incomplete character, so it is held back. A window begins after some text, at a token where
-    nothing was held back: at the very start of a text a decoder may behave differently. If the decoder joins byte
-    tokens, the window has none of them, except at the start of a text: each character of such tokens is decoded behind
-    the window by itself.
-    """
+    """Any other tokenizer: the library's decoder, step by step (text/decoder.py)."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
-        self._decode, self._check = tokenizer.backend.decode, tokenizer.check
-        self._token_of = tokenizer.token_of
+        self._steps = make_steps(tokenizer.decoder)
+        self._spelling, self._check = tokenizer.backend.id_to_token, tokenizer.check
         self._hidden = hidden
-        self._joins_bytes = "ByteFallback" in step_names(tokenizer.decoder)
-        self._window = self._end_of(prompt)
-        self._run = ByteRun(leading_bytes(map(self._token_of, reversed(self._window))) if self._joins_bytes else ())
-        whole = len(self._window) - len(self._run.begun)
-        self._window, self._run_ids = self._window[:whole], self._window[whole:]
-        self._before = self._text(self._window) or None  # the prompt's text in the window, until output follows it
-        self._said = len((self._before or "").rstrip(UNKNOWN))  # characters of the window's text that were returned
-        self._fresh = len(self._window)  # tokens of the window since nothing was held back
+        for id in prompt:
+            if id not in hidden:
+                self._feed_token(id)
+        self._in_prompts = peek_steps(self._steps)  # the prompt's text has it already
         self.lead = 0
         self.silent = False
-        self.unfinished = bool(self._run_ids)
+        self.unfinished = any(step.unfinished for step in self._steps)
 
     def plain(self, id: int) -> str | None:
         return None
@@ -211,90 +201,31 @@ class LibraryDetokenizer:
         if id in self._hidden:
             return ""
         self._check((id,))
-        byte = fallback_byte(self._token_of(id)) if self._joins_bytes else None
-        if byte is not None:
-            return self._feed_byte(id, byte)
-        if broken := self._run.flush():
-            self._keep(self._run_ids)
-        self._run_ids = []
-        self._window.append(id)
-        self._fresh += 1
-        before = self._text(self._window[:-1]) if self.unfinished and not self._joins_bytes else ""
-        text = self._text(self._window)
-        self._compare(text)
-        if before and text.startswith(before):
-            self.lead = max(0, len(before) - self._said)
-        self.lead += len(broken)
-        self.unfinished = not self._joins_bytes and text.endswith(UNKNOWN)
-        new = self._new(text, len(text) - self.unfinished)
-        if self._before is None and (not self.unfinished or self._fresh > LONGEST_WAIT):
-            self._slide()
-        return broken + new
+        before = peek_steps(self._steps)
+        whole = self._feed_token(id)
+        text = self._strip_prompt_text(whole)
+        if whole.startswith(before):
+            self.lead = max(0, len(before) - (len(whole) - len(text)))
+        self.unfinished = any(step.unfinished for step in self._steps)
+        return text
 
     def flush(self) -> str:
-        broken = self._run.flush()
-        text = self._text(self._window)
-        self._compare(text)
-        return self._new(text, len(text)) + broken
+        self.unfinished = False
+        return self._strip_prompt_text(flush_steps(self._steps))
 
-    def _feed_byte(self, id: int, byte: int) -> str:
-        broken, text = self._run.feed(byte)
-        self.lead, self.unfinished = len(broken), bool(self._run.begun)
-        if broken:
-            self._keep(self._run_ids)
-            self._run_ids = []
-        ids = [*self._run_ids, id][-len(self._run.begun or text.encode()) :]
-        self._run_ids = ids if self.unfinished else []
-        if self.unfinished:
-            return broken
-        # behind the window, unless the library would join them to other bytes there
-        if text != UNKNOWN and not (self._window and self._is_byte(self._window[-1])):
-            text = self._text(self._window + ids)[len(self._text(self._window)) :]
-        self._keep(ids)
-        return broken + text
+    def _feed_token(self, id: int) -> str:
+        token = self._spelling(id)
+        return "" if token is None else feed_steps(self._steps, [ElementPart(token)])
 
-    def _keep(self, ids: list[int]) -> None:
-        """At the start of a text byte tokens stay in the window, so that what follows does not stand at the start."""
-        if not self._text(self._window):
-            self._window += ids
-            self._said, self._fresh = len(self._text(self._window)), 0
-
-    def _text(self, ids: list[int]) -> str:
-        return self._decode(ids, skip_special_tokens=False)
-
-    def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt's last tokens. They include some text and do not begin within a run of bytes."""
-        size = LONGEST_WAIT
-        while True:
-            last = list(islice((id for id in reversed(prompt) if id not in self._hidden), size))[::-1]
-            if len(last) < size or (not self._is_byte(last[0]) and self._text(last)):
-                return last
-            size *= 2
-
-    def _is_byte(self, id: int) -> bool:
-        return self._joins_bytes and fallback_byte(self._token_of(id)) is not None
-
-    def _compare(self, text: str) -> None:
-        """While nothing was returned: compare with the prompt's text, whose end the output may have completed."""
-        if self._before is not None:
-            pairs = zip(self._before, text, strict=False)
-            self._said = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._before), len(text)))
-
-    def _new(self, text: str, end: int) -> str:
-        new, self._said = text[self._said : end], max(self._said, end)
-        if new:
-            self._before = None
-        return new
-
-    def _slide(self) -> None:
-        """Move the start of the window forward, if the rest still contains text."""
-        kept = self._window[-min(self._fresh, LONGEST_WAIT) :]
-        text = self._text(kept)
-        if text:
-            self._window, self._said = kept, len(text) - (text.endswith(UNKNOWN) and not self._joins_bytes)
-            self._fresh = len(kept) if self.unfinished else 0
+    def _strip_prompt_text(self, text: str) -> str:
+        """Remove the beginning that the prompt's text has already."""
+        if not text or not self._in_prompts:
+            return text
+        pairs = zip(self._in_prompts, text, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._in_prompts), len(text)))
+        self._in_prompts = self._in_prompts[same:] if same == len(text) else ""
+        return text[same:]
 
 
 LONGEST_CHARACTER = 4  # bytes
 LOOK_BACK = 64  # tokens of a prompt; every sequence of a request reads them
-LONGEST_WAIT = 16  # tokens; a character has at most four bytes, so text further back is final

@@ -15,12 +15,13 @@ Knows nothing of tokens.
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from tailrace.text.reasoning import HARMONY_MARKS
 from tailrace.text.splitter import Segment, Splitter
 from tailrace.text.tool_parsers import ToolCall
-from tailrace.text.tool_parsers.call_parser import partial_marker
-from tailrace.text.tool_parsers.values import is_json
+from tailrace.text.tool_parsers.call_object import call_arguments, skip_braces
+from tailrace.text.tool_parsers.call_parser import CallParser, Parsing, partial_marker
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
 CHANNELS = ("analysis", "commentary", "final")
@@ -47,35 +48,40 @@ class HarmonySplitter(Splitter):
         self._separate, self._with_calls = separate, calls
         self._header: str | None = ""  # of the message that begins, with its marks; None within a body
         self._given = 0  # characters of the header that are the prompt's
-        self._in_call = False
-        self._arguments: list[str] = []  # of the call that is open
+        self._call: CallParser | None = None  # reads the arguments of the call that is open
+        self._name = ""  # of that call
+        self._thought = False  # the message is one, if it is no call
         _, found, begun = prompt.rpartition(START)
         if found:
             self.feed(begun)
             self.thoughts.clear()
-            self._fed, self._held, self._in_call, self.calls = 0, "", False, 0
+            self._fed, self._held, self._call, self.calls = 0, "", None, 0
             self._given = len(self._header or "")
 
     @property
     def undecided(self) -> int:
-        """The text of a header, which may turn out to be none."""
-        return len(self._held) + (0 if self._header is None else len(self._header) - self._given)
+        """The text of a header, or of a call before its arguments, which may turn out to be none."""
+        call = 0 if self._call is None or not self._call.undecided else len(self._call.held + self._call.unread)
+        return len(self._held) + call + (0 if self._header is None else len(self._header) - self._given)
 
-    def _step(self, text: str) -> str:
+    def _read_part(self, text: str) -> str:
         at, mark = min(((text.find(mark), mark) for mark in HARMONY_MARKS if mark in text), default=(-1, ""))
         if at < 0:
             keep = max(partial_marker(text, mark) for mark in HARMONY_MARKS) if "<" in text else 0
             self._held = text[len(text) - keep :]
-            self._add(text[: len(text) - keep], keep)
+            self._add_text(text[: len(text) - keep], keep)
             return ""
-        self._add(text[:at], len(text) - at)
+        self._add_text(text[:at], len(text) - at)
         self._read_mark(mark, len(text) - at)
         return text[at + len(mark) :]
 
-    def _end(self) -> None:
-        self._add(self._held, 0)
+    def _flush_held(self, cut: bool) -> None:
+        self._add_text(self._held, 0)
         if self._header is not None:
             self._drop_header(0)
+        if self._call is not None:
+            begun = not self._call.undecided or bool((self._call.held + self._call.unread).strip())
+            self._end_call(self._call, begun and not cut, cut)
         self._end_body(whole=False)
 
     def _read_mark(self, mark: str, behind: int) -> None:
@@ -92,10 +98,10 @@ class HarmonySplitter(Splitter):
             self._end_body(whole=mark in (END, CALL, RETURN))
             self._header = mark if mark in (START, CHANNEL) else ""
 
-    def _add(self, text: str, behind: int) -> None:
+    def _add_text(self, text: str, behind: int) -> None:
         """Text without marks: of a header, or of a body."""
         if self._header is None:
-            self._say(text, behind)
+            self._send_text(text, behind)
             return
         self._header += text
         if not may_be_header(self._header):
@@ -111,7 +117,7 @@ class HarmonySplitter(Splitter):
         self._begin_body()
         for mark in HARMONY_MARKS:
             text = text.replace(mark, "")
-        self._say(text, behind)
+        self._send_text(text, behind)
 
     def _drop_header(self, behind: int) -> None:
         """A header without a body. Without marks of its own it may be text."""
@@ -128,38 +134,71 @@ class HarmonySplitter(Splitter):
         header, self._header, self._given = self._header, None, 0
         channel = header.rpartition(CHANNEL)[2] if CHANNEL in header else ""
         recipient = RECIPIENT.search(header.replace("<", " <"))
-        self.thinking = channel.strip().startswith(CHANNELS[0])
+        self._thought = channel.strip().startswith(CHANNELS[0])
         if recipient is not None and recipient[1] not in PEOPLE and self._with_calls:
-            self.thinking, self._in_call = False, True
-            self._segments.append(Segment("tool", call=ToolCall(self.calls, recipient[1].removeprefix("functions."))))
-            self.calls += 1
+            self._name = recipient[1].removeprefix("functions.")
+            self._call = CallParser(partial(read_arguments, self._name), "", None, {}, self.calls, False)
+        else:
+            self._begin_text()
+
+    def _begin_text(self) -> None:
+        """Begin a thought or content. The mark of a thought that stays in the content is written."""
+        self.thinking = self._thought
         if self.thinking and not self._separate:
             self._segments.append(Segment("content", f"{CHANNEL}{CHANNELS[0]}{MESSAGE}"))
 
     def _end_body(self, whole: bool) -> None:
         """End the message. whole: by a mark that says so; otherwise a call is whole if its arguments are."""
-        if self._in_call:
-            if not "".join(self._arguments).strip() and whole:
-                self._send("{}")
-            self.cut_call |= not whole and not is_json("".join(self._arguments))
-        elif self.thinking and not self._separate and whole:
+        if self._call is not None:
+            self._end_call(self._call, whole)
+        if self.thinking and not self._separate and whole:
             self._segments.append(Segment("content", END))
-        self._in_call = self.thinking = False
-        self._arguments.clear()
+        self.thinking = False
 
-    def _say(self, text: str, behind: int) -> None:
+    def _send_text(self, text: str, behind: int) -> None:
         if not text:
             return
-        if self._in_call:
-            self._send(text)
+        if self._call is not None:
+            self._read_call(self._call, text, behind)
         elif self.thinking and self._separate:
-            self._think(text, behind)
+            self._send_thought(text, behind)
         else:
             self._segments.append(Segment("content", text))
 
-    def _send(self, arguments: str) -> None:
-        self._arguments.append(arguments)
-        self._segments.append(Segment("tool", call=ToolCall(self.calls - 1, arguments=arguments)))
+    def _read_call(self, call: CallParser, text: str, behind: int, ended: bool = False) -> None:
+        """Read arguments. A message that begins otherwise than with arguments is text of its channel."""
+        for part in call.feed(text, ended):
+            if isinstance(part, ToolCall):
+                self._segments.append(Segment("tool", call=part))
+                self.calls += bool(part.name)
+        if call.over:
+            self._call, rest = None, call.held + call.unread
+            self.cut_call |= call.cut_call
+            if not call.num_calls:
+                self._begin_text()
+            if not call.cut or not call.num_calls:
+                self._send_text(rest, behind)
+
+    def _end_call(self, call: CallParser, whole: bool, cut: bool = False) -> None:
+        """End the message of a call. whole: by a mark or the model's end, which closes all. cut: by a limit."""
+        call.closes, call.cut = whole, cut
+        if whole or not call.undecided or (call.held + call.unread).strip():
+            self._read_call(call, "", 0, ended=True)
+        else:
+            self._segments.append(Segment("tool", call=ToolCall(self.calls, self._name)))
+            if not cut:
+                self._segments.append(Segment("tool", call=ToolCall(self.calls, arguments="{}")))
+            self.calls += 1
+        self.cut_call |= call.cut_call or (call.undecided and not whole)
+        self._call = None
+
+
+def read_arguments(name: str, parser: CallParser) -> Parsing[None]:
+    """Read the body of a message to a function."""
+    yield from parser.read_whitespace()
+    yield from call_arguments(parser, name)
+    parser.end_call()
+    yield from skip_braces(parser)
 
 
 def may_be_header(text: str) -> bool:

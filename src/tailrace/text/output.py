@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import msgspec
 
 from tailrace.errors import ParameterError
-from tailrace.explanation import Explanation
+from tailrace.explain.record import Explanation
 from tailrace.params import SamplingParams
 from tailrace.text.delta import Delta, HeldToken, ReportedToken, counted_wrong
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.stop_strings import Match, stop_search
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.utf8 import decoded
+from tailrace.text.utf8 import decode_utf8
 from tailrace.wire.messages import FinishReason, TokenLogprobs
 
 
@@ -46,8 +46,9 @@ class TextStream:
         self._detokenizer = detokenizer(tokenizer, self._hidden, prompt)
         self._stops = stop_search(params)
         self._plain_text, self._passes = self._detokenizer.plain, self._stops.passes
+        self._ruled = params.grammar is not None  # then a stop id may be text: the end says whether one was the end
         self._ending_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+            frozenset() if params.ignore_eos and not self._ruled else frozenset(eos_token_ids)
         )
         self._straight = params.output_kind == "delta"
         self._min_tokens = params.min_tokens  # a stop string counts only if it ends in the text of a later token
@@ -84,8 +85,8 @@ class TextStream:
                 raise counted_wrong("explanations", len(token_ids), len(explanations))
             if survivors is not None and len(survivors) != len(token_ids):
                 raise counted_wrong("survivors", len(token_ids), len(survivors))
-            straight = self._straight and not self._held
-            if straight and (plain := self._plain(token_ids, logprobs, explanations, survivors)):
+            straight = self._straight and not self._held and self._ending is None
+            if straight and (plain := self._feed_plain_tokens(token_ids, logprobs, explanations, survivors)):
                 return plain
         except TypeError as error:
             self._check(token_ids)
@@ -96,15 +97,13 @@ class TextStream:
             entry = None if logprobs is None else logprobs[i]
             record = None if explanations is None else explanations[i]
             reported = ReportedToken(id, entry, record, None if survivors is None else survivors[i])
-            self.num_tokens += 1
-            if id in self._ending_ids and self.num_tokens > self._min_tokens:
-                self._ending = reported  # the engine will report the end
-                break
-            safe, match = self._take(reported)
+            safe, match = self._read_token(reported)
             text.append(safe)
             if match is not None:
-                return self._stop("".join(text), match)
-        return self._emit("".join(text))
+                return self._emit_stop("".join(text), match)
+            if self._ending is not None and not self._ruled:
+                break  # the engine will report the end
+        return self._emit_delta("".join(text))
 
     def flush(self, reason: FinishReason, stop_token_id: int | None = None, cause: str | None = None) -> Delta:
         """Return the rest, once the engine has ended the sequence. cause: the reason named by the engine or the server,
@@ -117,21 +116,22 @@ class TextStream:
             raise RuntimeError("flush was called after the end of the stream")
         text, match = "", None
         if self._ending is not None:
-            if reason == "stop" and not self._params.include_stop_str_in_output:
+            ended = reason == "stop" and (stop_token_id is not None or not self._ruled)
+            if ended and not self._params.include_stop_str_in_output:
                 self._held.append(HeldToken(self._ending, self._decoded, self._decoded, b""))
             else:
-                text, match = self._take(self._ending)
+                text, match = self._add_token(self._ending)
         if match is None:
             rest = self._detokenizer.flush()
             self._decoded += len(rest)
             safe, match = self._stops.feed(rest, self.num_tokens > self._min_tokens)
             text += safe
         if match is not None:  # the last text completed a stop
-            return self._stop(text, match)
+            return self._emit_stop(text, match)
         named = stop_token_id if stop_token_id in self._params.stop_token_ids else cause
-        return self._end(text + self._stops.flush(), reason, named)
+        return self._emit_end(text + self._stops.flush(), reason, named)
 
-    def _plain(
+    def _feed_plain_tokens(
         self,
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None,
@@ -156,7 +156,23 @@ class TextStream:
         kept = None if survivors is None else tuple(survivors)
         return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets), explanations=records, survivors=kept)
 
-    def _take(self, reported: ReportedToken) -> tuple[str, Match | None]:
+    def _read_token(self, reported: ReportedToken) -> tuple[str, Match | None]:
+        """Add one token, but keep a token that may be the end until the next one comes: then it was text. Return what
+        `_add_token` returns."""
+        text = ""
+        if self._ending is not None:
+            text, match = self._add_token(self._ending)
+            self._ending = None
+            if match is not None:
+                return text, match
+        self.num_tokens += 1
+        if reported.id in self._ending_ids and (self._ruled or self.num_tokens > self._min_tokens):
+            self._ending = reported
+            return text, None
+        safe, match = self._add_token(reported)
+        return text + safe, match
+
+    def _add_token(self, reported: ReportedToken) -> tuple[str, Match | None]:
         """Add one token; return the text that can be sent, and the stop that ended in the token."""
         detokenizer, id = self._detokenizer, reported.id
         text = detokenizer.feed(id)
@@ -164,11 +180,11 @@ class TextStream:
         end = self._decoded = self._decoded + len(text)
         if detokenizer.unfinished:
             end = max(begin, end) + 1
-        spelt = self._spelt(id, text[detokenizer.lead :]) if self._scored else None
+        spelt = self._spell_token(id, text[detokenizer.lead :]) if self._scored else None
         self._held.append(HeldToken(reported, begin, end, spelt))
         return self._stops.feed(text, self.num_tokens > self._min_tokens)
 
-    def _spelt(self, id: int, own: str) -> bytes | None:
+    def _spell_token(self, id: int, own: str) -> bytes | None:
         """The bytes that the text has of a token, None if they are the token's own. own: the text that this token alone
         added."""
         if id in self._hidden or self._detokenizer.silent:
@@ -180,13 +196,13 @@ class TextStream:
         data = own.encode()
         return None if data == self._bytes_of(id) else data
 
-    def _stop(self, text: str, match: Match) -> Delta:
+    def _emit_stop(self, text: str, match: Match) -> Delta:
         """The last delta, at a stop that follows the text."""
         shown = text + (match.text if self._params.include_stop_str_in_output else "")
-        cut = self._cut(list(self._held), self._shown + len(shown)) if self._scored else None
-        return self._end(shown, "stop", match.stop, cut)
+        cut = self._cut_tokens(list(self._held), self._shown + len(shown)) if self._scored else None
+        return self._emit_end(shown, "stop", match.stop, cut)
 
-    def _emit(self, text: str, everything: bool = False, cut: dict[int, bytes | None] | None = None) -> Delta:
+    def _emit_delta(self, text: str, everything: bool = False, cut: dict[int, bytes | None] | None = None) -> Delta:
         """Send the text, and the tokens whose text is out. cut: `spelt` for the tokens that a stop cuts."""
         shown = self._shown = self._shown + len(text)
         pending, scored = self._held, self._scored
@@ -222,7 +238,7 @@ class TextStream:
             )
         )
 
-    def _cut(self, tokens: list[HeldToken], limit: int) -> dict[int, bytes | None]:
+    def _cut_tokens(self, tokens: list[HeldToken], limit: int) -> dict[int, bytes | None]:
         """For text that ends after `limit` characters, within these tokens: place → the bytes that are left, as in
         Delta."""
         begun = b""
@@ -235,7 +251,7 @@ class TextStream:
                 found[place] = None
                 continue
             for size, byte in enumerate(data, start=1):
-                text, begun = decoded(begun + bytes([byte]))
+                text, begun = decode_utf8(begun + bytes([byte]))
                 at += len(text)
                 if at >= limit:
                     kept = size if at == limit and not begun else size - 1
@@ -244,7 +260,7 @@ class TextStream:
                     break
         return found
 
-    def _end(
+    def _emit_end(
         self,
         text: str,
         reason: FinishReason,
@@ -252,7 +268,7 @@ class TextStream:
         cut: dict[int, bytes | None] | None = None,
     ) -> Delta:
         self.finished = True
-        delta = self._emit(text, everything=True, cut=cut)
+        delta = self._emit_delta(text, everything=True, cut=cut)
         return msgspec.structs.replace(delta, finish_reason=reason, stop_reason=stop_reason)
 
     def _by_kind(self, delta: Delta) -> Delta:

@@ -1,4 +1,4 @@
-"""How open models mark their thoughts: a table of formats. To add one: a line here, and its name in config.py.
+"""How open models mark their thoughts: a table of formats. To add one: a line here.
 
 A format is a declaration; text/channel_splitter.py and text/harmony.py act on it, and docs/reasoning.md is written from
 it.
@@ -6,6 +6,8 @@ it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Calls = Literal["text", "end", "inside"]
@@ -26,6 +28,7 @@ class ReasoningFormat(NamedTuple):
     frame: markers around the rest of the answer, which are left out.
     evidence: text in the chat template of models that write so, where other formats have the same markers.
     split: False leaves thoughts in the content, behind the opening marker that the template has written.
+    suffixed: the vocabulary may have another suffix behind the tags' name, or none.
     harmony: messages with channels, which text/harmony.py reads; the markers are those of its analysis channel.
     """
 
@@ -41,6 +44,7 @@ class ReasoningFormat(NamedTuple):
     frame: tuple[str, ...] = ()
     evidence: str = ""
     split: bool = True
+    suffixed: bool = False
     harmony: bool = False
 
     @property
@@ -58,7 +62,14 @@ class ReasoningFormat(NamedTuple):
         """All markers that must appear in the text, even where they are special tokens of the vocabulary."""
         return (*(HARMONY_MARKS if self.harmony else (*self.openings, *self.closings)), *self.frame)
 
+    def fitted(self, vocabulary: Iterable[str]) -> ReasoningFormat:
+        """The format with the suffix that the tags have in this vocabulary."""
+        if not self.suffixed or (found := next(filter(None, map(SUFFIXED.fullmatch, vocabulary)), None)) is None:
+            return self
+        return self._replace(opening=f"<think{found[1] or ''}>", closing=f"</think{found[1] or ''}>")
 
+
+SUFFIXED = re.compile(r"<think(:[^\s<>]+)?>")
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 THINK = ("<think>", "</think>")
 
@@ -87,29 +98,41 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "think": ReasoningFormat(
         *THINK,
         "Qwen3, 3.5, QwQ; GLM-4.5 to 4.7; Kimi K2; DeepSeek R1, V3.1 to V4; MiniMax M2; Nemotron; SmolLM3; Olmo 3; "
-        "Ernie 4.5; Step 3.5; MiMo; EXAONE 4; Intern-S1; Ling; LFM2.5; Laguna",
+        "Ernie 4.5; Step 3.5; MiMo; EXAONE 4; Intern-S1; Ling; LFM2.5; Laguna; Granite 4.2; MiniCPM; dots; IQuest Q1",
         (
             "qwen3",
             "glm45",
             "glm47",
+            "ling3",
             "kimi_k2",
             "deepseek_v3",
             "deepseek_v4",
+            "deepseek_v41",
+            "deepseek-v3",
+            "deepseek-v4",
+            "deepseek-v41",
             "minimax_m2",
             "nemotron_v3",
+            "nemotron_3",
+            "granite_thinking_parser",
             "olmo3",
             "ernie45",
             "step3p5",
             "mimo",
+            "minicpmv",
             "holo2",
             "poolside_v1",
+            "interns1",
+            "iquest_q1",
+            "dots",
+            "nanbeige",
         ),
         calls="end",
     ),
     "deepseek_r1": ReasoningFormat(
         *THINK,
         "models that write only `</think>`: DeepSeek R1 behind its first template, Step 3, QwQ without its template",
-        ("step3", "qwen3-thinking"),
+        ("step3", "step5", "qwen3-thinking", "deepseek-r1", "minimax", "gigachat35"),
         calls="end",
         starts_inside=True,
     ),
@@ -119,7 +142,9 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         ("minimax-append-think",),
         split=False,
     ),
-    "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>", "Hunyuan 3", calls="end"),
+    "hy_v3": ReasoningFormat(
+        "<think:opensource>", "</think:opensource>", "Hunyuan 3 and 4", ("hy_v4",), calls="end", suffixed=True
+    ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", "Magistral, Ministral 3, Mistral Small 4"),
     "seed": ReasoningFormat("<seed:think>", "</seed:think>", "Seed-OSS", ("seed_oss",)),
     "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>", "MiniMax M3", ("minimax-m3",)),
@@ -141,6 +166,38 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         ("cohere_command3", "cohere_command4"),
         calls="end",
         frame=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    "k2_horizon": ReasoningFormat(
+        "<ifm|think>",
+        "</ifm|think>",
+        "K2 Horizon",
+        calls="end",
+        also=(("<ifm|think_fast>", "</ifm|think_fast>"), ("<ifm|think_faster>", "</ifm|think_faster>")),
+    ),
+    "plamo3": ReasoningFormat("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", "PLaMo 3", calls="end"),
+    "muse": ReasoningFormat(
+        " to=self<|message|>",
+        "<|eom|>",
+        "Muse Glimmer, Muse Spark",
+        ("muse_glimmer", "musespark1x"),
+        calls="end",
+        also=(("self<|message|>", "<|eom|>"),),
+        again=True,
+        frame=(
+            "<|start|>assistant",
+            *(f"{before}{to}<|message|>" for to in ("user", "commentary") for before in (" to=", "")),
+            "<|message|>",
+            "<|eom|>",
+            "<|eot|>",
+        ),
+    ),
+    "inkling": ReasoningFormat(
+        "<|content_thinking|>",
+        "<|end_message|>",
+        "Inkling",
+        calls="end",
+        again=True,
+        frame=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
     ),
     "solar_open": ReasoningFormat(
         "<|think|>", "<|end|>", "Solar Open", ("solar_open2",), frame=("<|begin|>assistant", "<|content|>")

@@ -16,13 +16,17 @@ from tailrace.text.reasoning import HARMONY_MARKS, REASONING_FORMATS, ReasoningF
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
-# arguments with which templates turn thinking on or off
-SWITCHES: tuple[dict[str, Any], ...] = (
+# the variables with which templates turn thinking on or off → what they hold where it is (on, off)
+SWITCHES: dict[str, tuple[Any, Any]] = {
+    **dict.fromkeys(("enable_thinking", "thinking", "reasoning"), (True, False)),
+    "thinking_mode": ("enabled", "disabled"),
+}
+# the variables with which templates ask how much to think
+EFFORTS = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+TRIED: tuple[dict[str, Any], ...] = (
     {},
-    *({name: on} for name in ("enable_thinking", "thinking", "reasoning") for on in (True, False)),
-    *({"reasoning_effort": effort} for effort in ("high", "none", "no_think")),
-    {"thinking_mode": "enabled"},
-    {"thinking_mode": "disabled"},
+    *({name: value} for name, values in SWITCHES.items() for value in values),
+    *({name: effort} for name in EFFORTS for effort in ("high", "none", "no_think")),
 )
 ASKED = {"role": "user", "content": "Hello"}
 THOUGHT = "4d7b1c"
@@ -37,12 +41,14 @@ def find_reasoning(tokenizer: Tokenizer) -> ReasoningFormat | None:
     """The first format that the model shows; None if it shows none."""
     if all(tokenizer.backend.token_to_id(mark) is not None for mark in HARMONY_MARKS[:5]):
         return REASONING_FORMATS["harmony"]
-    prompts = list(rendered(tokenizer, [[ASKED]], True))
-    told = list(rendered(tokenizer, [[ASKED, ANSWER], [ASKED, ANSWER, ASKED]], False))
-    return next((form for form in REASONING_FORMATS.values() if shows(tokenizer, form, prompts, told)), None)
+    prompts = list(render_chats(tokenizer, [[ASKED]], True))
+    told = list(render_chats(tokenizer, [[ASKED, ANSWER], [ASKED, ANSWER, ASKED]], False))
+    vocabulary = tokenizer.backend.get_vocab()
+    fitted = (form.fitted(vocabulary) for form in REASONING_FORMATS.values())
+    return next((form for form in fitted if has_reasoning_format(tokenizer, form, prompts, told)), None)
 
 
-def shows(tokenizer: Tokenizer, form: ReasoningFormat, prompts: list[str], told: list[str]) -> bool:
+def has_reasoning_format(tokenizer: Tokenizer, form: ReasoningFormat, prompts: list[str], told: list[str]) -> bool:
     """True if the template opens a thought of this format before an answer, or writes an empty one there, or writes an
     earlier thought so; or if the markers are tokens and the template knows them.
 
@@ -54,14 +60,16 @@ def shows(tokenizer: Tokenizer, form: ReasoningFormat, prompts: list[str], told:
     source = tokenizer.template_source
     if form.evidence not in source:
         return False
-    if any(start_of(prompt, form) != "unknown" for prompt in prompts) or any(tells(text, form) for text in told):
+    if any(start_of(prompt, form) != "unknown" for prompt in prompts) or any(
+        has_marked_thought(text, form) for text in told
+    ):
         return True
     pairs = zip(form.openings, form.closings, strict=True)
     tokens = (all(tokenizer.backend.token_to_id(marker) is not None for marker in pair) for pair in pairs)
     return any(tokens) and any(marker in source for marker in (*form.openings, *form.closings))
 
 
-def tells(text: str, form: ReasoningFormat) -> bool:
+def has_marked_thought(text: str, form: ReasoningFormat) -> bool:
     """True if a thought stands between these markers."""
     before, _, behind = text.partition(THOUGHT)
     return before.rstrip().removesuffix(form.label.rstrip()).rstrip().endswith(
@@ -69,10 +77,10 @@ def tells(text: str, form: ReasoningFormat) -> bool:
     ) and behind.lstrip().startswith(tuple(marker.lstrip() for marker in form.closings))
 
 
-def rendered(tokenizer: Tokenizer, chats: list[list[dict[str, Any]]], open_turn: bool) -> Iterator[str]:
+def render_chats(tokenizer: Tokenizer, chats: list[list[dict[str, Any]]], open_turn: bool) -> Iterator[str]:
     """The conversations as the template writes them, with each switch."""
     for messages in chats:
-        for options in SWITCHES:
+        for options in TRIED:
             try:
                 yield tokenizer.render_chat(messages, add_generation_prompt=open_turn, **options)
             except RequestError:  # no template, or it refuses this

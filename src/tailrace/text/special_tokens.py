@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.base.extras import require_extra
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
 from tailrace.text.templates.sources import read_object
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, An
     Raises:
         ModelLoadError: a token's id is one that the tokenizer would not give it.
     """
-    with needs("text"):
+    with require_extra("text"):
         from tokenizers import AddedToken
 
     listed = config.get("added_tokens_decoder") or {}

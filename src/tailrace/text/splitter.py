@@ -55,7 +55,7 @@ class Splitter(ABC):
         """Up to which character of the whole text `thoughts` is complete."""
         return self._fed - self.undecided
 
-    def prepend(self, text: str) -> None:
+    def prepend_content(self, text: str) -> None:
         """Send content that stands in front of the answer."""
         self._segments.append(Segment("content", text))
 
@@ -64,25 +64,34 @@ class Splitter(ABC):
         self._fed += len(text)
         rest, self._held = self._held + text, ""
         while rest:
-            rest = self._step(rest)
-        return self._take()
+            rest = self._read_part(rest)
+        return self._take_segments()
 
-    def flush(self) -> list[Segment]:
-        """End the text; return the rest."""
-        self._end()
+    def flush(self, cut: bool = False) -> list[Segment]:
+        """End the text; return the rest.
+
+        cut: the model would have written more. If the model ended the text itself and never closed the thought that the
+        prompt had opened, the model has skipped the thought: the whole text comes once more, as content."""
+        self._flush_held(cut)
         self._held = ""
-        return self._take()
+        if not cut and (skipped := self._get_open_thought()).strip():
+            self._segments.append(Segment("content", skipped))
+        return self._take_segments()
+
+    def _get_open_thought(self) -> str:
+        """Return the text of a thought that the prompt opened and that is still open, if it is the whole answer."""
+        return ""
 
     @abstractmethod
-    def _step(self, text: str) -> str:
+    def _read_part(self, text: str) -> str:
         """Read some of the text, which ends where the text that was fed ends; return the rest. What waits for more text
         is held."""
 
     @abstractmethod
-    def _end(self) -> None:
-        """Send what is held, or drop it."""
+    def _flush_held(self, cut: bool) -> None:
+        """Send what is held, or drop it. cut: see `flush`."""
 
-    def _think(self, text: str, behind: int) -> None:
+    def _send_thought(self, text: str, behind: int) -> None:
         """Send text of a thought. behind: how many of the characters that were fed come after it."""
         if text:
             end = self._fed - behind
@@ -92,7 +101,7 @@ class Splitter(ABC):
             self.thoughts.append((begin, end))
             self._segments.append(Segment("reasoning", text))
 
-    def _take(self) -> list[Segment]:
+    def _take_segments(self) -> list[Segment]:
         found, self._segments = self._segments, []
         return found
 

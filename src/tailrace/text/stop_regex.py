@@ -12,7 +12,7 @@ import re
 import sys
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property, lru_cache
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +24,6 @@ MAX_EDGES = 1024  # transitions; bounds the work per character to 50 µs
 MAX_WAYS = 1536  # over all sequences of a request: they advance in the same step
 ASCII = "".join(map(chr, range(33, 127)))
 BLOCK = 4096  # characters
-MAX_LIKELY = 4  # positions that are tested on every character there is
 MAX_ALPHABET = 1024  # characters per position whose result is cached
 
 T = TypeVar("T")
@@ -62,8 +61,8 @@ class Patterns:
         field: the request field that they come from, for errors.
 
     Attributes:
-        passes: per position, which characters it matches. runs: per position, whether it matches every character of a
-            text.
+        passes: per position, which characters it matches. runs: per position, a pattern of several characters that it
+            matches.
         through: per character, the positions that match it.
         follow: per position, the positions that may come next.
         ends: per position, the expression that is complete there, or None. ending: the positions where one is.
@@ -78,15 +77,15 @@ class Patterns:
     def __init__(self, expressions: tuple[str, ...], field: str = "stop_regex") -> None:
         self._field = field
         self.passes: list[ByCharacter[bool]] = []
-        self.runs: list[Callable[[str], object]] = []
+        self.runs: list[re.Pattern[str]] = []
         self.follow: list[set[int]] = []
         self.ends: list[str | None] = []
         self.edges = 0
         # a repeat compiles the same test again
-        self._tests: dict[tuple[Any, int, int], tuple[ByCharacter[bool], Callable[[str], object]]] = {}
+        self._tests: dict[tuple[Any, int, int], tuple[ByCharacter[bool], re.Pattern[str]]] = {}
         first: set[int] = set()
         for source in expressions:
-            part = self._expression(source)
+            part = self._parse_expression(source)
             first |= part.first
             for position in part.last:
                 self.ends[position] = source
@@ -98,60 +97,61 @@ class Patterns:
 
     @cached_property
     def any_character(self) -> bool:
-        """Whether one expression alone matches every visible character, so that any visible text has a match.
-        Expressions that do so only together are not found. Takes a second the first time that all characters must be
-        tested."""
-        likely = [self.runs[position] for position in self._alone if self.runs[position](ASCII)][:MAX_LIKELY]
-        return any(all(map(run, visible())) for run in likely)
+        """Whether every visible character is a match, so that any visible text has one. Takes a second the first time
+        that all characters must be tested."""
+        runs = dict.fromkeys(self.runs[position] for position in self._alone)
+        return bool(runs) and not any(unmatched(runs, text) for text in (ASCII, *make_visible_blocks()))
 
     # ---- building
 
-    def _expression(self, source: str) -> RegexPart:
+    def _parse_expression(self, source: str) -> RegexPart:
         try:
             with warnings.catch_warnings(action="ignore"):  # a client's pattern must not write warnings to our log
                 parsed = _parser.parse(source)
-            part = self._sequence(parsed, parsed.state.flags)
+            part = self._build_sequence(parsed, parsed.state.flags)
         except ParameterError:
             raise
         except (re.error, ValueError, OverflowError, RecursionError) as error:
-            raise self._refused(f"{source[:100]!r} can't be read: {error}") from error
+            raise self._make_pattern_error(f"{source[:100]!r} can't be read: {error}") from error
         if part.empty:
-            raise self._refused(f"{source[:100]!r} matches the empty text")
+            raise self._make_pattern_error(f"{source[:100]!r} matches the empty text")
         return part
 
-    def _sequence(self, nodes: Any, flags: int) -> RegexPart:
+    def _build_sequence(self, nodes: Any, flags: int) -> RegexPart:
         whole = NOTHING
         for op, value in nodes:
-            whole = self._then(whole, self._node(op, value, flags))
+            whole = self._join_parts(whole, self._build_node(op, value, flags))
         return whole
 
-    def _node(self, op: Any, value: Any, flags: int) -> RegexPart:
+    def _build_node(self, op: Any, value: Any, flags: int) -> RegexPart:
         if op in (_constants.LITERAL, _constants.NOT_LITERAL, _constants.ANY, _constants.IN):
-            return self._character(op, value, flags)
+            return self._build_character(op, value, flags)
         if op is _constants.SUBPATTERN:
             _, added, removed, inner = value
-            return self._sequence(inner, _compiler._combine_flags(flags, added, removed))
+            return self._build_sequence(inner, _compiler._combine_flags(flags, added, removed))
         if op is _constants.BRANCH:
-            ways = [self._sequence(way, flags) for way in value[1]]
-            return RegexPart(any(w.empty for w in ways), union(w.first for w in ways), union(w.last for w in ways))
+            ways = [self._build_sequence(way, flags) for way in value[1]]
+            return RegexPart(
+                any(w.empty for w in ways), unite_sets(w.first for w in ways), unite_sets(w.last for w in ways)
+            )
         if op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
             low, high, inner = value
-            return self._repeat(low, high, inner, flags)
-        raise self._refused(
+            return self._build_repeat(low, high, inner, flags)
+        raise self._make_pattern_error(
             f"{str(op).lower().replace('_', ' ')} is not supported: anchors, look-around, back-references and "
             "possessive repeats need text that is not there yet"
         )
 
-    def _character(self, op: Any, value: Any, flags: int) -> RegexPart:
+    def _build_character(self, op: Any, value: Any, flags: int) -> RegexPart:
         if len(self.passes) >= MAX_POSITIONS:
-            raise self._refused(f"more than {MAX_POSITIONS} characters, repeats written out")
+            raise self._make_pattern_error(f"more than {MAX_POSITIONS} characters, repeats written out")
         key = (op, value if isinstance(value, int) else id(value), flags)
         if key not in self._tests:
             state = _parser.State()
             state.flags = flags
             several = (_constants.MAX_REPEAT, (1, _constants.MAXREPEAT, _parser.SubPattern(state, [(op, value)])))
-            match = _compiler.compile(_parser.SubPattern(state, [several])).fullmatch
-            self._tests[key] = ByCharacter(lambda char: match(char) is not None), match
+            pattern = _compiler.compile(_parser.SubPattern(state, [several]))
+            self._tests[key] = ByCharacter(lambda char: pattern.fullmatch(char) is not None), pattern
         test, run = self._tests[key]
         self.passes.append(test)
         self.runs.append(run)
@@ -160,58 +160,67 @@ class Patterns:
         only = frozenset((len(self.passes) - 1,))
         return RegexPart(False, only, only)
 
-    def _repeat(self, low: int, high: int, inner: Any, flags: int) -> RegexPart:
+    def _build_repeat(self, low: int, high: int, inner: Any, flags: int) -> RegexPart:
         if high == 0:
             return NOTHING
-        once = self._sequence(inner, flags)
+        once = self._build_sequence(inner, flags)
         if not once.first:  # the part is empty, however often it repeats
             return once
         if low == 0 and high == _constants.MAXREPEAT:
-            self._link(once.last, once.first)
+            self._link_positions(once.last, once.first)
             return once._replace(empty=True)
         whole = once._replace(empty=once.empty or low == 0)
         first, last = once.first, once.last  # of the last copy
         for _ in range(1, low):
-            part = self._sequence(inner, flags)
-            whole, first, last = self._then(whole, part), part.first, part.last
+            part = self._build_sequence(inner, flags)
+            whole, first, last = self._join_parts(whole, part), part.first, part.last
         if high == _constants.MAXREPEAT:  # the last copy may repeat
-            self._link(last, first)
+            self._link_positions(last, first)
             return whole
         # x{0,3} is (x(x(x)?)?)?: each copy leads only to the next one, so the number of transitions stays linear
         for _ in range(max(low, 1), high):
-            part = self._sequence(inner, flags)
-            self._link(last, part.first)
+            part = self._build_sequence(inner, flags)
+            self._link_positions(last, part.first)
             whole, last = whole._replace(last=whole.last | part.last), part.last
         return whole
 
-    def _then(self, one: RegexPart, other: RegexPart) -> RegexPart:
-        self._link(one.last, other.first)
+    def _join_parts(self, one: RegexPart, other: RegexPart) -> RegexPart:
+        self._link_positions(one.last, other.first)
         return RegexPart(
             one.empty and other.empty,
             one.first | other.first if one.empty else one.first,
             one.last | other.last if other.empty else other.last,
         )
 
-    def _refused(self, why: str) -> ParameterError:
+    def _make_pattern_error(self, why: str) -> ParameterError:
         return ParameterError(f"{self._field}: {why}", self._field)
 
-    def _link(self, sources: frozenset[int], targets: frozenset[int]) -> None:
+    def _link_positions(self, sources: frozenset[int], targets: frozenset[int]) -> None:
         self.edges += len(sources) * len(targets)
         if self.edges > MAX_EDGES:
-            raise self._refused(
+            raise self._make_pattern_error(
                 f"too many ways through the patterns, more than {MAX_EDGES}; make their repeats shorter"
             )
         for source in sources:
             self.follow[source] |= targets
 
 
-def union(sets: Any) -> frozenset[int]:
+def unite_sets(sets: Any) -> frozenset[int]:
     """The union of all."""
     return frozenset().union(*sets)
 
 
+def unmatched(patterns: Iterable[re.Pattern[str]], text: str) -> str:
+    """The characters of a text that none of the patterns matches."""
+    for pattern in patterns:
+        text = pattern.sub("", text)
+        if not text:
+            break
+    return text
+
+
 @cache
-def visible() -> tuple[str, ...]:
+def make_visible_blocks() -> tuple[str, ...]:
     """All visible characters, in blocks. Blocks bound how long one test runs."""
     blocks = (map(chr, range(begin, begin + BLOCK)) for begin in range(0, sys.maxunicode + 1, BLOCK))
     seen = ("".join(char for char in block if unicodedata.category(char)[0] not in "CZ") for block in blocks)
@@ -221,7 +230,7 @@ def visible() -> tuple[str, ...]:
 compile_patterns = lru_cache(maxsize=16)(Patterns)
 
 
-def patterns(field: str, expressions: tuple[str, ...], n: int = 1) -> Patterns:
+def compile_request_patterns(field: str, expressions: tuple[str, ...], n: int = 1) -> Patterns:
     """The compiled patterns of a request with n sequences.
 
     Raises:

@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from tailrace.errors import ParameterError
-from tailrace.options import MarkedSpan
 from tailrace.params import SamplingParams
-from tailrace.text.stop_regex import RegexSearch, patterns
+from tailrace.request.options import MarkedSpan
+from tailrace.text.stop_regex import RegexSearch, compile_request_patterns
 
 
 class Match(NamedTuple):
@@ -95,7 +95,7 @@ class AhoCorasick:
         self.may_start = re.compile(b"[" + re.escape(firsts) + b"]").search if firsts else None
         self._quiet: dict[str, bool] = {}  # cached, since the texts of tokens repeat
 
-    def quiet(self, text: str) -> bool:
+    def is_quiet(self, text: str) -> bool:
         """True if no stop can begin in the text."""
         known = self._quiet.get(text)
         if known is None:
@@ -126,7 +126,7 @@ class StringSearch:
         self._held = b""
 
     def passes(self, text: str) -> bool:
-        return self._automaton is None or (self._state == 0 and self._automaton.quiet(text))
+        return self._automaton is None or (self._state == 0 and self._automaton.is_quiet(text))
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
         automaton = self._automaton
@@ -160,7 +160,7 @@ class PatternSearch:
     def __init__(self, params: SamplingParams) -> None:
         self._strings = compile_strings(params.stop)
         self._state = 0
-        self._search = RegexSearch(patterns("stop_regex", params.stop_regex, params.n))
+        self._search = RegexSearch(compile_request_patterns("stop_regex", params.stop_regex, params.n))
         self._tracker = SpanTracker(params.stop_outside)
         self._held = ""
 
@@ -171,7 +171,7 @@ class PatternSearch:
         data = self._held + text
         for at, char in enumerate(text, start=len(self._held) + 1):
             if self._tracker.push(char):
-                self._reset()
+                self._reset_search()
                 continue
             for byte in char.encode():
                 self._state = self._strings.advance(self._state, byte)
@@ -181,7 +181,7 @@ class PatternSearch:
                 found.append(match)
             if found and armed:
                 length, stop = max(found, key=lambda match: match[0])
-                self._reset()
+                self._reset_search()
                 self._held = ""
                 return data[: at - length], Match(stop, data[at - length : at])
         cut = len(data) - max(self._search.held, self._strings.held[self._state])
@@ -190,10 +190,10 @@ class PatternSearch:
 
     def flush(self) -> str:
         held, self._held = self._held, ""
-        self._reset()
+        self._reset_search()
         return held
 
-    def _reset(self) -> None:
+    def _reset_search(self) -> None:
         self._state = 0
         self._search.reset()
 
@@ -222,24 +222,24 @@ class SpanTracker:
         self._tail = (self._tail + char)[-self._longest :]
         inside = self._inside
         if inside is None:
-            self._inside = self._opened(self._spans)
+            self._inside = self._find_opened(self._spans)
             return self._inside is not None
-        if self._outer is not None and self._outer.resumes and self._ends(inside):
+        if self._outer is not None and self._outer.resumes and self._is_closed(inside):
             self._inside, self._outer = self._outer, None
             self._tail = ""
-        elif any(span is not None and self._ends(span) for span in (inside, self._outer)):
+        elif any(span is not None and self._is_closed(span) for span in (inside, self._outer)):
             gone = [span for span in (inside, self._outer) if span is not None and span.once]
             self._spans = tuple(span for span in self._spans if span not in gone)
             self._inside = self._outer = None
             self._tail = ""
-        elif inside.until and (other := self._opened(s for s in self._spans if s.opening in inside.until)):
+        elif inside.until and (other := self._find_opened(s for s in self._spans if s.opening in inside.until)):
             self._inside, self._outer = other, inside
         return True
 
-    def _ends(self, span: MarkedSpan) -> bool:
+    def _is_closed(self, span: MarkedSpan) -> bool:
         return span.closing is not None and self._tail.endswith(span.closing)
 
-    def _opened(self, spans: Iterable[MarkedSpan]) -> MarkedSpan | None:
+    def _find_opened(self, spans: Iterable[MarkedSpan]) -> MarkedSpan | None:
         """The span whose opening marker has just been completed."""
         found = next((span for span in spans if self._tail.endswith(span.opening)), None)
         if found is not None:

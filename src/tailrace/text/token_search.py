@@ -28,20 +28,20 @@ class TokenSearch:
         self._places = np.argsort(pairs, kind="stable").astype(np.uint32)  # sorted by the pair that begins there
         self._from = np.searchsorted(pairs[self._places], np.arange(65537))
 
-    def containing(self, strings: Iterable[bytes]) -> np.ndarray:
+    def find_containing(self, strings: Iterable[bytes]) -> np.ndarray:
         """Which tokens contain one of the strings, bool [V]."""
         found = np.zeros(self._size, dtype=bool)
         short = np.zeros(256, dtype=bool)  # strings of one byte are searched together
-        for string in minimal(strings):
+        for string in drop_superstrings(strings):
             if len(string) == 1:
                 short[string[0]] = True
             else:
-                found[self._owner[self._starts(string)]] = True
+                found[self._owner[self._find_starts(string)]] = True
         if short.any():
             found[self._owner[short[self._data]]] = True
         return found
 
-    def _starts(self, string: bytes) -> np.ndarray:
+    def _find_starts(self, string: bytes) -> np.ndarray:
         """Where a string of two or more bytes begins, if it ends in the same token."""
         pairs = [string[i] | string[i + 1] << 8 for i in range(len(string) - 1)]
         rarest = min(range(len(pairs)), key=lambda i: self._from[pairs[i] + 1] - self._from[pairs[i]])
@@ -56,7 +56,7 @@ class TokenSearch:
         return starts
 
 
-def minimal(strings: Iterable[bytes]) -> list[bytes]:
+def drop_superstrings(strings: Iterable[bytes]) -> list[bytes]:
     """The strings that contain no other of them. Whatever contains one of the strings contains one of these."""
     kept: list[bytes] = []
     for string in sorted(set(strings), key=len):

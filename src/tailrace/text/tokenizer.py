@@ -13,12 +13,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.base.extras import require_extra
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import MissingExtraError, ModelLoadError, ParameterError, RequestError
-from tailrace.extras import needs
+from tailrace.text.decoder import make_steps
 from tailrace.text.special_tokens import CONFIG, add_tokens, named_tokens
 from tailrace.text.templates.chat_template import ChatTemplates
 from tailrace.text.templates.sources import DEFAULT, read_object, template_sources
-from tailrace.text.vocabulary import METASPACE, byte_level, decoder_kind, fallback_byte, piece
+from tailrace.text.utf8 import without_halves
+from tailrace.text.vocabulary import METASPACE, byte_level, decode_piece, decoder_kind, fallback_byte
 
 if TYPE_CHECKING:
     import tokenizers
@@ -58,13 +61,15 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.decoder: dict[str, Any] | None = json.loads(backend.to_str())["decoder"]
         self.kind = decoder_kind(self.decoder)
-        spell = byte_level if self.kind == "bytes" else piece
+        spell = byte_level if self.kind == "bytes" else decode_piece
         last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         # id_to_token, not get_vocab: for an added token it gives the normalised form, which is what decode spells
         self._tokens = [backend.id_to_token(i) or "" for i in range(last + 1)]
         self._bytes = [spell(token) for token in self._tokens]
-        if self.kind == "bytes" and not self._reversible():
+        if self.kind == "bytes" and not self._is_reversible():
             self.kind = "library"
+        if self.kind == "library":
+            make_steps(self.decoder)  # refuses a decoder that no stream could follow
         self.bos_id = backend.token_to_id((named or {}).get("bos_token", ""))
         sources = {DEFAULT: template} if isinstance(template, str) else template
         self._templates = ChatTemplates(sources, named or {}) if sources else None
@@ -79,17 +84,18 @@ class Tokenizer:
             MissingExtraError: the tokenizers library is not installed.
         """
         folder = Path(folder)
-        with needs("text"):
+        with require_extra("text"):
             import tokenizers
         config = read_object(folder / CONFIG)
         try:
             if (folder / "tokenizer.json").is_file():
+                refuse_stand_in(folder / "tokenizer.json")
                 backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
                 backend.no_truncation()
                 backend.no_padding()
                 add_tokens(backend, folder, config)
             else:
-                with needs("serve"):
+                with require_extra("serve"):
                     from transformers import AutoTokenizer
 
                 slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -97,18 +103,23 @@ class Tokenizer:
         except (MissingExtraError, ModelLoadError):
             raise
         except Exception as error:
-            raise ModelLoadError(f"{folder}: no usable tokenizer: {_foreign(folder) or error}") from error
-        return cls(backend, template_sources(folder, config), named_tokens(folder, config))
+            raise ModelLoadError(f"{folder}: no usable tokenizer: {_suggest_conversion(folder) or error}") from error
+        try:
+            return cls(backend, template_sources(folder, config), named_tokens(folder, config))
+        except ModelLoadError as error:
+            raise ModelLoadError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from error
 
     # ---- text → ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Long texts are encoded without the interpreter's lock, so that other threads go on."""
+        """Token ids of a text. Long texts are encoded without the interpreter's lock, so that other threads go on.
+        Half of a surrogate pair is U+FFFD."""
+        text = without_halves(text)
         if len(text) <= SHORT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def fewest(self, text: str) -> int:
+    def estimate_min_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens, from the text's length; 0 if there is none."""
         if self._widest == 0 or len(text) <= SHORT:
             return 0
@@ -132,9 +143,26 @@ class Tokenizer:
         if self._templates is None:
             raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
         fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        template = self._templates.pick(tools, options.get("documents"))
+        template = self._templates.pick_template(tools, options.get("documents"))
         render = template.unfinished if unfinished else template.render
-        return render(messages, {"documents": None, **options, **fixed})
+        # arguments of calls are JSON within strings, which may hold escapes of half a surrogate pair
+        return without_halves(render(messages, {"documents": None, **options, **fixed}))
+
+    def writes_tools(self, messages: list[dict[str, Any]], documents: object = None) -> bool:
+        """True if the chat template writes the tools of a conversation with tools into the prompt.
+
+        Raises:
+            RequestError: the model has no template for such a conversation.
+        """
+        return self._templates is None or self._templates.pick_template(True, documents).tools.covers(messages)
+
+    def drops_text(self, messages: list[dict[str, Any]], tools: object = None, documents: object = None) -> bool:
+        """True if the messages have text beside tool calls, and the chat template leaves it out in silence.
+
+        Raises:
+            RequestError: the model has no template for such a conversation.
+        """
+        return self._templates is not None and self._templates.pick_template(tools, documents).drops_text(messages)
 
     @property
     def template_source(self) -> str:
@@ -149,7 +177,7 @@ class Tokenizer:
         """Token ids of a conversation; see `render_chat`."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
-    def writes(self, marker: str) -> bool:
+    def may_write_marker(self, marker: str) -> bool:
         """True if the model is known to write this marker: it is a visible token of its own, or the chat template
         contains it."""
         id = self.backend.token_to_id(marker)
@@ -174,7 +202,7 @@ class Tokenizer:
         """Per id the text of the token alone, anywhere but at the start of a text; None if it depends on its
         neighbours."""
         if self.kind == "bytes":
-            return [whole(data) for data in self._bytes]
+            return [decode_complete(data) for data in self._bytes]
         if self.kind == "pieces":
             spelt = [token.replace(METASPACE, " ") for token in self._tokens]
             return [None if fallback_byte(token) is not None else token for token in spelt]
@@ -238,7 +266,7 @@ class Tokenizer:
         composed = 3 if "NFC" in kinds else 1
         return composed * max(map(len, self._bytes), default=0)
 
-    def _reversible(self) -> bool:
+    def _is_reversible(self) -> bool:
         """True if the byte table agrees with the library's decode, on every added token and on a sample of the
         vocabulary."""
         ids = [*self.backend.get_added_tokens_decoder(), *range(0, len(self._tokens), max(1, len(self._tokens) // 500))]
@@ -247,7 +275,7 @@ class Tokenizer:
         return each and self.backend.decode(ids, skip_special_tokens=False) == joined
 
 
-def whole(data: bytes) -> str | None:
+def decode_complete(data: bytes) -> str | None:
     """The bytes as text; None if they are not whole characters."""
     try:
         return data.decode()
@@ -255,7 +283,7 @@ def whole(data: bytes) -> str | None:
         return None
 
 
-def _foreign(folder: Path) -> str | None:
+def _suggest_conversion(folder: Path) -> str | None:
     """What to do about a folder that has no tokenizer but one that another library must read; None for other
     folders."""
     for name, kind in FOREIGN.items():

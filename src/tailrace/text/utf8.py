@@ -5,13 +5,15 @@ become a character."""
 from __future__ import annotations
 
 import codecs
+import re
 
 UNKNOWN = "\ufffd"
 # the byte that surrogates begin with, and the smallest byte that may follow it in one
 SURROGATES, FIRST_OF_THEM = 0xED, 0xA0
+HALVES = re.compile("[\ud800-\udfff]")
 
 
-def decoded(data: bytes, final: bool = False) -> tuple[str, bytes]:
+def decode_utf8(data: bytes, final: bool = False) -> tuple[str, bytes]:
     """The characters of the data, and the bytes of an incomplete character at its end; none of those if `final`."""
     text, used = codecs.utf_8_decode(data, "replace", final)
     rest = data[used:]
@@ -20,7 +22,7 @@ def decoded(data: bytes, final: bool = False) -> tuple[str, bytes]:
     return text, rest
 
 
-def continues(begun: bytes, byte: bytes) -> bool:
+def may_continue(begun: bytes, byte: bytes) -> bool:
     """True if the byte may come next in the incomplete character. Otherwise the incomplete character is one malformed
     part."""
     if not begun:
@@ -32,3 +34,19 @@ def continues(begun: bytes, byte: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def add_byte(begun: bytes, byte: int) -> tuple[int, str, bytes]:
+    """How many of the bytes of an incomplete character are malformed because of the next byte, the character that is
+    complete with the next byte, and the bytes of an incomplete character then."""
+    data = bytes([byte])
+    lost = 0 if may_continue(begun, data) else len(begun)
+    return lost, *decode_utf8(begun[lost:] + data)
+
+
+def without_halves(text: str) -> str:
+    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can write and UTF-8 can't. Two halves
+    that belong together are one character, as in JSON."""
+    if text.isascii() or not HALVES.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

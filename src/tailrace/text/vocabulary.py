@@ -40,7 +40,7 @@ def fallback_byte(token: str) -> int | None:
     return None
 
 
-def piece(token: str) -> bytes:
+def decode_piece(token: str) -> bytes:
     """A SentencePiece token's bytes."""
     byte = fallback_byte(token)
     return bytes([byte]) if byte is not None else token.replace(METASPACE, " ").encode()

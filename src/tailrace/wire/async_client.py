@@ -1,5 +1,5 @@
-"""The asyncio client of an engine process; interface in wire/sync_client.py. One task reads the socket, one watches the
-process."""
+"""The asyncio client of an engine process. wire/sync_client.py describes the interface. One task reads the socket, one
+watches the process."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ MAX_PAUSE_S = 0.03
 
 
 class AsyncClient:
-    """Of one engine; `restart` gives it a new one.
+    """The client of one engine; `restart` gives it a new one.
 
     Args:
         engine: the settings of an engine process that this client starts, or a function that waits for an engine of
             another process.
         label: the name of the engine in its log lines.
-        pauses: many streams leave the event loop time for other requests; False delivers everything at once.
+        pauses: let other requests run on the event loop while many streams are served; False delivers everything at
+            once.
 
     Attributes:
         on_launched, on_lost: called with the address of an engine to attach to, and with the reason when the engine is
@@ -92,7 +93,7 @@ class AsyncClient:
         self.on_launched(self._process.url)
         self._socket = AsyncFrontSocket(self._process.url)
         self._pulse = PulseReader(self._process.url)
-        self._tasks = [asyncio.create_task(self._read(ready)), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(self._read_messages(ready)), asyncio.create_task(self._watch_process())]
         self._socket.send(Hello())
         waits = [asyncio.create_task(ready.wait()), asyncio.create_task(self.died.wait())]
         try:
@@ -111,7 +112,7 @@ class AsyncClient:
         return self.model
 
     async def restart(self) -> ModelInfo:
-        """After the engine died: a new one. Streams of before have failed."""
+        """Start a new engine after the old one died. Earlier streams have failed."""
         await self.close()
         self.error = None
         self.died.clear()
@@ -124,18 +125,18 @@ class AsyncClient:
 
     @property
     def ready(self) -> bool:
-        """The engine can serve."""
+        """True if the engine can serve."""
         return self.error is None and self._streams.model is not None
 
     @property
     def stall(self) -> Stall | None:
-        """Set where the engine can serve, but a turn of its loop takes too long."""
+        """The current stall, if the engine can serve but a turn of its loop takes too long; else None."""
         return self._pulse.stall() if self.ready and self._pulse is not None else None
 
     @property
     def loading(self) -> str:
-        """The part of its start that the engine is in (wire/pulse.py); "" once it can serve, or where nothing is
-        known."""
+        """The part of its start that the engine is in (wire/pulse.py); "" once it can serve, or if the part is
+        unknown."""
         return "" if self.ready or self._pulse is None else self._pulse.loading()
 
     @property
@@ -180,16 +181,16 @@ class AsyncClient:
         replay: Replay | None = None,
     ) -> AsyncStream:
         """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter, replay)
+        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), adapter, replay)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:
             self._socket.send(message)
-        return AsyncStream(open_stream, self._streams, self._cancel, self._abandon)
+        return AsyncStream(open_stream, self._streams, self._cancel_request, self._cancel_threadsafe)
 
     async def ask(self, question: str, argument: str, timeout_s: float = 1.0) -> list[bytes]:
-        """What the other front ends of this engine answer within the time; front ends without an answer are left
-        out."""
+        """Return the answers of the other front ends of this engine within the time. Front ends without an answer are
+        left out."""
         if not self.ready:
             return []
         number = next(self._numbers)
@@ -203,7 +204,7 @@ class AsyncClient:
         return query.answers
 
     async def drain(self, timeout_s: float = 30.0) -> bool:
-        """Let the engine finish what runs and exit; True if it did within the time."""
+        """Let the engine finish the running requests and exit. True if it did within the time."""
         if self.error is not None:
             return False
         self._socket.send(Drain())
@@ -223,35 +224,35 @@ class AsyncClient:
             self._socket.close()
             await asyncio.to_thread(self._process.stop)
 
-    def _cancel(self, message: Abort) -> None:
+    def _cancel_request(self, message: Abort) -> None:
         if self.error is None:
             self._socket.send(message)
 
-    def _abandon(self, message: Abort) -> None:
-        """As `_cancel`, on any thread and at any moment."""
+    def _cancel_threadsafe(self, message: Abort) -> None:
+        """Do the work of `_cancel_request`, on any thread and at any moment."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the engine
-            self._loop.call_soon_threadsafe(self._cancel, message)
+            self._loop.call_soon_threadsafe(self._cancel_request, message)
 
     def _on_peer_message(self, message: PeerQuery | PeerCount | PeerReply) -> None:
-        """Another front end asks something, or answers."""
+        """Answer another front end's question, or take its answer."""
         if isinstance(message, PeerQuery):
             self._socket.send(PeerReply(message.asker, message.number, self.answer(message.question, message.argument)))
         elif (query := self._queries.get(message.number)) is not None:
             query.add(message)
 
-    async def _read(self, ready: asyncio.Event) -> None:
+    async def _read_messages(self, ready: asyncio.Event) -> None:
         try:
             while True:
                 messages = await self._socket.receive()
                 begun_s = time.perf_counter()
-                woken = self._streams.route(messages)
+                woken = self._streams.route_messages(messages)
                 if self._streams.model is not None:
                     ready.set()
                 if self._streams.drained:
                     self._drained.set()
                 for start in range(0, len(woken), SLICE):
                     for open_stream in woken[start : start + SLICE]:
-                        open_stream.notify()
+                        open_stream.notify_reader()
                     await asyncio.sleep(0)  # behind those that were woken; others get a turn between
                 round_s = time.perf_counter() - begun_s
                 if self._pauses and round_s > SHORT_S:
@@ -259,7 +260,7 @@ class AsyncClient:
         except Exception as error:  # no message can be read any more: the engine is as good as dead
             self._on_engine_lost(EngineError(f"the engine can't be understood: {error}"))
 
-    async def _watch(self) -> None:
+    async def _watch_process(self) -> None:
         """Wait for the end of the process, in a thread."""
         process = self._process
         while not await asyncio.to_thread(process.wait, 0.2):
@@ -272,7 +273,7 @@ class AsyncClient:
             self._on_engine_lost(process.error())
 
     def _on_engine_lost(self, error: TailraceError) -> None:
-        """The engine is gone: every open stream fails, and `lost` is called."""
+        """End every open stream with an error, and call `on_lost`: the engine is gone."""
         self.error = error
         self._streams.fail_all(EngineDeadError(str(error)))
         self.died.set()

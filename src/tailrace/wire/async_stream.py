@@ -1,4 +1,4 @@
-"""The stream of the asyncio client: it wakes once per frame, or at its interval, however many events have come."""
+"""The stream of the asyncio client. It wakes once per frame, or at its interval, however many events have arrived."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ class Waiter:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self) -> None:
-        """Wait until `wake`."""
+        """Wait until `wake_reader` is called."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future
 
     def on_events(self, open_stream: OpenStream) -> None:
-        """Events have come, or the stream has ended."""
-        if self.interval.due(open_stream):
-            self.wake()
+        """Wake the reader if its interval is over: events have arrived, or the stream has ended."""
+        if self.interval.is_due(open_stream):
+            self.wake_reader()
         elif self.interval.seconds and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.interval.left_s, self._on_timer)
 
-    def wake(self) -> None:
+    def wake_reader(self) -> None:
         """Let the reader look again."""
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.wake()
+        self.wake_reader()
 
 
 class AsyncStream(Stream):
-    """Iterating yields lists of events: all that came since the last; `next` gives one."""
+    """A stream of the asyncio client. Iterating yields lists of events: all since the last list. `next` returns one
+    list."""
 
     def __init__(
         self,
@@ -59,14 +60,16 @@ class AsyncStream(Stream):
         open_stream.wake = self._waiter.on_events
 
     async def next(self) -> list[SequenceEvent]:
-        """All events that came since the last call. Waits for one, and for as many as the interval says. An empty list
-        is the end."""
+        """Return all events since the last call. Wait for one event, and for as many as the interval says.
+
+        An empty list is the end.
+        """
         open_stream, interval = self._open_stream, self._waiter.interval
-        while not open_stream.events or not interval.due(open_stream):
+        while not open_stream.events or not interval.is_due(open_stream):
             if not open_stream.open:
                 return []
             await self._waiter.wait()
-        interval.given(open_stream)
+        interval.record_delivery(open_stream)
         return open_stream.take()
 
     async def __aiter__(self) -> AsyncIterator[list[SequenceEvent]]:
@@ -81,7 +84,7 @@ class AsyncStream(Stream):
         self._waiter.interval = Interval(tokens, seconds)
 
     def set_limit(self, max_bytes: int, full: Callable[[], None]) -> None:
-        """Call `full` whenever more than `max_bytes` (about) have arrived and were not read."""
+        """Call `full` whenever more than about `max_bytes` have arrived unread."""
         self._full = (
             full  # `full` may refer to the stream; if the open_stream kept it, the stream would never be collected
         )

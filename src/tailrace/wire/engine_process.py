@@ -1,7 +1,7 @@
-"""Starts the engine's process, watches it, and reads why it died. Leaves no process and no folder behind.
+"""Starts the engine's process, watches it, and reads why it died. It leaves no process and no folder behind.
 
-The child gets its settings as one line of JSON on stdin, which then stays open: when this process dies in whatever way,
-the pipe closes and the engine ends itself. Its stdout is a status pipe: a line of JSON {code, message} says why it
+The child gets its settings as one line of JSON on stdin, which then stays open. However this process dies, the pipe
+closes and the engine ends itself. The child's stdout is a status pipe: a line of JSON {code, message} says why it
 failed.
 """
 
@@ -16,9 +16,9 @@ from typing import Protocol
 
 import msgspec
 
+from tailrace.base.logs import MODEL_VARIABLE
 from tailrace.config import EngineConfig
 from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
-from tailrace.logs import MODEL_VARIABLE
 from tailrace.wire.sockets import Address
 
 KILL_AFTER_S = 3.0  # between SIGTERM and SIGKILL
@@ -71,11 +71,11 @@ class EngineProcess:
 
     @property
     def alive(self) -> bool:
-        """The process has not exited."""
+        """True if the process has not exited."""
         return self.process.poll() is None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True once the process has exited."""
+        """Return True once the process has exited."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -83,7 +83,7 @@ class EngineProcess:
         return True
 
     def error(self) -> TailraceError:
-        """Why the engine is dead: its own report, or its exit code."""
+        """Return why the engine is dead: its own report, or its exit code."""
         code = self.process.wait()
         words = b""
         if self.process.stdout is not None and not self.process.stdout.closed:

@@ -16,7 +16,7 @@ from tailrace.wire.stream_table import StreamTable
 
 
 class EngineLike(Protocol):
-    """What this client needs of engine.Engine."""
+    """The part of engine.Engine that this client needs."""
 
     info: ModelInfo
 
@@ -27,7 +27,7 @@ class EngineLike(Protocol):
 
 
 class InProcessClient:
-    """See wire/sync_client.py for the interface that the three clients share."""
+    """The client of an engine in this process. wire/sync_client.py describes the interface of the three clients."""
 
     error = None
 
@@ -38,7 +38,7 @@ class InProcessClient:
         self.model = engine.info
 
     def start(self) -> ModelInfo:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
         return self.model
 
     @property
@@ -56,21 +56,23 @@ class InProcessClient:
         replay: Replay | None = None,
     ) -> PulledStream:
         """Ask for a generation, or for the explanation of one."""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), replay=replay)
-        with self._working():
+        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), replay=replay)
+        with self._hold_aborts():
             self._engine.submit(message)
-        return PulledStream(open_stream, self._streams, self._cancel, self.step)
+        return PulledStream(open_stream, self._streams, self._cancel_request, self.step)
 
     def step(self) -> None:
-        """One step of the engine, its messages delivered."""
+        """Run one step of the engine, and deliver its messages."""
         self._thread = threading.get_ident()
-        with self._working():
-            self._streams.deliver(self._engine.step().get(b"", []))
+        with self._hold_aborts():
+            self._streams.deliver_messages(self._engine.step().get(b"", []))
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Aborts are passed to the engine before and after, not meanwhile: a stream may be collected at any moment, on
-        any thread."""
+    def _hold_aborts(self) -> Iterator[None]:
+        """Pass aborts to the engine before and after the block, not within it.
+
+        A stream may be collected, and so aborted, at any moment and on any thread.
+        """
         self._send_aborts()
         self._busy = True
         try:
@@ -79,7 +81,7 @@ class InProcessClient:
             self._busy = False
             self._send_aborts()
 
-    def _cancel(self, message: Abort) -> None:
+    def _cancel_request(self, message: Abort) -> None:
         self._aborts.append(message)
         self._send_aborts()
 
@@ -92,7 +94,7 @@ class InProcessClient:
                 self._busy = False
 
     def drain(self, timeout_s: float = 30.0) -> bool:
-        """Run until every stream has ended; True if that took no longer than the time."""
+        """Run until every stream has ended. True if they ended within the time."""
         until = time.monotonic() + timeout_s
         while any(open_stream.open for open_stream in self._streams.open_streams.values()):
             if time.monotonic() > until:
@@ -103,5 +105,5 @@ class InProcessClient:
     def close(self) -> None:
         """Abort every open stream."""
         for open_stream in list(self._streams.open_streams.values()):
-            PulledStream(open_stream, self._streams, self._cancel, self.step).abort("close")
+            PulledStream(open_stream, self._streams, self._cancel_request, self.step).abort("close")
         self.step()

@@ -1,4 +1,4 @@
-"""How often a stream delivers its tokens: so many at a time, or so many seconds after the last time."""
+"""How often a stream delivers its tokens: a number at a time, or some seconds after the last delivery."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from tailrace.wire.stream_table import OpenStream
 
 
 class Interval:
-    """Decides when the waiting tokens are delivered. Call `given` when they are.
+    """Decides when the waiting tokens are delivered. Call `record_delivery` after each delivery.
 
     Args:
-        tokens: of one sequence, delivered together. seconds: after which fewer are delivered too; 0: never. With one
-            token, the seconds alone decide. The first tokens of a sequence never wait, nor does its end.
+        tokens: of one sequence, delivered together.
+        seconds: after this time fewer tokens are delivered too; 0: never. With one token, the seconds alone decide. The
+            first tokens of a sequence never wait, nor does its end.
     """
 
     def __init__(self, tokens: int = 1, seconds: float = 0.0) -> None:
@@ -25,8 +26,8 @@ class Interval:
         """Seconds until the next delivery."""
         return max(0.0, self._last_s + self.seconds - time.monotonic())
 
-    def due(self, open_stream: OpenStream) -> bool:
-        """The waiting events may be delivered now."""
+    def is_due(self, open_stream: OpenStream) -> bool:
+        """Return whether the waiting events may be delivered now."""
         waiting = open_stream.waiting
         if not open_stream.open or len(waiting) < len(open_stream.events):  # there are other events than tokens
             return True
@@ -38,7 +39,7 @@ class Interval:
             for index, tokens in waiting.items()
         )
 
-    def given(self, open_stream: OpenStream) -> None:
-        """The waiting events are being delivered."""
+    def record_delivery(self, open_stream: OpenStream) -> None:
+        """Note that the waiting events are being delivered."""
         self._begun.update(open_stream.waiting)
         self._last_s = time.monotonic()

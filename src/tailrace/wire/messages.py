@@ -1,15 +1,14 @@
-"""Everything that crosses between a front end and the engine: tagged msgspec structs, one file, field names on the
-wire.
+"""Everything that crosses between a front end and the engine: tagged msgspec structs, with field names on the wire.
 
-Imports no torch and no zmq. A request is named by (id, epoch): the client counts epochs up, so a reused id never meets
-an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`. `Aborted` is the
-acknowledgement of an `Abort`, always sent, even for a request that the engine does not know (any more).
+This file imports no torch and no zmq. A request is named by (id, epoch). The client counts epochs up, so a reused id
+never meets an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`.
+`Aborted` acknowledges an `Abort`. It is always sent, even if the engine does not know the request (any more).
 
     front end → engine   Hello, Submit, Abort, Drain, PeerQuery, PeerReply
     engine → front end   Ready, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats, Drained, PeerCount,
-    PeerQuery, PeerReply
+                         PeerQuery, PeerReply
 
-Where there are several front ends, the engine also passes on what they ask each other, without looking at it.
+If there are several front ends, the engine also passes on their questions to each other, without reading them.
 (More than 300 lines: all messages in one file.)
 """
 
@@ -19,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from tailrace.explanation import ExplainOptions, Explanation
-from tailrace.logprobs import TokenLogprobs
+from tailrace.base.logprobs import TokenLogprobs
+from tailrace.explain.record import ExplainOptions, Explanation
 from tailrace.params import SamplingParams
 
 VERSION = 1  # both sides must agree; Hello and Ready carry it
@@ -29,20 +28,21 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Message(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
-    """Base of all; the class name is the tag."""
+    """The base of all messages. The class name is the tag."""
 
 
 class Hello(Message, frozen=True):
-    """A front end introduces itself; answered by Ready once the model is loaded."""
+    """A front end introduces itself. The engine answers with Ready once the model is loaded."""
 
     version: int = VERSION
 
 
 class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An output that was given once, to be explained afterwards.
+    """An earlier output that is to be explained.
 
-    output: its token ids. positions: which of them, ascending. key: of its noise; None: that of the seed, for sequence
-    `index` of the request. what_if: these parameters instead, in the records alone.
+    - output: its token ids. positions: the places to explain, ascending.
+    - key: of its noise; None: that of the seed, for sequence `index` of the request.
+    - what_if: other parameters, used in the records alone.
     """
 
     output: list[int]
@@ -54,8 +54,12 @@ class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Submit(Message, frozen=True):
-    """Generate. `priority`: smaller runs first; equal ones first come, first served. `arrival_s`: Unix time. `adapter`:
-    its name; "" is none. `replay`: nothing is generated, the output is there already."""
+    """A request to generate.
+
+    - priority: smaller runs first; equal ones are served in order of arrival. arrival_s: Unix time.
+    - adapter: its name; "": none.
+    - replay: generate nothing; explain this earlier output.
+    """
 
     id: str
     epoch: int
@@ -68,8 +72,8 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """End all sequences of the request, or the one of this index, whatever they are doing. Idempotent. `cause` is for
-    logs."""
+    """A request to end all sequences of a request, or the one of this index, whatever their state. Idempotent. `cause`
+    is for logs."""
 
     id: str
     epoch: int
@@ -78,11 +82,11 @@ class Abort(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Take nothing new, finish what runs, then say Drained and exit."""
+    """A request to refuse new requests, finish the running ones, then send Drained and exit."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What a front end must know of the model that the engine serves."""
+    """What a front end needs to know of the model that the engine serves."""
 
     name: str
     vocab_size: int
@@ -98,11 +102,14 @@ class Ready(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """New tokens of one sequence, in order. `logprobs`, `explanations` and `survivors` have one entry per token if the
-    request asked for them. An entry of `survivors` holds the ids that the token was drawn from, ascending int32,
-    little-endian; b"" where there were too many. The sequence's first message says how many prompt tokens came from the
-    prefix cache, how many seconds its request had waited, and the key of its noise. drafts: two numbers per step since
-    the last message that verified drafts: how many were proposed, and how many accepted."""
+    """New tokens of one sequence, in order.
+
+    - logprobs, explanations, survivors: one entry per token, if the request asked for them. An entry of `survivors`
+      holds the ids that the token was drawn from, ascending int32, little-endian; b"" if there were too many.
+    - cached_tokens, queued_s, key: only in the sequence's first message. The number of prompt tokens from the prefix
+      cache, the seconds that the request had waited, and the key of its noise.
+    - drafts: two numbers per step that verified drafts, since the last message: proposed and accepted drafts.
+    """
 
     id: str
     epoch: int
@@ -118,9 +125,12 @@ class Tokens(Message, frozen=True):
 
 
 class PromptLogprobs(Message, frozen=True):
-    """Of the prompt's tokens at the places that are asked for (SamplingParams.scored_places), in order, from place
-    `start` on; all come before the request's first Tokens. named: for each of them the logprobs of
-    prompt_logprob_token_ids; [] where nobody asked."""
+    """Logprobs of the prompt's tokens at the requested places (SamplingParams.scored_places), in order, from `start`
+    on.
+
+    All of them precede the request's first Tokens. named: for each token the logprobs of prompt_logprob_token_ids; []
+    if none were requested.
+    """
 
     id: str
     epoch: int
@@ -134,8 +144,10 @@ Why = Literal["drawn", "forced", "grammar", "ended"]
 
 
 class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token of an output that can't have come there: why, and which one does, if any. "drawn", "forced": another one
-    is; "grammar": it is not allowed; "ended": the output was over."""
+    """A token of an output that can't have come there: the reason, and the token that does come, if any.
+
+    "drawn", "forced": another token comes; "grammar": the token is not allowed; "ended": the output was over.
+    """
 
     position: int
     why: Why
@@ -143,8 +155,13 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Replayed(Message, frozen=True):
-    """More records of a replay, in order. difference: the first one, once it is known. unsure: tokens so far that are
-    not what is drawn, but may have come from drafts. cached_tokens: in the first one, as in Tokens."""
+    """More records of a replay, in order.
+
+    - difference: the first difference, once it is known.
+    - unsure: number of tokens so far that are not what is drawn, but may have come from drafts.
+    - cached_tokens: in the first message, as in Tokens.
+    - stop_token_id: the output's last token, once it is known that this token ended the output.
+    """
 
     id: str
     epoch: int
@@ -152,13 +169,17 @@ class Replayed(Message, frozen=True):
     difference: Difference | None = None
     unsure: int = 0
     cached_tokens: int = 0
+    stop_token_id: int | None = None
     index: int = 0
 
 
 class Finished(Message, frozen=True):
-    """Terminal. `stop_token_id` says which id stopped it (EOS or a stop id); its token was sent in Tokens before.
-    `cause`: what else did, where only the engine knows: "repetition". drafts: as in Tokens, of steps without a
-    token."""
+    """The regular end of a sequence.
+
+    - stop_token_id: the id that stopped it (EOS or a stop id). Its token was sent in Tokens before.
+    - cause: another cause that only the engine knows: "repetition".
+    - drafts: as in Tokens, of steps without a token.
+    """
 
     id: str
     epoch: int
@@ -170,7 +191,7 @@ class Finished(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Terminal. `code` is that of errors.py; `param` the field at fault, if one is."""
+    """The end of a sequence by an error. `code` is a code of errors.py; `param` is the field at fault, if any."""
 
     id: str
     epoch: int
@@ -181,8 +202,8 @@ class Failed(Message, frozen=True):
 
 
 class Aborted(Message, frozen=True):
-    """Acknowledges an Abort: nothing of (id, epoch), or of that one sequence, will come after this. `known` is False if
-    it had ended before."""
+    """The acknowledgement of an Abort: no message of (id, epoch), or of that one sequence, comes after it. `known` is
+    False if it had ended before."""
 
     id: str
     epoch: int
@@ -190,8 +211,8 @@ class Aborted(Message, frozen=True):
     index: int | None = None
 
 
-# upper edges of the histograms of durations in Stats, in seconds: fine enough that the last bucket shows how bad the
-# worst case was
+# Upper edges, in seconds, of the histograms of durations in Stats. They are fine enough that the last bucket shows how
+# bad the worst case was.
 DURATION_EDGES_S = (
     0.001,
     0.002,
@@ -238,8 +259,8 @@ class Stats(Message, frozen=True):
     preemptions: int = 0
     rewinds: int = 0  # banned strings taken back
     drafted_tokens: int = 0  # guessed ahead
-    accepted_tokens: int = 0  # of these, so many stood
-    drafted_at: list[int] = []  # the same by their place in the draft
+    accepted_tokens: int = 0  # accepted guesses
+    drafted_at: list[int] = []  # the same, by their place in the draft
     accepted_at: list[int] = []
     bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong
     finished: dict[str, int] = {}  # by reason
@@ -247,7 +268,7 @@ class Stats(Message, frozen=True):
     step_counts: dict[
         str, list[int]
     ] = {}  # per part, how often it took up to each of DURATION_EDGES_S; at the end, longer
-    decode_steps: dict[str, int] = {}  # those without prefills: "verify" where guesses were verified, else "plain"
+    decode_steps: dict[str, int] = {}  # steps without prefills: "verify" if guesses were verified, else "plain"
     decode_ms: dict[
         str, float
     ] = {}  # the same: from the forward pass to the draws; steps that overlap are not among them
@@ -270,14 +291,14 @@ class PeerQuery(Message, frozen=True):
 
 
 class PeerCount(Message, frozen=True):
-    """How many front ends have been asked."""
+    """The number of front ends that have been asked."""
 
     number: int
     count: int
 
 
 class PeerReply(Message, frozen=True):
-    """To one PeerQuery, from one front end; None if it has no answer."""
+    """One front end's answer to a PeerQuery; None if it has no answer."""
 
     asker: bytes
     number: int

@@ -1,4 +1,4 @@
-"""What one front end has asked the others, and their answers. Pure: no I/O."""
+"""One front end's questions to the others, and their answers. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tailrace.wire.messages import PeerCount, PeerReply
 
 
 class PendingQuery:
-    """A question to the other front ends, and what they have answered so far."""
+    """A question to the other front ends, and their answers so far."""
 
     def __init__(self) -> None:
         self.answers: list[bytes] = []
@@ -17,7 +17,7 @@ class PendingQuery:
         self._replies = 0
 
     def add(self, message: PeerCount | PeerReply) -> None:
-        """How many front ends were asked, or the reply of one."""
+        """Take the number of front ends that were asked, or the reply of one."""
         if isinstance(message, PeerCount):
             self._asked = message.count
         else:

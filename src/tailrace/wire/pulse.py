@@ -34,7 +34,7 @@ LOADING = PARTS[-3:]  # while the engine starts, before its loop begins
 BEAT, PART, STEP, LIMIT = range(4)  # float64 each
 SIZE = 8 * 4
 WAITING = 2  # the parts before this one are outside a step
-FIRST = 6  # times the limit that the first step may take: kernels are compiled, memory is touched for the first time
+FIRST = 6  # factor of the limit for the first step: kernels are compiled, memory is touched for the first time
 
 
 class Stall(NamedTuple):
@@ -45,59 +45,60 @@ class Stall(NamedTuple):
     seconds: float
 
 
-def place(url: str) -> Path:
-    """The file of the engine at this address."""
+def make_pulse_path(url: str) -> Path:
+    """Return the file of the engine at this address."""
     return Path(url.removeprefix("ipc://")).parent / "pulse"
 
 
 class Pulse:
-    """The engine's side.
+    """The engine's side of the heartbeat.
 
     Args:
-        limit_s: a turn of the loop that takes longer is a stall; 0: none is.
+        limit_s: a turn of the loop that takes longer is a stall; 0: there are no stalls.
     """
 
     def __init__(self, url: str, limit_s: float) -> None:
-        with place(url).open("w+b") as file:
+        with make_pulse_path(url).open("w+b") as file:
             os.ftruncate(file.fileno(), SIZE)
             self._numbers: memoryview[float] = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("d")
         self._numbers[LIMIT] = limit_s
 
     def beat(self, step: int) -> None:
-        """A turn of the loop begins."""
+        """Note the start of a turn of the loop."""
         self._numbers[STEP] = step
         self._numbers[BEAT] = time.monotonic()
 
     def enter(self, part: str) -> str:
-        """The engine is in this part now. Returns the part before."""
+        """Note the part that the engine is in now. Return the part before."""
         before = PARTS[int(self._numbers[PART])]
         self._numbers[PART] = PARTS.index(part) if part in PARTS else 0
         return before
 
     def stall(self) -> Stall | None:
-        """Set if this turn takes too long."""
+        """Return the stall if this turn takes too long, else None."""
         return stall_of(self._numbers)
 
 
 class PulseReader:
-    """A front end's side. Without the file, or before the engine's loop has begun, nothing is known."""
+    """A front end's side of the heartbeat. Without the file, or before the engine's loop has begun, nothing is
+    known."""
 
     def __init__(self, url: str) -> None:
-        self._path = place(url)
+        self._path = make_pulse_path(url)
         self._mapped: memoryview[float] | None = None
 
     def stall(self) -> Stall | None:
-        """Set if the engine's turn takes too long."""
-        numbers = self._numbers()
+        """Return the stall if the engine's turn takes too long, else None."""
+        numbers = self._map_numbers()
         return None if numbers is None else stall_of(numbers)
 
     def loading(self) -> str:
-        """The part of its start that the engine is in; "" where that is not known."""
-        numbers = self._numbers()
+        """Return the part of its start that the engine is in; "" if that is unknown."""
+        numbers = self._map_numbers()
         part = "" if numbers is None else PARTS[int(numbers[PART])]
         return part if part in LOADING else ""
 
-    def _numbers(self) -> memoryview[float] | None:
+    def _map_numbers(self) -> memoryview[float] | None:
         if self._mapped is None:
             try:
                 with self._path.open("rb") as file:
@@ -108,7 +109,7 @@ class PulseReader:
 
 
 def stall_of(numbers: memoryview[float]) -> Stall | None:
-    """The stall that the numbers show, or None."""
+    """Return the stall that the numbers show, or None."""
     beat, part, step, limit_s = numbers.tolist()
     seconds = time.monotonic() - beat
     first = step == 0 and part >= WAITING

@@ -1,6 +1,6 @@
-"""ZeroMQ, and the only file that knows it. One frame is a list of messages; the engine is a ROUTER that knows its front
-ends by identity, a front end is a DEALER. No message is dropped because a reader is slow: the high-water marks are off.
-A front end that is gone is noticed when the engine sends to it.
+"""ZeroMQ. No other file uses it. One frame is a list of messages. The engine is a ROUTER that knows its front ends by
+identity; a front end is a DEALER. No message is dropped because a reader is slow: the high-water marks are off. The
+engine notices that a front end is gone when it sends to it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 
-with needs("serve"):
+with require_extra("serve"):
     import zmq
     import zmq.asyncio
 
@@ -36,27 +36,27 @@ class Address:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _configure(socket: zmq.Socket | zmq.asyncio.Socket) -> None:
+def _configure_socket(socket: zmq.Socket | zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
 
 
 class EngineSocket:
-    """The engine's side: receives from and sends to any number of front ends."""
+    """The engine's side. It receives from and sends to any number of front ends."""
 
     def __init__(self, url: str) -> None:
         self.socket = zmq.Context.instance().socket(zmq.ROUTER)
-        _configure(self.socket)
+        _configure_socket(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.bind(url)
 
     def wait(self, timeout_ms: int) -> None:
-        """Wait until a message has arrived, at most so long."""
+        """Wait until a message has arrived, at most `timeout_ms`."""
         self.socket.poll(timeout_ms)
 
     def receive(self) -> Iterator[tuple[bytes, list[ToEngine]]]:
-        """Everything that has arrived. A malformed frame is logged and dropped."""
+        """Yield everything that has arrived. A malformed frame is logged and dropped."""
         while True:
             try:
                 client, frame = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -68,7 +68,7 @@ class EngineSocket:
                 log.error("a malformed frame from %s was dropped: %s", client.hex(), error)
 
     def send(self, client: bytes, messages: list[FromEngine]) -> bool:
-        """False if the front end is gone. Never blocks."""
+        """Send the messages without blocking. Return False if the front end is gone."""
         try:
             self.socket.send_multipart([client, encoder.encode(messages)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -78,16 +78,16 @@ class EngineSocket:
         return True
 
     def close(self) -> None:
-        """Flush what can be flushed within a second, then close."""
+        """Send the rest within a second, then close."""
         self.socket.close(linger=1000)
 
 
 class FrontSocket:
-    """A front end's side, blocking."""
+    """A front end's side; it blocks."""
 
     def __init__(self, url: str) -> None:
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
-        _configure(self.socket)
+        _configure_socket(self.socket)
         self.socket.setsockopt(zmq.IDENTITY, os.urandom(8))
         self.socket.connect(url)
 
@@ -96,7 +96,7 @@ class FrontSocket:
         self.socket.send(encoder.encode([message]))
 
     def receive(self, timeout_ms: int) -> list[FromEngine]:
-        """One frame's messages, or none within the time."""
+        """Return one frame's messages, or none if no frame arrives within the time."""
         return from_engine.decode(self.socket.recv()) if self.socket.poll(timeout_ms) else []
 
     def close(self) -> None:
@@ -109,20 +109,25 @@ class AsyncFrontSocket:
 
     def __init__(self, url: str) -> None:
         self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        _configure(self.socket)
+        _configure_socket(self.socket)
         self.socket.setsockopt(zmq.IDENTITY, os.urandom(8))
         self.socket.connect(url)
 
     def send(self, message: ToEngine) -> None:
-        """Queue one message. With the high-water mark off it is sent before this returns, so the future is done and
-        needs no await. It must go through the asyncio socket all the same: a send consumes the edge-triggered wake-up
-        of what has arrived meanwhile, and only that socket looks again."""
+        """Send one message.
+
+        With the high-water mark off the message is sent before this returns, so the future is done and needs no await.
+        It must still go through the asyncio socket: a send consumes the edge-triggered wake-up of messages that have
+        arrived meanwhile, and only that socket checks again.
+        """
         self.socket.send(encoder.encode([message]))
 
     async def receive(self) -> list[FromEngine]:
-        """The messages of all frames that have arrived; waits for the first. It asks the socket whether there are more.
-        To receive until an exception would be simpler, but the exception and its future would keep each other, and the
-        messages, alive until a collection."""
+        """Wait for the first frame, and return the messages of all frames that have arrived.
+
+        The socket's events say whether there are more frames. Receiving until an exception would be simpler. But the
+        exception and its future would refer to each other, and would keep the messages alive until a collection.
+        """
         messages = from_engine.decode(await self.socket.recv())
         while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
             messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))

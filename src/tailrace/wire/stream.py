@@ -1,4 +1,4 @@
-"""What the streams of the three clients share. A stream that nobody reads any more is aborted."""
+"""The common part of the three clients' streams. A stream without a reader is aborted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Stream:
     collected.
 
     Args:
-        cancel: tells the engine. abandon: the same for a stream that was collected, which may be on any thread and at
-            any moment; left out where `cancel` may be called like that too.
+        cancel: sends an abort to the engine.
+        abandon: the same for a stream that is collected, which may happen on any thread and at any moment. Left out if
+            `cancel` may be called in this way too.
 
     Attributes:
         id, epoch: the request's name.
@@ -31,15 +32,15 @@ class Stream:
     ) -> None:
         self._open_stream, self._streams, self._cancel = open_stream, streams, cancel
         self.id, self.epoch = open_stream.id, open_stream.epoch
-        collected = weakref.finalize(self, _abort, open_stream, streams, abandon or cancel, "collected", False)
+        collected = weakref.finalize(self, _abort_stream, open_stream, streams, abandon or cancel, "collected", False)
         collected.atexit = False  # the engine's process ends with ours
 
     def abort(self, cause: str = "client", keep: bool = False) -> None:
-        """End the request. Nothing more is delivered; with `keep`, what has arrived still is. Idempotent."""
-        _abort(self._open_stream, self._streams, self._cancel, cause, keep)
+        """End the request. Nothing more is delivered; with `keep`, events that have arrived still are. Idempotent."""
+        _abort_stream(self._open_stream, self._streams, self._cancel, cause, keep)
 
     def abort_sequence(self, index: int, cause: str = "stop string") -> bool:
-        """End one sequence; the others go on. Idempotent. False if the sequence had ended already."""
+        """End one sequence; the others continue. Idempotent. Return False if the sequence had ended already."""
         open_ = self._streams.close_sequence(self._open_stream, index)
         if open_:
             self._cancel(Abort(self.id, self.epoch, cause, index))
@@ -57,8 +58,8 @@ class Stream:
 
 
 class PulledStream(Stream):
-    """A stream whose reader does its client's work while it waits. Iterating yields lists of events: all that came
-    since the last.
+    """A stream whose reader does its client's work while it waits. Iterating yields lists of events: all since the last
+    list.
 
     Args:
         pull: does some of the work: receives for a while, or runs a step.
@@ -85,9 +86,9 @@ class PulledStream(Stream):
             self.abort("iteration ended")
 
 
-def _abort(
+def _abort_stream(
     open_stream: OpenStream, streams: StreamTable, cancel: Callable[[Abort], None], cause: str, keep: bool
 ) -> None:
-    """A function, not a method: a reference to the stream would keep it from being collected."""
+    """Abort a stream. This is no method: a reference to the stream would keep it from being collected."""
     if streams.close(open_stream, keep):
         cancel(Abort(open_stream.id, open_stream.epoch, cause))

@@ -1,8 +1,8 @@
-"""The open streams of a client, and which stream a message belongs to. Shared by the three clients. Pure: no I/O, no
+"""The open streams of a client, and the stream of each message. The three clients share it. It does no I/O and reads no
 clock.
 
-A stream is named (id, epoch); epochs count up, so a reused id never meets an old output. What arrives for a stream that
-is not open (any more) is dropped.
+A stream is named (id, epoch). Epochs count up, so a reused id never meets an old output. Messages for a stream that is
+not open (any more) are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import count
 from uuid import uuid4
 
 from tailrace.errors import TailraceError
-from tailrace.explanation import Explanation
+from tailrace.explain.record import Explanation
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import (
     Aborted,
@@ -36,17 +36,17 @@ from tailrace.wire.messages import (
     Tokens,
 )
 
-# What unread tokens take in memory, about: an id in a list; its logprobs; each alternative in them; each token that a
-# record of why it came shows, in each of its steps
+# About the memory of unread tokens, in bytes: of an id in a list, of its logprobs, of each alternative in them, and of
+# each token that an explanation shows, per step.
 ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES, SHOWN_BYTES = 40, 200, 70, 32
 
 
 @dataclass(eq=False, slots=True)
 class OpenStream:
-    """One open stream: events not yet fetched, sequences not yet ended, and whom to wake.
+    """One open stream: its unread events, its sequences that have not ended, and the callbacks of its reader.
 
-    Tokens that wait are joined, so that a slow reader gets larger pieces, not more of them. held: bytes that they take,
-    about; `full` is called whenever more than `max_bytes` wait.
+    Waiting tokens are joined, so that a slow reader gets larger pieces, not more of them. held: the approximate bytes
+    that they take. `full` is called whenever more than `max_bytes` wait.
     """
 
     id: str
@@ -60,7 +60,7 @@ class OpenStream:
     full: Callable[[], None] = lambda: None
 
     def add(self, event: SequenceEvent) -> None:
-        """An event has arrived. The order within each sequence is kept."""
+        """Add an event that has arrived. The order within each sequence is kept."""
         if not isinstance(event, Tokens):
             if isinstance(event, Replayed):
                 self.held += sum(map(record_bytes, event.records))
@@ -84,14 +84,14 @@ class OpenStream:
             before.survivors.extend(event.survivors or ())
         before.drafts.extend(event.drafts)
 
-    def notify(self) -> None:
-        """Events have arrived: wake the reader."""
+    def notify_reader(self) -> None:
+        """Wake the reader, because events have arrived."""
         self.wake(self)
         if self.held > self.max_bytes:
             self.full()
 
     def take(self) -> list[SequenceEvent]:
-        """All events since the last call."""
+        """Return all events since the last call."""
         events, self.events = self.events, []
         self.waiting.clear()
         self.held = 0
@@ -104,16 +104,16 @@ class StreamTable:
     def __init__(self) -> None:
         self.open_streams: dict[tuple[str, int], OpenStream] = {}
         self.unacknowledged: set[tuple[str, int]] = set()
-        self.stopped: set[tuple[str, int, int]] = set()  # sequences that ended here before the engine knew
-        self.wasted = 0  # tokens sampled for them all the same
+        self.stopped: set[tuple[str, int, int]] = set()  # sequences that ended here before the engine knew of it
+        self.wasted = 0  # tokens that were sampled for them nevertheless
         self.epochs = count(1)
         self.model: ModelInfo | None = None
         self.version: int | None = None
         self.stats = Stats()
         self.drained = False
-        self.on_peer_message: Callable[[PeerQuery | PeerCount | PeerReply], None] = ignore
+        self.on_peer_message: Callable[[PeerQuery | PeerCount | PeerReply], None] = ignore_peer
 
-    def open(
+    def add_stream(
         self,
         prompt: list[int],
         params: SamplingParams,
@@ -123,15 +123,15 @@ class StreamTable:
         adapter: str = "",
         replay: Replay | None = None,
     ) -> tuple[OpenStream, Submit]:
-        """A new stream and the message that asks for it. (More than six parameters: those of a Submit.)"""
+        """Return a new stream and the message that asks for it. (More than six parameters: those of a Submit.)"""
         open_stream = OpenStream(id or uuid4().hex, next(self.epochs), set(range(params.n)))
         self.open_streams[open_stream.id, open_stream.epoch] = open_stream
         name = open_stream.id, open_stream.epoch
         return open_stream, Submit(*name, prompt, params, priority, arrival_s, adapter, replay)
 
     def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
-        """Close the stream; without `keep`, its unread events are dropped. True if sequences were still open, so that
-        the engine must abort them."""
+        """Close the stream; without `keep`, its unread events are dropped. Return True if sequences were still open, so
+        that the engine must abort them."""
         name = (open_stream.id, open_stream.epoch)
         if self.open_streams.pop(name, None) is None or not open_stream.open:
             return False
@@ -143,7 +143,7 @@ class StreamTable:
         return True
 
     def close_sequence(self, open_stream: OpenStream, index: int) -> bool:
-        """Close one sequence. True if it was still open, so that the engine must abort it."""
+        """Close one sequence. Return True if it was still open, so that the engine must abort it."""
         if index not in open_stream.open:
             return False
         open_stream.open.discard(index)
@@ -153,12 +153,12 @@ class StreamTable:
         open_stream.wake(open_stream)
         return True
 
-    def deliver(self, messages: Iterable[FromEngine]) -> None:
+    def deliver_messages(self, messages: Iterable[FromEngine]) -> None:
         """Route messages of the engine and wake the readers."""
-        for open_stream in self.route(messages):
-            open_stream.notify()
+        for open_stream in self.route_messages(messages):
+            open_stream.notify_reader()
 
-    def route(self, messages: Iterable[FromEngine]) -> list[OpenStream]:
+    def route_messages(self, messages: Iterable[FromEngine]) -> list[OpenStream]:
         """Route messages of the engine. Returns the streams that have new events, which the caller must notify."""
         woken: dict[OpenStream, None] = {}
         for message in messages:
@@ -194,7 +194,7 @@ class StreamTable:
         return list(woken)
 
     def fail_all(self, error: TailraceError) -> None:
-        """The engine is gone: every sequence that is still open ends with Failed."""
+        """End every open sequence with Failed: the engine is gone."""
         for open_stream in list(self.open_streams.values()):
             for index in sorted(open_stream.open):
                 open_stream.events.append(Failed(open_stream.id, open_stream.epoch, index, error.code, str(error)))
@@ -206,10 +206,10 @@ class StreamTable:
 
 
 def record_bytes(record: Explanation) -> int:
-    """What a record takes in memory, about."""
+    """Return about how much memory a record takes, in bytes."""
     steps = len(record.edits) + len(record.refinements)
     return ENTRY_BYTES * (4 + steps) + SHOWN_BYTES * len(record.ids) * (8 + steps)
 
 
-def ignore(message: PeerQuery | PeerCount | PeerReply) -> None:
-    """For clients that have no other front ends beside them."""
+def ignore_peer(message: PeerQuery | PeerCount | PeerReply) -> None:
+    """Do nothing; for clients without other front ends."""

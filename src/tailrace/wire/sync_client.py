@@ -1,13 +1,17 @@
-"""The blocking client of an engine process. Iterating any stream pumps the socket for all of them; no threads.
+"""The blocking client of an engine process. Iterating any stream reads the socket for all of them; there are no
+threads.
 
 Interface of the three clients (asyncio's has async methods):
 
-    client.start() → ModelInfo          waits until the engine can serve; raises the engine's error if it can't
-    client.model, client.stats          what it serves; its counters, about a second old
-    client.error                        None, or why the engine is dead
-    client.submit(prompt, params) → stream of lists of events; one Finished or Failed per sequence, then it ends
-    stream.abort(cause), stream.close() nothing more is delivered; also when `with` or an iteration ends early, or the
-    stream is collected client.drain(timeout_s), client.close()
+    client.start() → ModelInfo           Wait until the engine can serve. Raises the engine's error if it can't.
+    client.model, client.stats           The served model; the engine's counters, about a second old.
+    client.error                         None, or why the engine is dead.
+    client.submit(prompt, params)        Return a stream of lists of events. Each sequence ends with one Finished or
+                                         Failed; then the stream ends.
+    stream.abort(cause), stream.close()  End the request. Nothing more is delivered. This also happens when `with` or an
+                                         iteration ends early, and when the stream is collected.
+    client.drain(timeout_s)              Let the engine finish the running requests and exit.
+    client.close()                       End the engine and every open stream.
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ from tailrace.wire.sockets import FrontSocket
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.stream_table import StreamTable
 
-POLL_MS = 100  # after so long a waiting reader notices that the engine is dead
+POLL_MS = 100  # how often a waiting reader checks whether the engine is dead
 
 
 class SyncClient:
-    """Owns one engine process."""
+    """A client that owns one engine process."""
 
     def __init__(self, config: EngineConfig, start_timeout_s: float = 600.0) -> None:
         self._config, self._timeout_s = config, start_timeout_s
@@ -47,7 +51,7 @@ class SyncClient:
         """
         self._process = EngineProcess(self._config)
         self._socket = FrontSocket(self._process.address.url)
-        self._send(Hello())
+        self._send_message(Hello())
         until = time.monotonic() + self._timeout_s
         while self._streams.model is None and self.error is None:
             self.pump(POLL_MS)
@@ -62,35 +66,38 @@ class SyncClient:
 
     @property
     def model(self) -> ModelInfo:
-        """What the engine serves."""
+        """The model that the engine serves."""
         assert self._streams.model is not None, "not started"
         return self._streams.model
 
     @property
     def stats(self) -> Stats:
-        """The latest counters of the engine; reads what has arrived."""
+        """The latest counters of the engine. Reading them receives the messages that have arrived."""
         self.pump(0)
         return self._streams.stats
 
     def pump(self, timeout_ms: int) -> None:
-        """Deliver what arrives within the time, and notice a dead engine."""
+        """Deliver the messages that arrive within the time, and notice a dead engine."""
         if self.error is not None:
             return
         self._thread = threading.get_ident()
-        self._flush()
+        self._flush_outgoing()
         messages = self._socket.receive(timeout_ms)
-        self._streams.deliver(messages)
+        self._streams.deliver_messages(messages)
         if not messages and not self._process.alive and not self._streams.drained:
             self.error = self._process.error()
             self._streams.fail_all(EngineDeadError(str(self.error)))
 
-    def _send(self, message: ToEngine) -> None:
-        """To the engine, at once if this is the socket's thread and it is not sending just now, else by the next pump:
-        a stream may be collected, and so aborted, at any moment and on any thread."""
-        self._outgoing.append(message)
-        self._flush()
+    def _send_message(self, message: ToEngine) -> None:
+        """Send to the engine at once if this is the socket's thread and it is not sending just now; otherwise at the
+        next pump.
 
-    def _flush(self) -> None:
+        A stream may be collected, and so aborted, at any moment and on any thread.
+        """
+        self._outgoing.append(message)
+        self._flush_outgoing()
+
+    def _flush_outgoing(self) -> None:
         while self._outgoing and not self._busy and self._thread == threading.get_ident() and self.error is None:
             self._busy = True
             try:
@@ -109,17 +116,17 @@ class SyncClient:
         replay: Replay | None = None,
     ) -> PulledStream:
         """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
-        open_stream, message = self._streams.open(prompt, params, id, priority, time.time(), adapter, replay)
+        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), adapter, replay)
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:
-            self._send(message)
-        return PulledStream(open_stream, self._streams, self._send, partial(self.pump, POLL_MS))
+            self._send_message(message)
+        return PulledStream(open_stream, self._streams, self._send_message, partial(self.pump, POLL_MS))
 
     def drain(self, timeout_s: float = 30.0) -> bool:
-        """Let the engine finish what runs and exit; True if it did within the time."""
+        """Let the engine finish the running requests and exit. True if it did within the time."""
         until = time.monotonic() + timeout_s
-        self._send(Drain())
+        self._send_message(Drain())
         while not self._streams.drained and self.error is None and time.monotonic() < until:
             self.pump(POLL_MS)
         return self._streams.drained

@@ -1,4 +1,4 @@
-"""What hostile clients send, as data: KINDS. Read by tests/faults/test_hostile.py and by `tailrace bench abuse`."""
+"""What hostile clients send, as data: KINDS. Read by tests/faults/test_hostile.py and by `python -m bench.abuse`."""
 
 from __future__ import annotations
 

@@ -497,7 +497,7 @@ KINDS = (
     Kind("other people's hosts", hosts, statuses(400, 403, 421), "DNS rebinding: a page reads the answers"),
     Kind("other people's origins", origins, statuses(400, 403), "a page makes it generate"),
     Kind("a web page's simple POST", web_page, statuses(403, 415), "the same, without a preflight"),
-    Kind("half-closed", half_closed, FINE, "netcat and some proxies do it; they want their answer"),
+    Kind("half-closed", half_closed, statuses(0, 200), "work for a client that is gone (decision 0086)"),
     Kind("pipelined", pipelined, EITHER, "an event loop kept busy by one connection"),
     Kind("versions of HTTP", old_http, statuses(0, 200, 400, 505), "answers without a shape"),
     Kind("expectations", expects, statuses(100, 200, 400, 417), "a client that waits for a word"),

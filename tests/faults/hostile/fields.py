@@ -179,7 +179,7 @@ def limits(chance: Random, i: int) -> Attempt:
         chance,
         [
             ("max_tokens", 0),
-            ("max_tokens", -1),
+            ("max_tokens", -2),
             ("max_tokens", 10**9),
             ("max_tokens", 2**63),
             ("n", 0),
@@ -220,7 +220,7 @@ def contradictions(chance: Random, i: int) -> Attempt:
         {"banned_strings": ["a"], "forced_token_ids": [5]},
         {"stream": True, "best_of": 3},
         {"use_beam_search": True, "seed": 1},
-        {"guidance_scale": 1.0, "negative_prompt": "x"},
+        {"use_beam_search": True, "temperature": 0.5},
         {"guided_regex": "a", "guided_choice": ["b"]},
         {"temperature": 0, "xtc_probability": 0.5},
         {"max_tokens": 0, "echo": True, "min_tokens": 1},
@@ -614,5 +614,5 @@ KINDS = (
     Kind("odd content of messages", odd_messages_of_anthropic, REFUSED, "500s; files of the machine"),
     Kind("odd fields of messages", odd_fields_of_anthropic, REFUSED, "dropped in silence"),
     Kind("counting", counting, TOO_MUCH | EITHER, "an endpoint without a limit of its own"),
-    Kind("odd input of responses", odd_responses, REFUSED, "500s"),
+    Kind("odd input of responses", odd_responses, statuses(400, 404), "500s"),
 )

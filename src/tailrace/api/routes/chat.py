@@ -10,18 +10,17 @@ from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.aggregate import fold_chat
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import check_messages
-from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
-from tailrace.api.explanations import size_of, written
+from tailrace.api.chunks import UsageReporter, Work, dump_params, make_chunk_head, split_delta
+from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
-from tailrace.api.prepare import ChatInput, PreparedRequest, TokenLimit, prepare_chat, read_request, start
-from tailrace.api.request_record import origin_of
+from tailrace.api.prepare import UNLIMITED, ChatInput, PreparedRequest, TokenLimit, prepare_chat, start_request
+from tailrace.api.received import Received, answers
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.chat import (
@@ -34,8 +33,8 @@ from tailrace.api.schema.chat import (
     FunctionDelta,
     ToolCallDelta,
 )
-from tailrace.api.service import Service, service_of
-from tailrace.api.streaming import respond
+from tailrace.api.service import Service
+from tailrace.api.streaming import make_response
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError
@@ -46,33 +45,34 @@ from tailrace.text.tool_parsers.functions import check_tools
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
 
-async def create_chat_completion(request: Request) -> Response:
+@answers(READER)
+async def create_chat_completion(received: Received[ChatRequest]) -> Response:
     """A chat completion, streamed or whole."""
-    ask, service = await read_request(request, READER)
-    prepared, channels, choice = await prepare_completion(request, ask)
-    origin = origin_of(request, "chat", ask)
-    generation = start(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
+    ask, service = received.ask, received.service
+    prepared, channels, choice = await prepare_completion(received)
+    origin = received.origin("chat", ask)
+    generation = start_request(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
     called = "stop" if choice.mode == "named" else "tool_calls"
     chunks = ChatChunks(service, ask, generation, channels, called).stream()
-    return await respond(request, generation, chunks, fold_chat, ask.streamed)
+    return await make_response(received.request, generation, chunks, fold_chat, ask.streamed)
 
 
-async def prepare_completion(request: Request, ask: ChatRequest) -> tuple[PreparedRequest, Channels, ToolChoice]:
+async def prepare_completion(received: Received[ChatRequest]) -> tuple[PreparedRequest, Channels, ToolChoice]:
     """The request as the engine takes it, the channels of the answer, and which tools may be called.
 
     Raises:
         RequestError: naming the field.
     """
-    service = service_of(request)
+    ask, service = received.ask, received.service
 
-    def checked() -> ToolChoice:
+    def check_tool_choice() -> ToolChoice:
         check_messages(ask)
         check_tools(ask.tools, nested=True)
         return choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
 
-    choice = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
+    choice = await received.run(check_tool_choice, received.size // JSON_BYTES)
     top = logprobs_asked(ask, service.config.max_logprobs)
-    prepared, channels = await prepare_chat(request, ChatInput(ask, choice, ask.tools, token_limit(ask)), top)
+    prepared, channels = await prepare_chat(received, ChatInput(ask, choice, ask.tools, token_limit(ask)), top)
     if ask.prompt_logprobs is not None:
         check_scores(len(prepared.prompts[0]) * (ask.prompt_logprobs + 1), "prompt_logprobs")
     if rows := prepared.params.prompt_logprob_token_ids:
@@ -104,14 +104,14 @@ class ChatChunks:
             TailraceError: see Generation.deltas.
         """
         generation, splitters = self._generation, self._splitters
-        shared, usage = head(self._service, generation.id), UsageReporter(self._ask, generation)
+        shared, usage = make_chunk_head(self._service, generation.id), UsageReporter(self._ask, generation)
         top = generation.params.alternatives
         counters: dict[int, ReasoningTokens] = {}
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if index not in splitters:
                     first = {} if splitters else await self._only_once()
-                    splitters[index] = self._channels.splitter()
+                    splitters[index] = self._channels.make_splitter()
                     if self._channels.counts:
                         counters[index] = ReasoningTokens(splitters[index])
                         generation.thoughts = list(counters.values())
@@ -121,8 +121,8 @@ class ChatChunks:
                 splitter = splitters[index]
                 if index in counters:
                     counters[index].add(delta.offsets)
-                for piece in pieces(delta, self._with_ids):
-                    reports = await self._reports(piece, top)
+                for piece in split_delta(delta, self._with_ids):
+                    reports = await self._make_reports(piece, top)
                     for choice in choices_of(index, piece, splitter, reports):
                         if choice.finish_reason == "stop" and splitter.called:
                             choice = msgspec.structs.replace(choice, finish_reason=self._called)
@@ -130,16 +130,16 @@ class ChatChunks:
         if self._ask.reports_usage:
             yield ChatChunk(**shared, choices=[], usage=generation.usage)
 
-    async def _reports(self, piece: Delta, top: int | None) -> ChatReports:
+    async def _make_reports(self, piece: Delta, top: int | None) -> ChatReports:
         """What is reported of a piece's tokens."""
         labels = self._service.labels
         ids = list(piece.token_ids) if self._with_ids else UNSET
         logprobs = None
         if top is not None and piece.logprobs is not None:
-            logprobs = chat_logprobs(labels, piece, top)
+            logprobs = chat_logprobs(self._service.labels_for(self._ask), piece, top)
         records, mask, run = UNSET, UNSET, self._generation.run
         if piece.explanations:
-            records = await run(partial(written, labels, piece), size_of(piece))
+            records = await run(partial(encode_records, labels, piece), size_of(piece))
         if piece.survivors:
             mask = await run(partial(written_masks, piece), mask_size(piece))
         return ChatReports(logprobs, ids, records, mask)
@@ -147,7 +147,7 @@ class ChatChunks:
     async def _only_once(self) -> dict[str, Any]:
         """Further fields of the first chunk, if asked for: the prompt's ids and logprobs, and the parameters."""
         ask, generation = self._ask, self._generation
-        found: dict[str, Any] = {"sampling_params": effective(ask, generation)}
+        found: dict[str, Any] = {"sampling_params": dump_params(ask, generation)}
         if self._with_ids:
             found["prompt_token_ids"] = generation.prompts[0]
         top, entries = ask.prompt_logprobs, generation.prompt_logprobs(0)
@@ -176,7 +176,7 @@ class ChatReports(NamedTuple):
 def choices_of(index: int, piece: Delta, channels: Splitter, reports: ChatReports) -> Iterator[ChatChunkChoice]:
     """The choices for one piece: its text by channels, with the reports in the first; or its end."""
     if piece.finish_reason is not None:
-        for segment in channels.flush():
+        for segment in channels.flush(piece.cut):
             yield ChatChunkChoice(index, delta_of(segment), token_ids=reports.rest.token_ids)
         yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, reports.token_ids)
         return
@@ -215,11 +215,14 @@ def token_limit(ask: ChatRequest) -> TokenLimit:
         ParameterError: two limits that differ.
     """
     old, new = ask.max_tokens, ask.max_completion_tokens
+    old, new = (None if limit == UNLIMITED else limit for limit in (old, new))
     if new is None:
         return TokenLimit(old, "max_tokens")
     if old is not None and old != new:
         raise ParameterError(
-            f"max_completion_tokens ({new}) and max_tokens ({old}) are two names of one limit", "max_completion_tokens"
+            f"max_completion_tokens ({new}) and max_tokens ({old}) are two names of one limit",
+            "max_completion_tokens",
+            mentions=["max_tokens"],
         )
     return TokenLimit(new, "max_completion_tokens")
 
@@ -233,5 +236,5 @@ def logprobs_asked(ask: ChatRequest, limit: int) -> int | None:
     if ask.top_logprobs is not None:
         num_logprobs(ask.top_logprobs, limit, "top_logprobs")
         if ask.top_logprobs and not ask.logprobs:
-            raise ParameterError("top_logprobs needs logprobs to be true", "top_logprobs")
+            raise ParameterError("top_logprobs needs logprobs to be true", "top_logprobs", mentions=["logprobs"])
     return (ask.top_logprobs or 0) if ask.logprobs else None

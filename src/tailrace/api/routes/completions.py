@@ -9,25 +9,32 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.aggregate import fold_completion
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageReporter, Work, effective, head, pieces
-from tailrace.api.explanations import size_of, written
+from tailrace.api.chunks import UsageReporter, Work, dump_params, make_chunk_head, split_delta
+from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.negative_prompt import negative_of_text
-from tailrace.api.prepare import Additions, PreparedRequest, Prompts, TokenLimit, prepare, read_request, start
+from tailrace.api.prepare import (
+    UNLIMITED,
+    Additions,
+    PreparedRequest,
+    Prompts,
+    TokenLimit,
+    prepare_request,
+    start_request,
+)
 from tailrace.api.prompt_length import check_length
-from tailrace.api.request_record import origin_of
+from tailrace.api.received import Received, answers
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.common import PromptLogprobEntries
 from tailrace.api.schema.completions import COMPLETION_REFUSED, Completion, CompletionChoice, CompletionRequest
-from tailrace.api.service import Service, service_of
-from tailrace.api.streaming import respond
+from tailrace.api.service import Service
+from tailrace.api.streaming import make_response
 from tailrace.api.structured import check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
 from tailrace.params import NEUTRAL
@@ -42,11 +49,12 @@ MAX_CHOICES = 2048  # per request: prompts times n or best_of
 Prompt = str | list[int]
 
 
-async def create_completion(request: Request) -> Response:
+@answers(READER)
+async def create_completion(received: Received[CompletionRequest]) -> Response:
     """A completion of each prompt, streamed or whole."""
-    ask, service = await read_request(request, READER)
+    ask, service = received.ask, received.service
     prompts = prompts_of(ask.prompt)
-    prepared = await prepare_texts(request, ask, prompts)
+    prepared = await prepare_texts(received, ask, prompts)
     fold, top = fold_completion, ask.logprobs
     if ask.best_of is not None and not ask.use_beam_search and ask.best_of != prepared.params.n:
         n = prepared.params.n
@@ -54,28 +62,31 @@ async def create_completion(request: Request) -> Response:
         fold = best_of(n, ask.best_of, keep_logprobs=top is not None)
         params = msgspec.structs.replace(prepared.params, n=ask.best_of, logprobs=top or 0)
         prepared = prepared._replace(params=params)
-    check_size(ask, prepared)
-    origin = origin_of(request, "text_completion", ask)
-    generation = start(service, ask, f"cmpl-{origin.request_id}", prepared, origin)
-    echoes = await echoed(request, prompts) if ask.echo else None
+    check_report_size(ask, prepared)
+    origin = received.origin("text_completion", ask)
+    generation = start_request(service, ask, f"cmpl-{origin.request_id}", prepared, origin)
+    echoes = await decode_prompts(received, prompts) if ask.echo else None
     chunks = CompletionChunks(service, ask, generation, echoes).stream()
-    return await respond(request, generation, chunks, fold, ask.streamed)
+    return await make_response(received.request, generation, chunks, fold, ask.streamed)
 
 
-async def prepare_texts(request: Request, ask: CompletionRequest, prompts: list[Prompt]) -> PreparedRequest:
+async def prepare_texts(received: Received[Any], ask: CompletionRequest, prompts: list[Prompt]) -> PreparedRequest:
     """The request as the engine takes it.
 
     Raises:
         RequestError: naming the field.
     """
-    ids = await encode(request, ask, prompts)
-    negative = await negative_of_text(request, ask.negative_prompt, ask.add_special_tokens is not False)
-    limit, most = TokenLimit(1 if only_echo(ask) else ask.max_tokens, "max_tokens"), service_of(request).config
+    ids = await encode_prompts(received, ask, prompts)
+    negative = await negative_of_text(received, ask, ask.add_special_tokens is not False)
+    asked = None if ask.max_tokens == UNLIMITED else ask.max_tokens
+    limit, most = TokenLimit(1 if only_echo(ask) else asked, "max_tokens"), received.service.config
     top = None if ask.logprobs is None else num_logprobs(ask.logprobs, most.max_logprobs, "logprobs")
-    return await prepare(request, ask, Prompts(ids, "prompt", negative), limit, top, lambda: additions(ask))
+    return await prepare_request(
+        received, ask, Prompts(ids, "prompt", negative), limit, top, lambda: make_completion_additions(ask)
+    )
 
 
-def additions(ask: CompletionRequest) -> Additions:
+def make_completion_additions(ask: CompletionRequest) -> Additions:
     """The grammar, and the logprobs of a prompt that is echoed with logprobs.
 
     Raises:
@@ -87,14 +98,16 @@ def additions(ask: CompletionRequest) -> Additions:
     if ask.echo and ask.logprobs is not None:
         for name in ("prompt_logprob_start", "prompt_logprobs_temperature"):
             if (value := getattr(ask, name)) is not None and value != NEUTRAL[name]:
-                raise ParameterError(f"{name} can't be had with echo and logprobs, which are the whole prompt's", name)
+                text = f"{name} can't be had with echo and logprobs, which are the whole prompt's"
+                raise ParameterError(text, name, mentions=["logprobs"])
         fields["prompt_logprobs"] = max(ask.logprobs, ask.prompt_logprobs or 0)
     constraint = constraint_of(ask)
     if constraint is None:
         check_no_options(ask)
         return fields, "grammar"
     if only_echo(ask):
-        raise ParameterError(f"{constraint.field} has no effect with max_tokens 0", constraint.field)
+        text = f"{constraint.field} has no effect with max_tokens 0"
+        raise ParameterError(text, constraint.field, mentions=["max_tokens"])
     return {**fields, "grammar": to_grammar(ask, constraint)}, constraint.field
 
 
@@ -119,18 +132,18 @@ class CompletionChunks:
             TailraceError: see Generation.deltas.
         """
         ask, generation = self._ask, self._generation
-        shared, usage = head(self._service, generation.id), UsageReporter(ask, generation)
+        shared, usage = make_chunk_head(self._service, generation.id), UsageReporter(ask, generation)
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if index not in self._begun:
-                    params_used = UNSET if self._begun else effective(ask, generation)
+                    params_used = UNSET if self._begun else dump_params(ask, generation)
                     self._begun.add(index)
                     choice = await self._first_of(index)
                     if choice is not None or params_used is not UNSET:
                         choices = [choice or CompletionChoice(index, "")]
                         yield Completion(**shared, choices=choices, usage=usage.so_far(), sampling_params=params_used)
-                for piece in pieces(only_end(delta) if only_echo(ask) else delta, self._with_ids):
-                    choice = await self._choice(index, piece)
+                for piece in split_delta(only_end(delta) if only_echo(ask) else delta, self._with_ids):
+                    choice = await self._make_choice(index, piece)
                     yield Completion(**shared, choices=[choice], usage=usage.so_far())
         if ask.reports_usage:
             yield Completion(**shared, choices=[], usage=usage.whole())
@@ -141,7 +154,7 @@ class CompletionChunks:
         p = index // params.n
         prompt, entries = generation.prompts[p], generation.prompt_logprobs(p)
         if params.logprobs is not None:
-            labels = self._service.labels
+            labels = self._service.labels_for(ask)
             self._writers[index] = CompletionLogprobsWriter(labels, params.alternatives or 0, params.report_entropy)
         fields: dict[str, Any] = {"token_ids": [], "prompt_token_ids": prompt} if self._with_ids else {}
         if ask.prompt_logprobs is not None and entries is not None:
@@ -159,7 +172,7 @@ class CompletionChunks:
             return None
         return CompletionChoice(index, "" if self._echoes is None else self._echoes[p], **fields)
 
-    async def _choice(self, index: int, piece: Delta) -> CompletionChoice:
+    async def _make_choice(self, index: int, piece: Delta) -> CompletionChoice:
         """One piece of a choice's text, or its end."""
         logprobs = self._writers[index].write(piece) if piece.logprobs and index in self._writers else None
         stop_reason = UNSET if piece.finish_reason is None else piece.stop_reason
@@ -167,7 +180,7 @@ class CompletionChunks:
         choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason, stop_reason, ids)
         run = self._generation.run
         if piece.explanations:
-            records = await run(partial(written, self._service.labels, piece), size_of(piece))
+            records = await run(partial(encode_records, self._service.labels, piece), size_of(piece))
             choice = msgspec.structs.replace(choice, explanations=records)
         if piece.survivors:
             mask = await run(partial(written_masks, piece), mask_size(piece))
@@ -175,7 +188,7 @@ class CompletionChunks:
         return choice
 
 
-def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
+def check_report_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
     """Raise ParameterError where all prompts and choices together are too many."""
     params, prompts = prepared.params, prepared.prompts
     if params.prompt_logprobs is not None:
@@ -192,9 +205,9 @@ def check_size(ask: CompletionRequest, prepared: PreparedRequest) -> None:
 def check_best_of(ask: CompletionRequest, best: int, n: int) -> None:
     """Raise ParameterError for a value of best_of, or a combination, that can't be served."""
     if ask.echo and ask.logprobs is not None:
-        raise ParameterError("best_of can't be had with echo and logprobs together", "best_of")
+        raise ParameterError("best_of can't be had with echo and logprobs together", "best_of", ["logprobs"])
     if best < n:
-        raise ParameterError(f"best_of must be at least n ({n}), got {best}", "best_of")
+        raise ParameterError(f"best_of must be at least n ({n}), got {best}", "best_of", ["n"])
     if best > 1024:
         raise ParameterError(f"best_of must be an integer in [{n}, 1024], got {best}", "best_of")
     if ask.streamed:
@@ -228,15 +241,15 @@ def given_as_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
-async def encode(request: Request, ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:
+async def encode_prompts(received: Received[Any], ask: CompletionRequest, prompts: list[Prompt]) -> list[list[int]]:
     """Token ids of each prompt.
 
     Raises:
         ContextLengthError: one is too long, whatever its tokens are.
     """
-    service, special = service_of(request), ask.add_special_tokens is not False
+    service, special = received.service, ask.add_special_tokens is not False
 
-    def work() -> list[list[int]]:
+    def encode_each() -> list[list[int]]:
         return [
             service.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
             for prompt in prompts
@@ -245,19 +258,17 @@ async def encode(request: Request, ask: CompletionRequest, prompts: list[Prompt]
     for prompt in prompts:
         if isinstance(prompt, str):
             check_length(service, prompt, "prompt")
-    return await service.work_queue.run(request, work, max(request.state.size, TURN_CHARS * len(prompts)))
+    return await received.run(encode_each, max(received.size, TURN_CHARS * len(prompts)))
 
 
-async def echoed(request: Request, prompts: list[Prompt]) -> list[str]:
+async def decode_prompts(received: Received[Any], prompts: list[Prompt]) -> list[str]:
     """The prompts as text: as given, or decoded from their ids."""
-    service = service_of(request)
+    service = received.service
 
-    def work() -> list[str]:
+    def decode_each() -> list[str]:
         return [prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt) for prompt in prompts]
 
-    return await service.work_queue.run(
-        request, work, sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
-    )
+    return await received.run(decode_each, sum(len(prompt) for prompt in prompts if isinstance(prompt, list)))
 
 
 # ---- max_tokens 0: the prompt alone, with its logprobs
@@ -273,7 +284,7 @@ def check_only_echo(ask: CompletionRequest) -> None:
     of_an_output = ("logprob_token_ids", "explain", "return_sampling_mask", "forced_token_ids")
     for name in ("min_tokens", "best_of", "use_beam_search", *of_an_output):
         if getattr(ask, name):
-            raise ParameterError(f"{name} can't be had with max_tokens 0", name)
+            raise ParameterError(f"{name} can't be had with max_tokens 0", name, mentions=["max_tokens"])
 
 
 def only_end(delta: Delta) -> Delta:

@@ -12,63 +12,66 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.body import BodyReader, read_raw
+from tailrace.api.aliases import ALIASES, resolve_aliases
+from tailrace.api.body import Body, BodyReader, read_raw
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.error_handlers import of_validation
-from tailrace.api.explanations import CHARS, spelling, write
-from tailrace.api.front_end import front_of, service_for
+from tailrace.api.explanations import CHARS, encode_record, spell_output
+from tailrace.api.front_end import front_of
 from tailrace.api.json_place import out_of_range
 from tailrace.api.prepare import PreparedRequest
+from tailrace.api.received import Received
 from tailrace.api.replay import ExplainedOutput
-from tailrace.api.request_record import origin_of
 from tailrace.api.response_store import OutputOrigin, origins
 from tailrace.api.routes.chat import prepare_completion
 from tailrace.api.routes.completions import prepare_texts, prompts_of
 from tailrace.api.routes.responses import prepare_response
-from tailrace.api.sampling import changed, check_records, effort
+from tailrace.api.sampling import change_params, check_records, estimate_effort
 from tailrace.api.schema.chat import CHAT_REFUSED, ChatRequest
 from tailrace.api.schema.common import TOLERATED, GenerateRequest
 from tailrace.api.schema.completions import COMPLETION_REFUSED, CompletionRequest
 from tailrace.api.schema.explain import OF_EXPLANATIONS, ExplainAnswer, ExplainRequest
 from tailrace.api.schema.responses import RESPONSES_REFUSED, ResponsesRequest
-from tailrace.api.service import Service, service_of
+from tailrace.api.service import Service
 from tailrace.api.streaming import json_response
-from tailrace.api.verdict import verdict
+from tailrace.api.verdict import write_verdict
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
-from tailrace.errors import ParameterError, within
-from tailrace.explanation import ExplainOptions
+from tailrace.errors import ParameterError, nest_error
+from tailrace.explain.record import ExplainOptions
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Replay
 
 
-async def chat(request: Request, ask: ChatRequest) -> PreparedRequest:
+async def prepare_explained_chat(received: Received[ChatRequest]) -> PreparedRequest:
     """Of /v1/chat/completions."""
-    return (await prepare_completion(request, ask))[0]
+    return (await prepare_completion(received))[0]
 
 
-async def completion(request: Request, ask: CompletionRequest) -> PreparedRequest:
+async def prepare_explained_completion(received: Received[CompletionRequest]) -> PreparedRequest:
     """Of /v1/completions."""
-    return await prepare_texts(request, ask, prompts_of(ask.prompt))
+    return await prepare_texts(received, received.ask, prompts_of(received.ask.prompt))
 
 
-async def response(request: Request, ask: ResponsesRequest) -> PreparedRequest:
+async def prepare_explained_response(received: Received[ResponsesRequest]) -> PreparedRequest:
     """Of /v1/responses."""
-    return (await prepare_response(request, ask))[0]
+    return (await prepare_response(received))[0]
 
 
 class Answered(NamedTuple):
     """How requests of an endpoint are read and prepared again."""
 
     reader: BodyReader[Any]
-    prepare: Callable[[Request, Any], Awaitable[PreparedRequest]]
+    prepare: Callable[[Received[Any]], Awaitable[PreparedRequest]]
 
 
 # the field that says which endpoint has answered → its requests
 ENDPOINTS: dict[str, Answered] = {
-    "messages": Answered(BodyReader(ChatRequest, CHAT_REFUSED, OF_EXPLANATIONS), chat),
-    "prompt": Answered(BodyReader(CompletionRequest, COMPLETION_REFUSED, OF_EXPLANATIONS), completion),
-    "input": Answered(BodyReader(ResponsesRequest, RESPONSES_REFUSED, OF_EXPLANATIONS), response),
+    "messages": Answered(BodyReader(ChatRequest, CHAT_REFUSED, OF_EXPLANATIONS), prepare_explained_chat),
+    "prompt": Answered(
+        BodyReader(CompletionRequest, COMPLETION_REFUSED, OF_EXPLANATIONS), prepare_explained_completion
+    ),
+    "input": Answered(BodyReader(ResponsesRequest, RESPONSES_REFUSED, OF_EXPLANATIONS), prepare_explained_response),
 }
 THEIRS = frozenset(
     name
@@ -79,8 +82,8 @@ THEIRS = frozenset(
     )
     for name in (*schema.__struct_fields__, *refused)
 )
-READER = BodyReader(ExplainRequest, {}, THEIRS)
-KNOWN = THEIRS.union(ExplainRequest.__struct_fields__)
+READER = BodyReader(ExplainRequest, {}, THEIRS | ALIASES)
+KNOWN = (THEIRS | ALIASES).union(ExplainRequest.__struct_fields__)
 # what says nothing of a stored response's request: that is stored as it was
 WITH_RESPONSE_ID = frozenset({"response_id", "positions", "explain", "what_if"}) | TOLERATED
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -89,21 +92,33 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 async def explain_output(request: Request) -> Response:
     """Why the tokens of an output came."""
     raw = await read_raw(request)
-    asked = await READER.decode(request, raw)
+    asked = (await READER.decode(request, raw)).ask
     given = [name for name in (*ENDPOINTS, "response_id") if getattr(asked, name) not in (UNSET, None)]
     if len(given) != 1:
         raise ParameterError(
             "messages: one of messages, prompt, input and response_id must be given: the request that was answered",
             "messages",
         )
+    front, stored = front_of(request), None
     if asked.response_id is not None:
-        await front_of(request).work_queue.run(request, partial(check_stored, raw), len(raw) // JSON_BYTES)
-        ask, index, output = GenerateRequest(), 0, await stored_output(request, asked.response_id)
+        await front.work_queue.run(request, partial(check_stored, raw), len(raw) // JSON_BYTES)
+        stored = await stored_output(request, asked.response_id)
+        body = Body(GenerateRequest(model=stored.model), len(raw), {})
     else:
-        ask = await ENDPOINTS[given[0]].reader.decode(request, raw)
-        service_for(request, ask.model).supervisor.check()
-        index, output = await given_output(request, ask, asked, given[0])
-    service = service_of(request)
+        body = await ENDPOINTS[given[0]].reader.decode(request, raw)
+    service = front.find(body.ask.model)
+    service.supervisor.check()
+    received: Received[Any] = Received(request, body.ask, service, body.size, body.names)
+    return await received.answer(partial(explain_received, asked, given[0], stored))
+
+
+async def explain_received(
+    asked: ExplainRequest, field: str, stored: OutputOrigin | None, received: Received[Any]
+) -> Response:
+    """The answer, once the request is known. field: which one of ENDPOINTS has answered. stored: the response's
+    output, where the request names a stored one."""
+    service, request = received.service, received.request
+    index, output = (0, stored) if stored is not None else await given_output(received, asked, field)
     positions = sorted({*(range(len(output.output)) if asked.positions is None else asked.positions)})
     options = asked.explain if isinstance(asked.explain, ExplainOptions) else ExplainOptions()
     check_records(options, len(positions), "positions")
@@ -113,26 +128,29 @@ async def explain_output(request: Request) -> Response:
         options=options,
         index=index,
         key=output.key,
-        what_if=None if asked.what_if is None else await other_parameters(request, output, asked.what_if),
+        what_if=None if asked.what_if is None else await other_parameters(received, output, asked.what_if),
     )
-    origin = origin_of(request, "chat", ask)._replace(streamed=False)
+    origin = received.origin("chat", received.ask)._replace(streamed=False)
     explained = ExplainedOutput(service, f"explain-{origin.request_id}", output, replay, origin)
-    answer = answered(service, explained, output)
+    answer = make_answer(service, explained, output)
     return json_response(await unless_disconnected(request.receive, answer, lambda: explained.abort("disconnect")))
 
 
-async def answered(service: Service, explained: ExplainedOutput, output: OutputOrigin) -> ExplainAnswer:
+async def make_answer(service: Service, explained: ExplainedOutput, output: OutputOrigin) -> ExplainAnswer:
     """The answer, once all records have come."""
     await explained.finished()
     labels, records, difference = service.labels, explained.records, explained.difference
     size = CHARS * sum(len(record.ids) * (1 + len(record.refinements)) for record in records)
-    eos = service.client.model.eos_token_ids
+    eos, last = service.client.model.eos_token_ids, output.output[-1]
+    stop = explained.stop_token_id
+    if stop is None and output.params.grammar is None and last in (*eos, *output.params.stop_token_ids):
+        stop = last  # the engine names it only after a check of the last token
 
-    def work() -> list[msgspec.Raw]:
-        spelt = spelling(service.tokenizer, output, eos)
-        return [write(labels, r, (spelt[r.index] or b"") if r.index in spelt else None) for r in records]
+    def encode_explanations() -> list[msgspec.Raw]:
+        spelt = spell_output(service.tokenizer, output, eos, stop)
+        return [encode_record(labels, r, (spelt[r.index] or b"") if r.index in spelt else None) for r in records]
 
-    written = await explained.run(work, size + len(output.output))
+    written = await explained.run(encode_explanations, size + len(output.output))
     return ExplainAnswer(
         id=explained.id,
         created=int(time.time()),
@@ -141,7 +159,7 @@ async def answered(service: Service, explained: ExplainedOutput, output: OutputO
         explanations=written,
         consistent=difference is None,
         first_difference=None if difference is None else difference.position,
-        verdict=verdict(
+        verdict=write_verdict(
             len(records), output.output, difference, explained.unsure, lambda token: labels.names[token][0]
         ),
         usage=explained.usage,
@@ -169,24 +187,21 @@ async def stored_output(request: Request, id: str) -> OutputOrigin:
     found = await ask_stored(front_of(request), "origin", id, "response_id")
     if not found:
         raise ParameterError("response_id: the response is not over, or has no output", "response_id")
-    output = origins.decode(found)
-    service_for(request, output.model).supervisor.check()
-    return output
+    return origins.decode(found)
 
 
-async def given_output(
-    request: Request, ask: GenerateRequest, asked: ExplainRequest, field: str
-) -> tuple[int, OutputOrigin]:
+async def given_output(received: Received[Any], asked: ExplainRequest, field: str) -> tuple[int, OutputOrigin]:
     """The request that was answered, prepared again, with its output; and which of its sequences that is.
 
     Raises:
         RequestError: naming the field.
     """
+    ask = received.ask
     if getattr(ask, "use_beam_search", None):
         raise ParameterError("use_beam_search: a beam search draws nothing that could be explained", "use_beam_search")
     if not asked.output_token_ids:
         raise ParameterError("output_token_ids must hold the output's token ids", "output_token_ids")
-    prepared = await ENDPOINTS[field].prepare(request, ask)
+    prepared = await ENDPOINTS[field].prepare(received)
     best = cast(int | None, getattr(ask, "best_of", None))
     if asked.key is None and best not in (None, prepared.params.n):
         raise ParameterError("best_of: which of these sequences the output is can't be known: give its key", "best_of")
@@ -202,23 +217,25 @@ async def given_output(
             "key",
         )
     key = None if asked.key is None else int.from_bytes(bytes.fromhex(asked.key), signed=True)
-    model = service_of(request).model_name
+    model = received.service.model_name
     output = OutputOrigin(model, prepared.prompts[choice // n], prepared.params, key, asked.output_token_ids)
     return choice % n, output
 
 
-async def other_parameters(request: Request, output: OutputOrigin, what_if: dict[str, Any]) -> SamplingParams:
+async def other_parameters(received: Received[Any], output: OutputOrigin, what_if: dict[str, Any]) -> SamplingParams:
     """The parameters of the request with these fields instead.
 
     Raises:
         ParameterError: naming the field.
     """
-    service = service_of(request)
+    tokenizer = received.service.tokenizer
     try:
+        made, _ = resolve_aliases(what_if, GenerateRequest.__struct_fields__)
+        what_if = {name: what_if[name] for name in what_if if name not in ALIASES} | made
         ask = msgspec.convert(what_if, GenerateRequest)
-        work = partial(changed, output.params, ask, what_if, service.tokenizer)
-        return await service.work_queue.run(request, work, effort(ask, 0))
+        work = partial(change_params, output.params, ask, what_if, tokenizer)
+        return await received.run(work, estimate_effort(ask, 0))
     except msgspec.ValidationError as error:
-        raise within("what_if", out_of_range(of_validation(error))) from error
+        raise nest_error("what_if", out_of_range(of_validation(error))) from error
     except ParameterError as error:
-        raise within("what_if", error) from error
+        raise nest_error("what_if", error) from error

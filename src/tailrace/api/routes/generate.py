@@ -13,17 +13,21 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
 from tailrace.api.generation import Generation
-from tailrace.api.logprobs import Labels, finite, likeliest
+from tailrace.api.logprobs import Labels, clamp_logprob, iter_top_tokens
 from tailrace.api.native_request import completion_of, native_names, prompts_of, scored_from
-from tailrace.api.prepare import Prompts, TokenLimit, prepare, read_request
-from tailrace.api.prepare import generate as start_generation
-from tailrace.api.request_record import origin_of
-from tailrace.api.routes.completions import additions, check_size, encode, only_echo, only_end
+from tailrace.api.prepare import Prompts, TokenLimit, prepare_request, start_generation
+from tailrace.api.received import Received, answers
+from tailrace.api.routes.completions import (
+    check_report_size,
+    encode_prompts,
+    make_completion_additions,
+    only_echo,
+    only_end,
+)
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.generate import (
@@ -34,8 +38,8 @@ from tailrace.api.schema.generate import (
     NativeRequest,
     TokenLogprob,
 )
-from tailrace.api.service import service_of
-from tailrace.api.streaming import respond
+from tailrace.api.streaming import make_response
+from tailrace.params import FIELDS
 from tailrace.text.output import Delta
 from tailrace.wire.messages import TokenLogprobs
 
@@ -46,30 +50,33 @@ OLD_BYTES = 64  # and so many that have been sent before for each that is new
 _encode = msgspec.json.Encoder().encode
 
 
-async def generate(request: Request) -> Response:
+@answers(READER)
+async def generate_outputs(received: Received[NativeRequest]) -> Response:
     """An output of each prompt, streamed or whole: a list of them where there are several."""
-    ask, service = await read_request(request, READER)
+    ask, service = received.ask, received.service
     prompts: list[Any] = prompts_of(ask)
-    with native_names(ask):
-        completion = completion_of(ask)
-        ids = await encode(request, completion, prompts)
+    with native_names(ask, received.names):
+        completion = completion_of(ask, received.names)
+        ids = await encode_prompts(received, completion, prompts)
         top = num_logprobs(ask.top_logprobs_num or 0, service.config.max_logprobs, "top_logprobs_num")
         first = scored_from(ask, ids)
         if first is not None:
             completion = msgspec.structs.replace(completion, prompt_logprobs=top, prompt_logprob_start=first)
         wanted = top if ask.return_logprob or ask.return_sampling_mask else None
-        named = "max_new_tokens" in (ask.sampling_params or {})
+        named = not {*FIELDS["max_tokens"].aliases}.isdisjoint(ask.sampling_params or ())
         most = 1 if only_echo(completion) else completion.max_tokens
         limit = TokenLimit(most, "max_tokens", ends_with_context=not named)
-        prepared = await prepare(
-            request, completion, Prompts(ids, "prompt"), limit, wanted, lambda: additions(completion)
+        prepared = await prepare_request(
+            received, completion, Prompts(ids, "prompt"), limit, wanted, lambda: make_completion_additions(completion)
         )
-        check_size(completion, prepared)
-    origin = origin_of(request, "generate", completion)
+        check_report_size(completion, prepared)
+    origin = received.origin("generate", completion)
     generation = start_generation(service, origin.request_id, prepared, origin)
     several = prepared.params.n > 1 or prompts not in ([ask.text], [ask.input_ids])
-    outputs = NativeOutputs(service_of(request).labels, ask, generation, several, shown=not only_echo(completion))
-    return await respond(request, generation, outputs.stream(), outputs.folded, bool(ask.stream))
+    outputs = NativeOutputs(service.labels, ask, generation, several, shown=not only_echo(completion))
+    return await make_response(
+        received.request, generation, outputs.stream(), outputs.collect_outputs, bool(ask.stream)
+    )
 
 
 class JsonArray:
@@ -124,13 +131,13 @@ class NativeOutputs:
         self._inputs: dict[int, tuple[JsonArray, JsonArray]] = {}  # per prompt, from its first delta on
 
     async def stream(self) -> AsyncGenerator[Generated, None]:
-        """Each output whenever there is enough more of it (see `_due`); where nobody streams, at its end.
+        """Yield each output whenever `_is_due` is true; at its end if the request does not stream.
 
         Raises:
             TailraceError: see Generation.deltas.
         """
         generation, each = self._generation, 1 + (self._generation.params.logprobs or 0)
-        with native_names(self._ask):
+        with native_names(self._ask, {}):
             async with aclosing(generation.deltas()) as deltas:
                 async for index, found in deltas:
                     delta = found if self._shown else only_end(found)
@@ -139,17 +146,17 @@ class NativeOutputs:
                         size = each * len(generation.prompt_logprobs(p) or ())
                         self._inputs[p] = await generation.run(partial(self._written_input, p), size)
                     size = each * len(delta.token_ids) + mask_size(delta)
-                    await generation.run(partial(self._add, self._outputs[index], delta), size)
-                    if self._due(index):
+                    await generation.run(partial(self._add_delta, self._outputs[index], delta), size)
+                    if self._is_due(index):
                         self._outputs[index].sent = self._outputs[index].size
                         yield self._so_far(index)
 
-    async def folded(self, chunks: AsyncGenerator[Generated, None]) -> Any:
+    async def collect_outputs(self, chunks: AsyncGenerator[Generated, None]) -> Any:
         """The whole answer."""
         found = {chunk.index: msgspec.structs.replace(chunk, index=UNSET) async for chunk in chunks}
         return [found[index] for index in range(len(found))] if self._several else found[UNSET]
 
-    def _due(self, index: int) -> bool:
+    def _is_due(self, index: int) -> bool:
         """The output is sent now: its beginning, its end, and in between whenever enough is new.
 
         An event has all that came before. Were there one per token, the bytes of a stream would grow with the square
@@ -162,18 +169,18 @@ class NativeOutputs:
         new, again = output.size - output.sent, sum(map(len, self._inputs[index // self._generation.params.n]))
         return new > 0 and (not output.sent or output.sent + again <= FREE_BYTES + OLD_BYTES * new)
 
-    def _add(self, output: NativeOutput, delta: Delta) -> None:
+    def _add_delta(self, output: NativeOutput, delta: Delta) -> None:
         params, entries = self._generation.params, delta.logprobs or ()
         output.text += delta.text
         output.ids += delta.token_ids
         output.end = delta if delta.finish_reason is not None else None
         if self._ask.return_logprob:
-            output.tokens.extend(self._tokens(zip(entries, delta.token_ids, strict=True)))
-            output.tops.extend([self._likeliest(one, top) for one in entries] if (top := params.logprobs) else [])
+            output.tokens.extend(self._label_tokens(zip(entries, delta.token_ids, strict=True)))
+            output.tops.extend([self._label_likeliest(one, top) for one in entries] if (top := params.logprobs) else [])
         if self._ask.return_sampling_mask:
             output.masks.extend(written_masks(delta))
             if params.logprobs_mode == "processed":
-                output.logprobs.extend([finite(one.logprob) for one in entries])
+                output.logprobs.extend([clamp_logprob(one.logprob) for one in entries])
 
     def _written_input(self, p: int) -> tuple[JsonArray, JsonArray]:
         """The logprobs of a prompt, and those of the likeliest. None of a prompt that was cut before it was read."""
@@ -181,11 +188,11 @@ class NativeOutputs:
         first = -1 if self._ask.logprob_start_len is None else self._ask.logprob_start_len
         ids = generation.prompts[p][first:] if first >= 0 and self._ask.return_logprob else []
         scores = generation.prompt_logprobs(p)
-        if scores is None and len(ids) < 2:  # the first has none
+        if scores is None and len(ids) < 2:  # the first token has no logprob
             scores = []
         if ids and scores is not None:
-            tokens.extend(self._tokens(zip([None, *scores], ids, strict=True)))
-            tops.extend([None, *(self._likeliest(one, generation.params.logprobs or 0) for one in scores)])
+            tokens.extend(self._label_tokens(zip([None, *scores], ids, strict=True)))
+            tops.extend([None, *(self._label_likeliest(one, generation.params.logprobs or 0) for one in scores)])
         return tokens, tops
 
     def _so_far(self, index: int) -> Generated:
@@ -207,13 +214,15 @@ class NativeOutputs:
         described = NativeMeta(**meta, cached_tokens=generation.cached_tokens(p))
         return Generated(output.text, list(output.ids), described, index if self._several else UNSET)
 
-    def _tokens(self, found: Iterable[tuple[TokenLogprobs | None, int]]) -> list[TokenLogprob]:
-        return [self._named(None if entry is None else finite(entry.logprob), id) for entry, id in found]
+    def _label_tokens(self, found: Iterable[tuple[TokenLogprobs | None, int]]) -> list[TokenLogprob]:
+        return [
+            self._make_token_logprob(None if entry is None else clamp_logprob(entry.logprob), id) for entry, id in found
+        ]
 
-    def _likeliest(self, entry: TokenLogprobs, top: int) -> list[TokenLogprob]:
-        return [self._named(finite(logprob), id) for id, logprob in likeliest(entry, top)]
+    def _label_likeliest(self, entry: TokenLogprobs, top: int) -> list[TokenLogprob]:
+        return [self._make_token_logprob(clamp_logprob(logprob), id) for id, logprob in iter_top_tokens(entry, top)]
 
-    def _named(self, logprob: float | None, id: int) -> TokenLogprob:
+    def _make_token_logprob(self, logprob: float | None, id: int) -> TokenLogprob:
         return logprob, id, self._labels.names[id][0] if self._ask.return_text_in_logprobs else None
 
 

@@ -29,13 +29,13 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 WORST_FIRST: tuple[Condition, ...] = ("dead", "draining", "starting", "stalled", "ready")
 
 
-async def health(request: Request) -> Response:
+async def get_health(request: Request) -> Response:
     """Whether requests are accepted."""
     found = health_of(front_of(request))
     return json_response(found, status_of(found))
 
 
-async def ping(request: Request) -> Response:
+async def get_ping(request: Request) -> Response:
     """The status alone."""
     return Response(status_code=status_of(health_of(front_of(request))))
 
@@ -46,7 +46,7 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-async def version(request: Request) -> Response:
+async def get_version(request: Request) -> Response:
     """Which tailrace this is."""
     return json_response(Version(installed("tailrace")))
 

@@ -10,9 +10,9 @@ from tailrace.api.front_end import front_of
 from tailrace.api.worker_queries import ask_all
 
 
-async def metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """The metrics of all models and all front ends."""
     front = front_of(request)
     others = await ask_all(front, "counts")
-    text = await front.work_queue.run(request, lambda: front.metrics.expose(others), 0)
+    text = await front.work_queue.run(request, lambda: front.metrics.render_metrics(others), 0)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -6,7 +6,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.front_end import front_of, service_for
+from tailrace.api.front_end import front_of
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.service import Service
 from tailrace.api.streaming import json_response
@@ -14,15 +14,15 @@ from tailrace.api.streaming import json_response
 
 async def list_models(request: Request) -> Response:
     """All models and adapters that are served."""
-    return json_response(ModelList(data=[card(service) for service in front_of(request).served.values()]))
+    return json_response(ModelList(data=[make_model_card(service) for service in front_of(request).served.values()]))
 
 
 async def retrieve_model(request: Request) -> Response:
     """One model or adapter, by name (which may hold slashes)."""
-    return json_response(card(service_for(request, request.path_params["id"])))
+    return json_response(make_model_card(front_of(request).find(request.path_params["id"])))
 
 
-def card(service: Service) -> ModelCard:
+def make_model_card(service: Service) -> ModelCard:
     """The description of one model or adapter."""
     model = service.supervisor.model
     return ModelCard(

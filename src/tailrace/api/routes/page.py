@@ -84,30 +84,30 @@ class PageStatus(msgspec.Struct, frozen=True):
     loading: dict[str, str]
 
 
-async def index(request: Request) -> Response:
+async def get_index(request: Request) -> Response:
     """The page."""
-    return found(request, INDEX)
+    return serve_file(request, INDEX)
 
 
-async def moved(request: Request) -> Response:
+async def redirect_page(request: Request) -> Response:
     """/page and /page/ → the page, at the root: wherever a proxy has put the root."""
     up = "../" if request.url.path.endswith("/") else "./"
     return Response(status_code=308, headers=HEADERS | {"location": up})
 
 
-async def asset(request: Request) -> Response:
+async def get_asset(request: Request) -> Response:
     """One of its files."""
-    return found(request, request.path_params["path"])
+    return serve_file(request, request.path_params["path"])
 
 
-async def fields(request: Request) -> Response:
+async def get_fields(request: Request) -> Response:
     """Every sampling field, and what it starts from."""
     front = front_of(request)
     defaults = {name: dict(service.defaults) for name, service in front.served.items()}
     return with_headers(json_response(page_fields(defaults)))
 
 
-async def status(request: Request) -> Response:
+async def get_status(request: Request) -> Response:
     """Whether the models are ready; answered while they load."""
     return with_headers(json_response(status_of(front_of(request))))
 
@@ -119,7 +119,7 @@ def status_of(front: FrontEnd) -> PageStatus:
     return PageStatus(version("tailrace"), health_of(front), list(front.served), keys, starting)
 
 
-def found(request: Request, path: str) -> Response:
+def serve_file(request: Request, path: str) -> Response:
     """A file, or 304 where the browser has it already.
 
     Raises:
@@ -130,7 +130,7 @@ def found(request: Request, path: str) -> Response:
         raise HTTPException(404, headers=HEADERS)
     file = FOLDER / path
     try:
-        content, tag = read(file, file.stat().st_mtime_ns)
+        content, tag = load_asset(file, file.stat().st_mtime_ns)
     except OSError:
         raise HTTPException(404, headers=HEADERS) from None
     headers = HEADERS | {"etag": tag}
@@ -140,7 +140,7 @@ def found(request: Request, path: str) -> Response:
 
 
 @lru_cache(maxsize=128)
-def read(file: Path, mtime_ns: int) -> Asset:
+def load_asset(file: Path, mtime_ns: int) -> Asset:
     """The file as it is since `mtime_ns`.
 
     Raises:

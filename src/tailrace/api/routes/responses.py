@@ -11,32 +11,30 @@ from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET
-from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.aggregate import last_seen
-from tailrace.api.body import BodyReader, check_items
+from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import encode_chat
-from tailrace.api.chunks import effective
-from tailrace.api.explanations import size_of, written
-from tailrace.api.front_end import front_of
+from tailrace.api.chunks import dump_params
+from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.generation import Generation
+from tailrace.api.item_references import resolve_references
 from tailrace.api.prepare import (
     ChatInput,
     PreparedRequest,
     TokenLimit,
     check_gathered,
-    generate,
     prepare_chat,
-    read_request,
+    start_generation,
 )
-from tailrace.api.request_record import origin_of
+from tailrace.api.received import Received, answers
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
 from tailrace.api.response_logprobs import ScoredSegments
 from tailrace.api.response_store import OutputOrigin, ResponseStore, without_records
-from tailrace.api.routes.tokenize import check_size
+from tailrace.api.routes.tokenize import check_body_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.responses import (
@@ -52,8 +50,8 @@ from tailrace.api.schema.responses import (
     ResponseUsage,
     TextOptions,
 )
-from tailrace.api.service import Service, service_of
-from tailrace.api.streaming import NAMED, json_response, named_frame, respond
+from tailrace.api.service import Service
+from tailrace.api.streaming import NAMED, json_response, make_response, named_frame
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
@@ -64,42 +62,44 @@ from tailrace.text.tool_parsers.functions import check_tools
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
 
 
-async def create_response(request: Request) -> Response:
+@answers(READER)
+async def create_response(received: Received[ResponsesRequest]) -> Response:
     """A response, streamed or whole."""
-    ask, service = await read_request(request, READER)
-    prepared, channels, chat = await prepare_response(request, ask)
+    ask, service = received.ask, received.service
+    prepared, channels, chat = await prepare_response(received)
     check_gathered(prepared)  # the last events have the whole response
     top = prepared.params.logprobs
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
-    origin = origin_of(request, "chat", ask)
-    generation = generate(service, f"resp_{uuid4().hex}", prepared, origin)
+    origin = received.origin("chat", ask)
+    generation = start_generation(service, f"resp_{uuid4().hex}", prepared, origin)
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
-    stored = StoredResponse(front_of(request).responses, response_of(service, ask, generation), messages, ask.streamed)
-    splitter = channels.splitter()
+    stored = StoredResponse(received.front.responses, response_of(service, ask, generation), messages, ask.streamed)
+    splitter = channels.make_splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
-    segments = ScoredSegments(splitter, service.labels, top, explains=generation.params.explain is not None)
-    chunks = events(generation, stored, segments)
-    return await respond(request, generation, chunks, last_response, ask.streamed, NAMED)
+    segments = ScoredSegments(splitter, service.labels_for(ask), top, explains=generation.params.explain is not None)
+    chunks = stream_events(generation, stored, segments)
+    return await make_response(received.request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
-async def prepare_response(request: Request, ask: ResponsesRequest) -> tuple[PreparedRequest, Channels, ChatInput]:
+async def prepare_response(received: Received[ResponsesRequest]) -> tuple[PreparedRequest, Channels, ChatInput]:
     """The request as the engine takes it, the channels of the answer, and the chat that it is.
 
     Raises:
         RequestError: naming the field.
     """
-    service, before = service_of(request), await earlier(request, ask)
+    ask, before = received.ask, await fetch_conversation(received)
+    await resolve_references(received)
 
-    def checked() -> ChatInput:
+    def make_chat_input() -> ChatInput:
         check_tools(ask.tools, nested=False)
         choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
         limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
         return ChatInput(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
 
-    chat = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
-    top = logprobs_asked(ask, service.config.max_logprobs)
-    return *await prepare_chat(request, chat, top), chat
+    chat = await received.run(make_chat_input, received.size // JSON_BYTES)
+    top = logprobs_asked(ask, received.service.config.max_logprobs)
+    return *await prepare_chat(received, chat, top), chat
 
 
 def response_of(service: Service, ask: ResponsesRequest, generation: Generation) -> ResponseObject:
@@ -121,7 +121,7 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
         parallel_tool_calls=ask.parallel_tool_calls is not False,
         metadata=ask.metadata or {},
         reasoning=UNSET if ask.reasoning is None else ask.reasoning,
-        sampling_params=effective(ask, generation),
+        sampling_params=dump_params(ask, generation),
     )
 
 
@@ -150,7 +150,7 @@ class StoredResponse(NamedTuple):
             self.save(origin)
 
 
-async def events(
+async def stream_events(
     generation: Generation, stored: StoredResponse, segments: ScoredSegments
 ) -> AsyncGenerator[Event, None]:
     """The response as it comes.
@@ -173,7 +173,7 @@ async def events(
                     counter.add(delta.offsets)
                 found: list[msgspec.Raw] = []
                 if delta.explanations:
-                    found = await generation.run(partial(written, segments.labels, delta), size_of(delta))
+                    found = await generation.run(partial(encode_records, segments.labels.text, delta), size_of(delta))
                 for segment, reports in segments.feed(delta, found):
                     for event in writer.add(segment, reports):
                         yield event
@@ -187,7 +187,7 @@ async def events(
         if not begun:
             raise
         response.error, response.usage = ResponseError(error.code, str(error)), usage_of(generation)
-        final = list(writer.failed())
+        final = list(writer.fail_response())
         stored.update()
         for event in final:
             yield event
@@ -202,36 +202,34 @@ async def last_response(stream: AsyncGenerator[Event, None]) -> ResponseObject:
     return await last_seen(stream, lambda event: event.response)
 
 
-async def count_input_tokens(request: Request) -> Response:
+@answers(READER)
+async def count_input_tokens(received: Received[ResponsesRequest]) -> Response:
     """The tokens of the prompt that the same response would have."""
-    ask, service = await read_request(request, READER)
-    check_size(request, "input")
-    before = await earlier(request, ask)
+    check_body_size(received, "input")
+    ask, before = received.ask, await fetch_conversation(received)
+    await resolve_references(received)
 
-    def checked() -> tuple[ChatRequest, ToolChoice]:
+    def make_chat_request() -> tuple[ChatRequest, ToolChoice]:
         check_tools(ask.tools, nested=False)
         return to_chat(ask, before), choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
 
-    chat, choice = await service.work_queue.run(request, checked, request.state.size // JSON_BYTES)
-    ids = await encode_chat(request, chat, choice.mode != "none", "input", bound=False)
+    chat, choice = await received.run(make_chat_request, received.size // JSON_BYTES)
+    ids = await encode_chat(received, chat, choice.mode != "none", "input", bound=False)
     return json_response(ResponseTokens(len(ids)))
 
 
-async def earlier(request: Request, ask: ResponsesRequest) -> bytes:
-    """The messages of the conversation that this request goes on with, as JSON; b"" for none.
+async def fetch_conversation(received: Received[ResponsesRequest]) -> bytes:
+    """Return the messages of the conversation that this request continues, as JSON; b"" if it continues none.
 
     Raises:
         ParameterError: together they are larger than a body may be. RequestNotFoundError: the previous response is not
             stored.
     """
-    if ask.previous_response_id is None:
+    name, previous = "previous_response_id", received.ask.previous_response_id
+    if previous is None:
         return b""
-    name, front = "previous_response_id", front_of(request)
-    before = await ask_stored(front, "conversation", ask.previous_response_id, name)
-    if (size := len(before) + request.state.size) > (most := front.config.max_body_mib << 20):
-        raise ParameterError(f"{name}: the whole conversation must have at most {most} bytes, got {size}", name)
-    check_items(before, front.config.max_body_items)
-    request.state.size = size  # from here on both are read and rendered
+    before = await ask_stored(received.front, "conversation", previous, name)
+    received.add_bytes(before, name)
     return before
 
 

@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.response_input import to_items
-from tailrace.api.response_store import missing
+from tailrace.api.response_store import make_missing_error
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
-from tailrace.api.streaming import EventFormat, json_response, named_frame, respond
+from tailrace.api.streaming import EventFormat, json_response, make_response, named_frame
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
 from tailrace.errors import ParameterError
@@ -34,7 +34,7 @@ async def retrieve_response(request: Request) -> Response:
         ParameterError: naming the query's parameter. RequestNotFoundError: it is not stored.
     """
     front, id = front_of(request), request.path_params["id"]
-    streamed = one_of(request, "stream", ("false", "true")) == "true"
+    streamed = read_query_choice(request, "stream", ("false", "true")) == "true"
     after = whole_number(request, "starting_after", -1, 0, 2**31 - 1)
     if not streamed:
         if after >= 0:
@@ -45,7 +45,7 @@ async def retrieve_response(request: Request) -> Response:
         raise ParameterError("stream: only a response that was created with stream can be streamed again", "stream")
     if after >= 0 and (after >= len(so_far) or so_far[after].startswith(LAST)):
         raise ParameterError(f"starting_after: there is no event behind {after} so far", "starting_after")
-    return await respond(request, SecondReader(), replay(front, id, after + 1), last_frame, True, FRAMES)
+    return await make_response(request, SecondReader(), replay_events(front, id, after + 1), last_frame, True, FRAMES)
 
 
 class Frame(msgspec.Struct):
@@ -61,12 +61,12 @@ class SecondReader:
         """See streaming.Abortable."""
 
 
-def frame(event: msgspec.Struct) -> bytes:
+def frame_stored_event(event: msgspec.Struct) -> bytes:
     """An event's bytes."""
     return event.data if isinstance(event, Frame) else named_frame(event)
 
 
-FRAMES = EventFormat(frame, b"")
+FRAMES = EventFormat(frame_stored_event, b"")
 
 
 async def frames_from(front: FrontEnd, id: str, number: int) -> list[str] | None:
@@ -77,11 +77,11 @@ async def frames_from(front: FrontEnd, id: str, number: int) -> list[str] | None
     """
     found = await ask_first(front, "events", f"{number} {id}")
     if found is None:
-        raise missing(id)
+        raise make_missing_error(id)
     return msgspec.json.decode(found, type=list[str] | None)
 
 
-async def replay(front: FrontEnd, id: str, number: int) -> AsyncGenerator[Frame, None]:
+async def replay_events(front: FrontEnd, id: str, number: int) -> AsyncGenerator[Frame, None]:
     """The events of a stored response from a number on, until its last.
 
     Raises:
@@ -110,10 +110,10 @@ async def list_input_items(request: Request) -> Response:
     """
     front, id = front_of(request), request.path_params["id"]
     limit = whole_number(request, "limit", 20, 1, 100)
-    order, after = one_of(request, "order", ("desc", "asc")), request.query_params.get("after")
+    order, after = read_query_choice(request, "order", ("desc", "asc")), request.query_params.get("after")
     raw = await ask_stored(front, "inputs", id)
 
-    def page() -> ItemList:
+    def make_page() -> ItemList:
         items = to_items(msgspec.json.decode(raw, type=list[ChatMessage]), id)
         items = items if order == "asc" else items[::-1]
         names = [item["id"] for item in items]
@@ -123,10 +123,10 @@ async def list_input_items(request: Request) -> Response:
         shown, ids = items[begin : begin + limit], names[begin : begin + limit]
         return ItemList(shown, ids[0] if ids else None, ids[-1] if ids else None, begin + limit < len(items))
 
-    return json_response(await front.work_queue.run(request, page, len(raw) // JSON_BYTES))
+    return json_response(await front.work_queue.run(request, make_page, len(raw) // JSON_BYTES))
 
 
-def one_of(request: Request, name: str, values: tuple[str, ...]) -> str:
+def read_query_choice(request: Request, name: str, values: tuple[str, ...]) -> str:
     """A parameter of the query; the first value where it is not given.
 
     Raises:

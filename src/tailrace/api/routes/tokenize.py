@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from typing import Any
+
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
 from tailrace.api.chat_prompt import check_messages, encode_chat
-from tailrace.api.prepare import read_request
+from tailrace.api.received import Received, answers
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from tailrace.api.service import service_of
 from tailrace.api.streaming import json_response
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import check_tools
@@ -22,59 +22,62 @@ ONLY_OF_MESSAGES = (
     "continue_final_message",
     "chat_template_kwargs",
     "reasoning_effort",
+    "enable_thinking",
+    "thinking",
+    "reasoning",
+    "thinking_token_budget",
+    "verbosity",
     "documents",
 )
 
 
-async def tokenize(request: Request) -> Response:
+@answers(TOKENIZE)
+async def tokenize_input(received: Received[TokenizeRequest]) -> Response:
     """Token ids of a prompt or of messages, as a completion would have them."""
-    ask, service = await read_request(request, TOKENIZE)
+    ask, service = received.ask, received.service
     info = service.client.model
     if (ask.prompt is None) == (not ask.messages):
         raise ParameterError("prompt: either prompt or messages must be given, and not both", "prompt")
-    check_size(request, "messages" if ask.prompt is None else "prompt")
+    check_body_size(received, "messages" if ask.prompt is None else "prompt")
     if ask.prompt is None:
-        if ask.add_special_tokens:
-            raise ParameterError(
-                "add_special_tokens has no effect on messages: the template writes them", "add_special_tokens"
-            )
         check_messages(ask)
         check_tools(ask.tools, nested=True)
-        ids = await encode_chat(request, ask, bound=False)
+        ids = await encode_chat(received, ask, bound=False)
     else:
         for name in ONLY_OF_MESSAGES:
             if getattr(ask, name) is not None:
                 raise ParameterError(f"{name} has no effect without messages", name)
         text, special = ask.prompt, ask.add_special_tokens is not False
-        ids = await service.work_queue.run(request, lambda: service.tokenizer.encode(text, special), len(text))
+        ids = await received.run(lambda: service.tokenizer.encode(text, special), len(text))
 
-    def written() -> Response:
+    def write_tokens() -> Response:
         strings = [service.tokenizer.token_of(id) for id in ids] if ask.return_token_strs else None
         return json_response(Tokenized(len(ids), info.max_model_len, ids, strings))
 
-    return await service.work_queue.run(request, written, len(ids))
+    return await received.run(write_tokens, len(ids))
 
 
-async def detokenize(request: Request) -> Response:
+@answers(DETOKENIZE)
+async def detokenize_tokens(received: Received[DetokenizeRequest]) -> Response:
     """The text of token ids."""
-    ask, service = await read_request(request, DETOKENIZE)
+    ask, service = received.ask, received.service
     info = service.client.model
-    check_size(request, "tokens")
+    check_body_size(received, "tokens")
 
-    def written() -> Response:
+    def decode_tokens() -> Response:
         for place, id in enumerate(ask.tokens):
             if id >= info.vocab_size:
                 raise ParameterError(f"tokens[{place}] must be in 0 … {info.vocab_size - 1}, got {id}", "tokens")
         return json_response(Detokenized(service.tokenizer.decode(ask.tokens)))
 
-    return await service.work_queue.run(request, written, len(ask.tokens))
+    return await received.run(decode_tokens, len(ask.tokens))
 
 
-def check_size(request: Request, field: str) -> None:
+def check_body_size(received: Received[Any], field: str) -> None:
     """Raise ParameterError for a body that is too large for these endpoints: no context length bounds their output."""
-    most = service_of(request).config.max_tokenize_kib << 10
-    if request.state.size > most:
+    most = received.service.config.max_tokenize_kib << 10
+    if received.size > most:
         raise ParameterError(
-            f"{field}: the body must have at most {most} bytes here (--max-tokenize-kib), got {request.state.size}",
+            f"{field}: the body must have at most {most} bytes here (--max-tokenize-kib), got {received.size}",
             field,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,31 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 StopScope = Literal["all", "content"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+Verbosity = Literal["low", "medium", "high"]
+Budget = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks ("adaptive" and "auto": as it likes, which is on), and for how many tokens at most.
+    `clear_thinking`: for templates that ask whether to leave out earlier thoughts."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    budget_tokens: Budget | None = None
+    clear_thinking: bool | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """OpenRouter's and OpenAI's names. `max_tokens`: `thinking_token_budget`. `enabled`: `enable_thinking`. `summary`,
+    `generate_summary` are accepted: the answer has the whole thought. `exclude`: only false."""
+
+    effort: ReasoningEffort | None = None
+    max_tokens: Budget | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class Part(msgspec.Struct, omit_defaults=True):
@@ -61,7 +86,13 @@ class Conversation(Protocol):
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
     reasoning_effort: ReasoningEffort | None
+    enable_thinking: bool | None
+    thinking: bool | ThinkingOptions | None
+    reasoning: ReasoningOptions | None
+    thinking_token_budget: int | None
+    verbosity: Verbosity | None
     documents: list[dict[str, Any]] | None
+    add_special_tokens: bool | None
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
@@ -69,6 +100,9 @@ class ChatRequest(GenerateRequest, kw_only=True):
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content"
     looks for stop strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens
     after which a thought is closed. `reasoning_effort`: how much the model should think, where its chat template asks.
+    `add_special_tokens`: add what the tokenizer puts before a text to the prompt that the chat template wrote, false.
+    `enable_thinking`, `thinking`, `reasoning`: whether, and how much, under the names of others. `verbosity`: for
+    templates that ask for it.
     `documents`: what the answer rests on, for templates that take them. `negative_prompt`: what guidance leads away
     from: what the user would say, or a conversation. `best_of`: beams of a beam search."""
 
@@ -85,6 +119,10 @@ class ChatRequest(GenerateRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    verbosity: Verbosity | None = None
     documents: list[dict[str, Any]] | None = None
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
@@ -93,11 +131,13 @@ class ChatRequest(GenerateRequest, kw_only=True):
     best_of: int | None = None
     length_penalty: float | None = None
     early_stopping: EarlyStopping | None = None
+    add_special_tokens: bool | None = None
 
 
 CHAT_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "echo": (None, False),
     "prompt": (None,),
+    "input_ids": (None, []),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),

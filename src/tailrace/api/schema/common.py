@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tailrace.api.schema.peers import HARMLESS, NOT_OFFERED
 from tailrace.api.schema.structured import JsonText, StructuredOutputs
-from tailrace.explanation import ExplainOptions
-from tailrace.fields import Field, TokenId
+from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS
+from tailrace.request.fields import Field, TokenId
 
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -85,12 +86,16 @@ class GenerateRequest(PlainFields, kw_only=True):
     json_schema: JsonText | None = None
     regex: str | None = None
     ebnf: str | None = None
+    # at which length other servers cut prompts; see api/prompt_length.py
+    truncation_length: int | None = None
+    num_ctx: int | None = None
     # of the answer and its way
     priority: Priority | None = None
     deadline_s: Deadline | None = None
     stream_interval: StreamInterval | None = None
     stream_interval_ms: StreamIntervalMs | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     explain: bool | ExplainOptions | None = None
     request_id: RequestId | None = None
 
@@ -111,7 +116,7 @@ class GenerateRequest(PlainFields, kw_only=True):
 
 
 # Fields that ask for nothing that would change the answer: accepted in silence.
-TOLERATED = frozenset(
+TOLERATED = HARMLESS | frozenset(
     {
         "user",
         "metadata",
@@ -133,7 +138,7 @@ TOLERATED = frozenset(
 )
 
 # Fields that would change the answer, were they served: field → the values at which they ask for nothing.
-REFUSED: dict[str, tuple[Any, ...]] = {
+REFUSED: dict[str, tuple[Any, ...]] = NOT_OFFERED | {
     "truncate_prompt_tokens": (None,),
     "prompt_embeds": (None,),
     "guided_whitespace_pattern": (None,),
@@ -166,8 +171,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens that were guessed ahead (speculation): how many stood, and how many did not. reasoning_tokens: the
-    tokens of thoughts, without their markers; absent where the answer has no channel of its own for thoughts."""
+    """Numbers of draft tokens (speculation) that were accepted and rejected, and of tokens in thoughts.
+
+    reasoning_tokens: without the markers; absent if the answer has no channel of its own for thoughts.
+    """
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

@@ -8,17 +8,20 @@ import msgspec
 from msgspec import UNSET
 
 from tailrace.api.schema.common import Usage
-from tailrace.explanation import ExplainOptions, Explanation
-from tailrace.fields import TokenId
-from tailrace.sentences import Sentences
+from tailrace.explain.record import ExplainOptions, Explanation
+from tailrace.explain.sentences import Sentences
+from tailrace.request.fields import TokenId
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 NoiseKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{16}$(?!\n)")]  # Python's $ lets \n through
 
 
 class TokenExplanation(Explanation, frozen=True, kw_only=True):
-    """A record with its text. token, bytes: of the token, as logprobs have them: where a stop cuts it, or special ids
-    are skipped, what is left of it. tokens: the names of `ids`."""
+    """A record with its text.
+
+    token, bytes: as in logprobs. If a stop cuts the token, or special ids are skipped, only the rest of it. tokens: the
+    names of `ids`.
+    """
 
     token: str
     bytes: list[int]
@@ -33,12 +36,15 @@ ExplanationJson = Annotated[
 
 
 class ExplainRequest(msgspec.Struct, kw_only=True):
-    """The body of the request that was answered, with all its fields (`messages`, `prompt` or `input` say of which
-    endpoint), and its output; or the id of a stored response, and nothing of these.
+    """The body of the answered request with all its fields, and its output; or only the id of a stored response.
 
-    output_token_ids: the output. choice: which of several. key: of its noise, for requests without a seed; every record
-    has it. positions: indexes in the output, by default all. explain: what the records show. what_if: sampling fields
-    to explain with instead.
+    - messages, prompt, input: the one that is given shows the endpoint.
+    - output_token_ids: the output.
+    - choice: which of several.
+    - key: the noise key, for requests without a seed; every record has it.
+    - positions: indexes in the output, by default all.
+    - explain: what the records show.
+    - what_if: sampling fields to explain with instead.
     """
 
     model: str | None = None
@@ -58,9 +64,13 @@ OF_EXPLANATIONS = frozenset({"response_id", "output_token_ids", "choice", "key",
 
 
 class ExplainAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """explanations: one per position, in order. consistent: each token that was looked at is what the request's
-    parameters draw, or may have come from drafts. first_difference: the index of the first that is not. verdict: the
-    same in words."""
+    """The explanations of an output.
+
+    - explanations: one per position, in order.
+    - consistent: the request's parameters draw each token that was looked at, or it may have come from drafts.
+    - first_difference: the index of the first other token.
+    - verdict: the same in words.
+    """
 
     id: str
     object: str = "explanation"

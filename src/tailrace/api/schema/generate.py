@@ -8,20 +8,23 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.common import Deadline, Priority, RequestId, TokenId
+from tailrace.api.schema.completions import CompletionRequest
+from tailrace.api.schema.peers import NOT_OFFERED
+from tailrace.params import FIELDS
 
 # logprob, token id, and its text where that is asked for; no logprob for the first token of a prompt
 TokenLogprob = tuple[float | None, int, str | None]
 
 
-def _written(kind: Any) -> msgspec.Meta:
+def _make_schema_meta(kind: Any) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema=msgspec.json.schema(kind))
 
 
 # lists that are written already: every event of a stream has them again
-TokenLogprobsJson = Annotated[msgspec.Raw, _written(list[TokenLogprob])]
-LikeliestJson = Annotated[msgspec.Raw, _written(list[list[TokenLogprob] | None])]
-SamplingMasksJson = Annotated[msgspec.Raw, _written(list[list[int] | None])]
-LogprobsJson = Annotated[msgspec.Raw, _written(list[float])]
+TokenLogprobsJson = Annotated[msgspec.Raw, _make_schema_meta(list[TokenLogprob])]
+LikeliestJson = Annotated[msgspec.Raw, _make_schema_meta(list[list[TokenLogprob] | None])]
+SamplingMasksJson = Annotated[msgspec.Raw, _make_schema_meta(list[list[int] | None])]
+LogprobsJson = Annotated[msgspec.Raw, _make_schema_meta(list[float])]
 
 # SGLang's names of sampling parameters → those of completions
 RENAMED = {
@@ -30,26 +33,25 @@ RENAMED = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
-# the other sampling parameters, which are fields of completions. Whoever adds a field there decides whether it is one
-SAMPLING = frozenset(
-    {
-        *("n", "preset", "temperature", "dynatemp_range", "dynatemp_exponent", "smoothing_factor", "smoothing_curve"),
-        *("top_k", "top_p", "min_p", "top_a", "typical_p", "tfs_z", "epsilon_cutoff", "eta_cutoff", "top_n_sigma"),
-        *("top_h", "p_less", "p_less_norm", "min_k", "min_k_tau", "xtc_probability", "xtc_threshold"),
-        *("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "sampler_order"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty", "penalty_last_n", "repetition_scope"),
-        *("penalty_scope", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-        *("dry_sequence_breakers", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-        *("encoder_repetition_penalty", "exponential_decay_length_penalty", "normalize_logits"),
-        *("logit_bias", "sequence_bias", "allowed_token_ids", "bad_words", "banned_strings", "banned_ignore_case"),
-        *("banned_regex", "forced_token_ids", "processors", "watermark", "guidance_scale", "cfg_scale"),
-        *("stop", "stop_regex", "stop_token_ids", "ignore_eos", "repetition_detection", "speculation"),
-        *("structured_outputs", "structural_tag", "guided_json", "guided_json_object", "guided_regex"),
-        *("guided_choice", "guided_grammar", "guided_decoding_backend", "grammar", "json_schema", "regex", "ebnf"),
-        *("response_format", "logprobs_mode", "prompt_logprobs_temperature", "add_special_tokens"),
-        *("skip_special_tokens", "stream_interval", "stream_interval_ms"),
-    }
+# sampling parameters among the fields of completions that params.py does not declare
+UNDECLARED = (
+    *("preset", "cfg_scale", "add_special_tokens", "stream_interval", "stream_interval_ms"),
+    *("truncation_length", "num_ctx", "response_format", "structural_tag", "grammar", "json_schema", "regex", "ebnf"),
+    *("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"),
+    "guided_decoding_backend",
 )
+REPORTS = (
+    "logprobs_mode",
+    "prompt_logprobs_temperature",
+)  # other reports stand beside sampling_params, or are refused
+PROMPTS = ("negative_prompt",)  # a prompt is no sampling parameter, although it changes logits
+DECLARED = {
+    field.http_name or name
+    for name, field in FIELDS.items()
+    if field.http and (field.kind != "report" or name in REPORTS) and name not in PROMPTS
+}
+# the sampling parameters that SGLang and completions call the same
+SAMPLING = frozenset(CompletionRequest.__struct_fields__) & DECLARED.union(UNDECLARED) - {*RENAMED.values()}
 
 
 class NativeRequest(msgspec.Struct, kw_only=True):
@@ -72,12 +74,10 @@ class NativeRequest(msgspec.Struct, kw_only=True):
     deadline_s: Deadline | None = None
 
 
-NATIVE_REFUSED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("input_embeds", "custom_logit_processor", "lora_path", "session_params"), (None,)),
-    **dict.fromkeys(("image_data", "video_data", "audio_data", "token_ids_logprob"), (None, [])),
-    **dict.fromkeys(("return_hidden_states", "return_routed_experts"), (None, False)),
-    **dict.fromkeys(("return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs"), (None, False)),
-    "sampling_logprobs_mode": (None, "selected"),
+NATIVE_REFUSED: dict[str, tuple[Any, ...]] = NOT_OFFERED | {
+    "watermark": (None,),
+    "background": (None, False),
+    "modalities": (None, [], ["text"]),
 }
 
 
@@ -92,7 +92,7 @@ class NativeEnd(msgspec.Struct, frozen=True):
 
 
 class NativeMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the prompt and of the output so far. Where a list has top tokens, the first of a prompt has none."""
+    """Facts about the prompt and the output so far. The first entry of input_top_logprobs is null."""
 
     id: str
     finish_reason: NativeEnd | None

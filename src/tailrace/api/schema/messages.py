@@ -3,15 +3,13 @@ events."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import ChatMessage, StopScope
+from tailrace.api.schema.chat import Budget, ChatMessage, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
-
-Budget = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 # ---- requests
 
@@ -26,7 +24,7 @@ class MessageBlock(msgspec.Struct, kw_only=True):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = UNSET
     tool_use_id: str | None = None
     content: str | list[MessageBlock] | None = None
     is_error: bool | None = None
@@ -35,7 +33,7 @@ class MessageBlock(msgspec.Struct, kw_only=True):
 class InputMessage(msgspec.Struct):
     """One turn. If the last is the assistant's, the answer continues it."""
 
-    role: Literal["user", "assistant", "system"]
+    role: Literal["user", "assistant", "system", "developer"]
     content: str | list[MessageBlock]
 
 
@@ -74,7 +72,14 @@ class OutputFormat(msgspec.Struct):
     schema: dict[str, Any]
 
 
-class OutputConfig(msgspec.Struct, kw_only=True):
+class ContextManagement(msgspec.Struct, kw_only=True):
+    """Parts of the conversation that Anthropic's server would leave out. None is left out here, and the answer says
+    so."""
+
+    edits: list[dict[str, Any]] = []
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`effort`: as `reasoning_effort` of a chat."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -106,6 +111,7 @@ class MessagesRequest(GenerateRequest, kw_only=True):
     tool_choice: ToolUse | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     negative_prompt: str | list[ChatMessage] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
@@ -123,6 +129,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolUse | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -131,6 +138,12 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": (None, []),
     "output_format": (None,),
     "chat_template": (None,),
+    "enable_thinking": (None,),
+    "reasoning_effort": (None,),
+    "verbosity": (None,),
+    "reasoning": (None,),
+    "compaction": (None,),
+    "fallbacks": (None, []),
     "documents": (None, []),
 }
 MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = (
@@ -142,9 +155,11 @@ MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = (
         "length_penalty": (None, 1.0),
         "echo": (None, False),
         "logprobs": (None, False),
+        "add_special_tokens": (None, False),
         "top_logprobs": (None, 0),
         "prompt": (None,),
         "response_format": (None, {"type": "text"}),
+        "parallel_tool_calls": (None, True),  # tool_choice.disable_parallel_tool_use here
         "max_completion_tokens": (None,),
         "thread": (None,),  # a conversation that the server would keep
     }
@@ -157,7 +172,6 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     """What the model says."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
@@ -195,6 +209,12 @@ class MessageUsage(msgspec.Struct, frozen=True):
     service_tier: str = "standard"
 
 
+class AppliedEdits(msgspec.Struct, frozen=True):
+    """What was left out of the conversation: nothing."""
+
+    applied_edits: tuple[()] = ()
+
+
 class MessageObject(msgspec.Struct, kw_only=True):
     """The answer. stop_reason: end_turn, max_tokens, stop_sequence, tool_use, model_context_window_exceeded, or
     pause_turn where the server ended it: given back, the model goes on."""
@@ -207,6 +227,7 @@ class MessageObject(msgspec.Struct, kw_only=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
 
 
@@ -250,6 +271,7 @@ class MessageEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     content_block: Block | UnsetType = UNSET
     delta: StopDelta | TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta | UnsetType = UNSET
     usage: MessageUsage | UnsetType = UNSET
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class InputTokens(msgspec.Struct, frozen=True):

@@ -7,7 +7,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, Role, StopScope
+from tailrace.api.schema.chat import (
+    ChatMessage,
+    ReasoningEffort,
+    ReasoningOptions,
+    Role,
+    StopScope,
+    ThinkingOptions,
+    Verbosity,
+)
 from tailrace.api.schema.common import REFUSED, GenerateRequest
 from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
@@ -22,9 +30,10 @@ class InputPart(msgspec.Struct):
 
 class InputItem(msgspec.Struct, kw_only=True):
     """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its `content`, or
-    where that is missing its `summary`."""
+    where that is missing its `summary`. An item_reference (`type` may be left out) names a stored item by its `id`."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
+    id: str | None = None
     role: Role | None = None
     content: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
@@ -33,11 +42,18 @@ class InputItem(msgspec.Struct, kw_only=True):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
 
+    @property
+    def is_reference(self) -> bool:
+        """The item stands for a stored one."""
+        nothing = self.role is None and self.content is None
+        return self.type == "item_reference" or (self.type is None and nothing and self.id is not None)
+
 
 class TextOptions(msgspec.Struct):
-    """How text is written."""
+    """How text is written. `verbosity`: for chat templates that ask for it."""
 
     format: ResponsesFormat = msgspec.field(default_factory=TextFormat)
+    verbosity: Verbosity | UnsetType | None = UNSET
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -52,13 +68,6 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
-
-class ReasoningOptions(msgspec.Struct, omit_defaults=True):
-    """How much the model should think. `summary` is accepted: items of reasoning hold the whole of it."""
-
-    effort: ReasoningEffort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesRequest(GenerateRequest, kw_only=True):
@@ -78,6 +87,10 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: ReasoningOptions | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingOptions | None = None
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
@@ -93,9 +106,11 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "echo": (None, False),
     "messages": (None,),
     "conversation": (None,),
+    "chat_template": (None,),
     "max_tool_calls": (None,),
     "prompt": (None,),
     "logprobs": (None, False),
+    "add_special_tokens": (None, False),
     "truncation": (None, "disabled"),
     "response_format": (None, {"type": "text"}),
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.options import MAX_WHITESPACE
+from tailrace.request.options import MAX_WHITESPACE
 
 # an object, or the same as text
 JsonText = dict[str, Any] | str
@@ -32,10 +32,11 @@ class JsonSchema(msgspec.Struct):
     description: str | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """JSON that fits the schema."""
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", omit_defaults=True):
+    """JSON that fits the schema, which stands in json_schema, or (as llama.cpp takes it) in `schema`."""
 
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag", omit_defaults=True):

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.schema.chat import ChatMessage, ReasoningEffort
+from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, ReasoningOptions, ThinkingOptions, Verbosity
 from tailrace.api.schema.common import TokenId
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """`prompt`, or `messages` with what the chat template takes. `add_special_tokens`: of a prompt, true; a template
-    writes its own."""
+    """`prompt`, or `messages` with what the chat template takes. `add_special_tokens`: of a prompt, true; of messages,
+    whose template writes its own, false."""
 
     model: str | None = None
     prompt: str | None = None
@@ -23,6 +23,11 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_token_budget: int | None = None
+    verbosity: Verbosity | None = None
     documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 

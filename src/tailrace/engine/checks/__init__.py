@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tailrace.explanation import Explanation
-from tailrace.logprobs import TokenLogprobs
+from tailrace.base.logprobs import TokenLogprobs
+from tailrace.explain.record import Explanation
 
 
 class NewToken(NamedTuple):
-    """A token of the output, with its logprobs, why it came, and the ids that survived (as wire/messages.py has them),
-    where they are asked for."""
+    """A token of the output, and on request its logprobs, its explanation and the ids that survived (in the form of
+    wire/messages.py)."""
 
     id: int
     logprobs: TokenLogprobs | None

@@ -1,13 +1,11 @@
-"""Banned strings and patterns: checks the text of a sequence, as the bytes of its tokens give it, for what must never
-appear.
+"""Banned strings and patterns: searches the text of a sequence, as its tokens' bytes give it, for banned text.
 
 A token that holds a banned string within itself can never be sampled (text/token_search.py). Banned text that lies
 across tokens is found when it is complete. The sequence is then rewound to the token in which the text began, that
 token is banned at that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop").
 Tokens that may still become part of banned text are held back, so no client ever sees such text.
 
-The text is that of the answer. Special tokens that are left out of it leave nothing, and so does the token that ends
-it.
+The text is that of the answer. Special tokens that are left out of it leave nothing, nor does the token that ends it.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ import numpy as np
 from tailrace.engine.checks import NewToken
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.params import SamplingParams
-from tailrace.text.stop_regex import Patterns, RegexSearch, patterns
+from tailrace.text.stop_regex import Patterns, RegexSearch, compile_request_patterns
 from tailrace.text.stop_strings import AhoCorasick, compile_strings
-from tailrace.text.utf8 import decoded
+from tailrace.text.utf8 import decode_utf8
 
 GRACE = 16  # tokens that may be taken back before the sequence has sent any
-MARK = 64  # characters between two marks, from which the text is read again after a rewind
+MARK = 64  # characters between two marks; after a rewind the text is read again from a mark
 LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class Bans:
-    """What a request bans, compiled; its sequences share it.
+    """The compiled bans of a request, shared by its sequences.
 
-    mask: uint32 [⌈V / 32⌉], a token whose bit is 0 holds a banned string within itself.
+    mask: uint32 [⌈V / 32⌉]; a token whose bit is 0 holds a banned string within itself.
     """
 
     token_bytes: TokenBytes
@@ -48,13 +46,13 @@ class Bans:
 
     @staticmethod
     def of(params: SamplingParams, token_bytes: TokenBytes, vocab_size: int, eos: Iterable[int]) -> Bans:
-        """Raises ParameterError for a pattern that can't be served."""
+        """Compile the bans. Raises ParameterError for a pattern that can't be served."""
         fold, hidden = params.banned_ignore_case, params.hidden(token_bytes.special)
         strings = tuple(dict.fromkeys(s.translate(LOWER) if fold else s for s in params.banned_strings))
         held = np.ones(-(-vocab_size // 32) * 32, dtype=bool)
         held[:vocab_size] = False
         if strings:
-            known = token_bytes.within(fold).containing(string.encode() for string in strings)[:vocab_size]
+            known = token_bytes.within(fold).find_containing(string.encode() for string in strings)[:vocab_size]
             held[: len(known)] = known
             silent = (
                 []
@@ -63,20 +61,23 @@ class Bans:
             )
             held[[token for token in (*hidden, *silent) if token < vocab_size]] = False
         mask = np.packbits(~held, bitorder="little").view(np.uint32)
-        found = patterns("banned_regex", params.banned_regex, params.n)
+        found = compile_request_patterns("banned_regex", params.banned_regex, params.n)
         return Bans(token_bytes, hidden, fold, compile_strings(strings), found, mask)
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token leaves in the text."""
+        """Return the bytes that the token leaves in the text."""
         table = self.token_bytes.token_bytes
         return b"" if token in self.hidden or token >= len(table) else table[token]
 
 
 class Mark(NamedTuple):
-    """Where the reading of the text stands: after so many tokens and characters. state: of the automaton; begun: of the
-    search. pending: bytes of a character that is not complete, which began in token `origin`. whole: the last
-    number of tokens after which no character was incomplete: only there may the text end. (A token may complete one
-    character and begin the next: then no cut beside it is clean.)"""
+    """A reading position in the text: after this many tokens and characters.
+
+    - state: of the automaton. begun: of the search.
+    - pending: the bytes of an incomplete character, which began in token `origin`.
+    - whole: the last number of tokens after which no character was incomplete. Only there may the text end. A token may
+      complete one character and begin the next: then the text can be cut neither before nor after it.
+    """
 
     tokens: int = 0
     characters: int = 0
@@ -91,13 +92,14 @@ class BannedStringCheck:
     """One sequence's check.
 
     Attributes:
-        banned: output position → tokens banned there. held: tokens not sent yet; sent: how many are. taken_back:
-            drawn in vain. field: the parameter that the last match was found for. alone: the token that completed it
-            holds it within itself, wherever it stands.
+        banned: output position → tokens banned there.
+        held: tokens not sent yet. sent: number of tokens that are. taken_back: number of discarded draws.
+        field: the parameter that the last match was found for.
+        alone: the token that completed the match holds the banned text within itself, wherever it occurs.
     """
 
     def __init__(self, bans: Bans, banned: dict[int, set[int]] | None = None, begun: bytes = b"") -> None:
-        """begun: the bytes of a character at the prompt's end that is not complete."""
+        """begun: the bytes of an incomplete character at the prompt's end."""
         self._bans = bans
         self._search = RegexSearch(bans.patterns)
         self._now = Mark(pending=begun)
@@ -111,14 +113,16 @@ class BannedStringCheck:
         self.alone = False
 
     def push(self, token: int, silent: bool = False, last: bool = False) -> int | None:
-        """One more token. If something banned is complete with it: the output position of the token that began it, or
-        of the first one not sent yet. (After an earlier rewind it may begin in what was safe to send before.) Then
-        `back_to` must follow.
+        """Add a token. If banned text is complete with it, return the output position of the token in which the text
+        began.
+
+        If that token was sent already, return the position of the first one not sent yet. (After an earlier rewind,
+        banned text may begin in a token that was safe to send.) Then `back_to` must follow.
 
         Args:
-            silent: it leaves no text. last: none follows it, so that an incomplete character becomes U+FFFD.
+            silent: the token leaves no text. last: no token follows, so an incomplete character becomes U+FFFD.
         """
-        began = self._read(token, silent, last)
+        began = self._scan_token(token, silent, last)
         if began is not None:
             return max(began, self.sent)
         if self._now.characters - self._marks[-1].characters >= MARK:
@@ -130,7 +134,7 @@ class BannedStringCheck:
         self.taken_back += len(self._tokens) - position
         del self.held[position - self.sent :]
         for later in [place for place in self.banned if place > position]:
-            del self.banned[later]  # another beginning: what followed the old one may follow this one
+            del self.banned[later]  # after another beginning, the tokens that followed the old one are allowed again
         while self._marks[-1].tokens > position:
             self._marks.pop()
         self._now = self._marks[-1]
@@ -138,21 +142,22 @@ class BannedStringCheck:
         del self._tokens[self._now.tokens :], self._owners[self._now.characters :]
         self._search.begun = self._now.begun
         for token in again:
-            self._read(token)
+            self._scan_token(token)
 
     def release(self, everything: bool = False) -> list[NewToken]:
-        """The held tokens that can go out: those that can't be part of anything banned any more; at the end all."""
+        """Return the held tokens that can be sent: those that can't be part of banned text any more; at the end all of
+        them."""
         held = max(self._bans.strings.held[self._now.state], self._search.held)
         first = self._owners[-held] if held else len(self._tokens)
-        return self._out(len(self._tokens) if everything else min(first, self._now.whole))
+        return self._release_tokens(len(self._tokens) if everything else min(first, self._now.whole))
 
     def rest(self) -> list[NewToken]:
-        """The held tokens up to the last place where the text may end here."""
-        return self._out(self._now.whole)
+        """Return the held tokens up to the last place where the text may end here."""
+        return self._release_tokens(self._now.whole)
 
     # ---- inside
 
-    def _out(self, upto: int) -> list[NewToken]:
+    def _release_tokens(self, upto: int) -> list[NewToken]:
         count = max(0, upto - self.sent)
         out, self.held = self.held[:count], self.held[count:]
         self.sent += len(out)
@@ -160,14 +165,14 @@ class BannedStringCheck:
             self._marks.popleft()
         return out
 
-    def _read(self, token: int, silent: bool = False, last: bool = False) -> int | None:
-        """Walk its characters; the token that what is banned began in."""
+    def _scan_token(self, token: int, silent: bool = False, last: bool = False) -> int | None:
+        """Read the token's characters. Return the token in which banned text began, if such text is complete."""
         here, data = len(self._tokens), b"" if silent else self._bans.bytes_of(token)
         self._tokens.append(token)
-        text, first, pending, origin = self._decoded(data, here, last)
+        text, first, pending, origin = self._decode_characters(data, here, last)
         state, strings, search = self._now.state, self._bans.strings, self._search
         folded = text.translate(LOWER) if self._bans.fold else text
-        walked = state or not strings.quiet(folded)
+        walked = state or not strings.is_quiet(folded)
         for at, char in enumerate(text):
             self._owners.append(here if at else first)
             for byte in folded[at].encode() if walked else b"":
@@ -184,22 +189,25 @@ class BannedStringCheck:
         self._now = Mark(len(self._tokens), len(self._owners), state, search.begun, pending, origin, whole)
         return None
 
-    def _decoded(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
-        """The characters that it completes, the token that the first of them begins in, and the incomplete one's bytes
-        and token."""
+    def _decode_characters(self, data: bytes, here: int, last: bool) -> tuple[str, int, bytes, int]:
+        """Decode the token's bytes after the pending ones.
+
+        Returns the characters that it completes, the token in which the first of them begins, and the bytes and the
+        token of the incomplete one.
+        """
         before = self._now
         if not before.pending and not last:
             try:
                 return data.decode(), here, b"", here
             except UnicodeDecodeError:
                 pass
-        text, pending = decoded(before.pending + data, last)
+        text, pending = decode_utf8(before.pending + data, last)
         first = before.origin if before.pending else here
         return text, first, pending, here if text else first
 
 
 def is_text(data: bytes) -> bool:
-    """It is the bytes of whole characters."""
+    """Return whether the bytes are whole characters."""
     try:
         data.decode()
         return True

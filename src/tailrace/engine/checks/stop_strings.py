@@ -1,7 +1,7 @@
 """Stop strings and patterns, checked where tokens are sampled, so that a sequence ends in the step that completes one.
 
 The front end (text/output.py) decides: it cuts text, ids and logprobs. This check only ends the sequence, with the same
-detokenizer and the same search, so that no token is sampled behind a stop.
+detokenizer and the same search, so that no token is sampled after a stop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class StopStringCheck:
     stop_reason = None  # the front end names the stop
 
     def __init__(self, params: SamplingParams, read: Callable[[int], str]) -> None:
-        """read: the text that a token completes; see TokenBytes.reader."""
+        """read: returns the text that a token completes; see TokenBytes.reader."""
         self._matcher = stop_search(params)
         self._read = read
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
 
     def push(self, token: int) -> bool:
-        """One more token. True if a stop is complete with it, beyond min_tokens."""
+        """Add a token. True if a stop is complete with it, beyond min_tokens."""
         self._num_tokens += 1
         _, match = self._matcher.feed(self._read(token), self._num_tokens > self._min_tokens)
         return match is not None

@@ -1,4 +1,4 @@
-"""One sequence's grammar: when it begins, what it allows, and how it ends in time."""
+"""One sequence's grammar: where it begins, which tokens it allows, and how the text is completed in time."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from tailrace.engine.token_bytes import TokenBytes, TokenText
+import numpy as np
+import torch
+
+from tailrace.engine.checks.enders import Enders, TokenBits
+from tailrace.engine.checks.free_part import FreePart
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar.base import BitmaskJob, Compiled, Matcher
 from tailrace.grammar.filling import BitmaskFilling
-from tailrace.options import MAX_DRAFTS, Grammar
-from tailrace.text.stop_strings import SpanTracker
+from tailrace.request.options import MAX_DRAFTS, Grammar
 
-# Masks looked at in one search for the shortest completion: enough for 32 required fields; 5 to 60 ms in all.
+# The most masks in one search for the shortest completion: enough for 32 required fields; 5 to 60 ms in all.
 WORK = 256
-# Tokens to spare. With fewer, the completion is searched for after every token: the next one may open what takes as
-# many to close.
+# Tokens to spare. With fewer, the completion is searched for after every token: the next token may open parts that take
+# as many to close.
 TIGHT = 48
 RESTS = -math.inf
+NOT_ALLOWED = "the grammar does not allow what had to be said"
 
 Search = Generator[None, None, list[int] | None]
-MASKS_S = 0.02  # in which the masks of drafts must be filled: fewer drafts where a mask takes long
+MASKS_S = 0.02  # for filling the masks of drafts; if a mask takes long, there are fewer drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,94 +40,158 @@ class Late:
 
 
 class StructuredOutput:
-    """A grammar constrains the text. Where a part of the text is free (a thinking span), it constrains the text after
+    """A grammar that constrains the text. If a part of the text is free (a thinking span), it constrains the text after
     that.
 
-    bound: the grammar constrains the next token. opening: a token that may come next although the grammar does not know
-    it, because it opens the free part. matcher: the state of the grammar after the text so far. late: the mask that the
-    last step did not wait for. known: of the tokens sampled in one step, how many were sampled under a valid mask.
+    - matcher: the state of the grammar after the text so far.
+    - late: the mask that the last step did not wait for.
+    - known: how many of the tokens sampled in one step were sampled under a valid mask.
     """
 
-    def __init__(self, grammar: Grammar, compiled: Compiled, token_bytes: TokenBytes) -> None:
+    def __init__(self, grammar: Grammar, compiled: Compiled, token_bytes: TokenBytes, enders: Enders) -> None:
         self._grammar, self.compiled, self._token_bytes = grammar, compiled, token_bytes
+        self._enders = enders
         self.late: Late | None = None
         self._leaving = False  # a forced completion has been taken
-        self.mask_s = 0.0  # that its last masks took, each
+        self.mask_s = 0.0  # seconds that each of its last masks took
         self.known = sys.maxsize
-        self._begin()
+        self._start_output()
 
-    def _begin(self) -> None:
-        after = self._grammar.after
-        self.bound = after is None or not after.opened
-        self.opening = self._grammar.opening_token_id if self.bound and after is not None else None
+    def _start_output(self) -> None:
+        self._begin_grammar()
+        entry = self._grammar.entry_token_ids
+        self._free = FreePart(
+            self._grammar, self._token_bytes, entry if self.matcher.prefix(entry) == len(entry) else ()
+        )
+
+    def _begin_grammar(self) -> None:
         self.matcher: Matcher = self.compiled.matcher()
-        self._spans = SpanTracker(() if after is None else (after,))
-        self._text = TokenText(self._token_bytes)
+        self._lost = False  # the text is the beginning of an opening marker, which the grammar does not allow
         self._pushed = 0  # tokens that the matcher has taken
         self._look_again()
 
     def _look_again(self) -> None:
         self._completion: list[int] | None = None  # the shortest completion from here, if known
-        self._search: Search | None = None  # one that is under way
+        self._search: Search | None = None  # the search that is under way
         self._after: tuple[int, list[int]] | None = None  # a token that may come next, and the completion without it
-        # tokens left when it is looked for again
+        # The number of tokens left at which the completion is searched for again.
         self._due = sys.maxsize if self._grammar.close_in_time and not self._leaving else -1
 
     @property
     def waits(self) -> bool:
-        """A mask of its grammar is still being filled. The sequence sits out the steps until that is over."""
+        """True while a mask of its grammar is still being filled. The sequence then skips steps."""
         return self.compiled.busy is not None and not self.compiled.busy.over
 
     @property
-    def finished(self) -> bool:
-        """Only the end may follow."""
-        return self.bound and self.matcher.finished
+    def bound(self) -> bool:
+        """True if the grammar constrains the next token."""
+        return not self._free.inside
 
-    def allows(self, drafts: Sequence[int]) -> int:
-        """How many of these drafts, from the first on, are allowed. Where the text is free all of them are: where the
-        free part ends is found when they have been sampled."""
+    @property
+    def settled(self) -> bool:
+        """True if the grammar alone constrains the next token: no marker may open a free part any more."""
+        return self.bound and not self._free.openings
+
+    @property
+    def thought_is_over(self) -> bool:
+        """True if the grammar begins after a thought, and has begun."""
+        return self.settled and self._grammar.after is not None
+
+    @property
+    def fillable(self) -> bool:
+        """True if the matcher knows which tokens may come next."""
+        return self.bound and not self._lost
+
+    @property
+    def finished(self) -> bool:
+        """True if only the end may follow."""
+        return self.fillable and self.matcher.finished
+
+    def ends(self, token: int, num_output: int) -> bool:
+        """Return whether the token, EOS or a stop id, ends the output here. num_output: tokens before it."""
+        return self._enders.end(token, num_output) and self.fillable and self.matcher.complete
+
+    def count_allowed(self, drafts: Sequence[int]) -> int:
+        """Return how many of these drafts, from the first on, are allowed.
+
+        In free text all of them are: the end of the free part is found when they have been sampled.
+        """
         if not self.bound:
             return len(drafts)
-        return self.matcher.prefix(drafts if self.opening is None else drafts[:1])
+        return 0 if self._lost else self.matcher.prefix(drafts if self.settled else drafts[:1])
+
+    def complete_masks(self, masks: torch.Tensor, num_output: int) -> None:
+        """Add to the grammar's masks the tokens that the grammar does not know: those that end the output, and those
+        that open a free part.
+
+        Args:
+            masks: int32 [rows, ⌈V / 32⌉], on the CPU. num_output: tokens of the output before the first row.
+        """
+        rows = masks.numpy().view(np.uint32)
+        if not self._lost:
+            self._enders.complete(rows, num_output)
+        if self._free.openings:
+            TokenBits.of(self._free.next_openings).set_bits(rows[0])
+
+    def write_free(self, masks: torch.Tensor, drafts: Sequence[int]) -> None:
+        """Write the masks of the free part. Two kinds of tokens are forbidden: those that end the output, which would
+        then lack the part under the grammar, and those that end the free part and hold more text.
+
+        Args:
+            masks: int32 [len(drafts) + 1, ⌈V / 32⌉], on the CPU, of ones.
+        """
+        rows = masks.numpy().view(np.uint32)
+        for row in rows:
+            self._enders.silent_bits.clear(row)
+        self._free.exclude(rows, drafts)
 
     @property
     def affordable(self) -> int:
-        """Drafts whose masks can be filled in MASKS_S."""
+        """The number of drafts whose masks can be filled in MASKS_S."""
         return int(MASKS_S / self.mask_s) if self.mask_s * MAX_DRAFTS > MASKS_S else MAX_DRAFTS
 
     def forced(self, count: int, within_s: float) -> list[int]:
-        """Tokens that can hardly be otherwise (jump-forward), at most so many, found within so much processor time."""
-        return self.matcher.forced(count, within_s) if count > 0 and self.bound and self.opening is None else []
+        """Return tokens that almost certainly come next (jump-forward): at most `count`, found within this processor
+        time."""
+        return self.matcher.forced(count, within_s) if count > 0 and self.settled else []
 
     def push(self, token: int) -> bool:
-        """One more token. True if the grammar begins or ends with it: tokens sampled after it were sampled under other
+        """Add a token. True if the grammar begins or ends with it: tokens sampled after it were sampled under other
         rules.
 
         Raises:
             ValueError: the grammar does not allow it.
         """
-        if not self.bound and token == self._grammar.entry_token_id and self.matcher.accept(token):
-            self.bound = True
-            self._pushed += 1
-            return True
-        opens, self.opening = token == self.opening, None
-        if opens or not self.bound:
-            for char in self._text.push(token):
-                self._spans.push(char)
-            before, self.bound = self.bound, self._spans.inside is None
-            if opens or self.bound != before:
+        free = self._free
+        if free.inside:
+            return self._push_free(token)
+        if free.openings:
+            if free.push(token):
+                self._begin_grammar()  # the grammar may have taken the marker's first tokens as its own
                 return True
-            if not self.bound:
-                return False
-        if not self.matcher.accept(token):
-            raise ValueError("the grammar does not allow what had to be said")
+            if free.openings:
+                self._lost = self._lost or not self.matcher.accept(token)
+                return True
+        if self._lost or not self.matcher.accept(token):
+            raise ValueError(NOT_ALLOWED)
         self._pushed += 1
         return False
 
+    def _push_free(self, token: int) -> bool:
+        """Add a token of the free part, or its end."""
+        if token in self._enders.silent:
+            raise ValueError(NOT_ALLOWED)
+        ended = self._free.push(token)
+        if ended and self._free.entered:  # the grammar's first tokens, however they were spelt
+            for first in self._grammar.entry_token_ids:
+                self.matcher.accept(first)
+                self._pushed += 1
+        return ended
+
     def back_to(self, tokens: Sequence[int]) -> None:
-        """Take back all tokens that were pushed after these, which are all output tokens that stay."""
+        """Take back all tokens that were pushed after these. `tokens` are all output tokens that stay."""
         if self._grammar.after is not None:  # the text before the grammar is not kept
-            self._begin()
+            self._start_output()
             for token in tokens:
                 self.push(token)
             return
@@ -131,24 +200,25 @@ class StructuredOutput:
         self._look_again()
 
     def forced_completion(self, token: int, tokens_left: int, until: float = math.inf) -> list[int] | None:
-        """The tokens that must follow instead of `token`. After `token` the text could no longer be completed within
-        `tokens_left` tokens (`token` included). [] if the text is complete as it is. None if the token may follow, or
-        if it is too late already.
+        """Return the tokens that must follow instead of `token`, because after `token` the text could no longer be
+        completed.
 
-        The fewer tokens there are to spare, the more often the shortest completion is searched for.
+        []: the text is complete already. None: the token may follow, or it is too late. The fewer tokens are to spare,
+        the more often the shortest completion is searched for.
 
         Args:
+            tokens_left: the most tokens that may still follow, `token` included.
             until: time.thread_time at which the search pauses (RESTS: at once). Then `searching` is True, and the same
-                must be asked again.
+                call must be repeated.
         """
-        if not self.bound or self.opening is not None or tokens_left > self._due:
+        if not self.settled or tokens_left > self._due:
             return None
         if self._after is not None and self._after[0] != token:
-            self._after = self._search = None  # it was looked for what comes after another one
+            self._after = self._search = None  # the search was for the text after another token
         if self._after is None:
             completion = self._completion
             if completion is None:
-                completion = self._found(self.matcher, tokens_left, until)
+                completion = self._search_completion(self.matcher, tokens_left, until)
                 if self.searching:
                     return None
             self._completion = None
@@ -162,23 +232,23 @@ class StructuredOutput:
                 self._completion = completion[1:]
                 return None
             self._after = token, completion
-        return self._either(*self._after, tokens_left, until)
+        return self._choose_completion(*self._after, tokens_left, until)
 
     @property
     def closes(self) -> bool:
-        """It completes the text before its last token is reached."""
+        """True if it completes the text before the sequence's last token."""
         return self._grammar.close_in_time
 
     @property
     def searching(self) -> bool:
-        """A search for the shortest completion is under way. No token may be appended before it is over."""
+        """True while a search for the shortest completion is under way. No token may be appended before it ends."""
         return self._search is not None
 
-    def _either(self, token: int, completion: list[int], tokens_left: int, until: float) -> list[int] | None:
-        """This completion, unless the text can still be completed after the token."""
+    def _choose_completion(self, token: int, completion: list[int], tokens_left: int, until: float) -> list[int] | None:
+        """Return this completion, unless the text can still be completed after the token."""
         after, walker = None, self.matcher.fork()
         if self.searching or walker.accept(token):
-            after = self._found(walker, tokens_left - 1, until)
+            after = self._search_completion(walker, tokens_left - 1, until)
             if self.searching:
                 return None
         self._after = None
@@ -188,9 +258,11 @@ class StructuredOutput:
             return completion
         return None
 
-    def _found(self, place: Matcher, tokens_left: int, until: float) -> list[int] | None:
-        """The shortest completion; None if there is none, or while the search is under way. Looks at one place at
-        least, unless the search pauses."""
+    def _search_completion(self, place: Matcher, tokens_left: int, until: float) -> list[int] | None:
+        """Return the shortest completion; None if it does not exist, or while the search is under way.
+
+        At least one place is searched, unless the search pauses.
+        """
         if self._search is None:
             self._search = place.completion(tokens_left, WORK)
         if until == RESTS:

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def app(args: dict[str, Any]) -> Application:
-    """The application with these settings (settings.read). Ray is imported here.
+    """Return the application with these settings (settings.read). Ray is imported here.
 
     Raises:
         ConfigError: naming the field.
     """
-    from tailrace.integrations.ray.application import build
+    from tailrace.integrations.ray.application import build_application
 
-    return build(args)
+    return build_application(args)

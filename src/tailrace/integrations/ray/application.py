@@ -12,21 +12,21 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from tailrace.integrations.ray.ingress import Ingress
 from tailrace.integrations.ray.replica import Replica
 from tailrace.integrations.ray.router import PrefixRouter
-from tailrace.integrations.ray.settings import Settings, read
+from tailrace.integrations.ray.settings import Settings, read_ray_settings
 
 LAST_WORDS_S = 5  # beyond the drain
 HEALTH_EVERY_S = 2.0
-INGRESS_CPUS = 0.1  # what Ray reserves; it is bound by the network
-INGRESS_REQUESTS = 100_000  # at once; what waits for a replica waits there
+INGRESS_CPUS = 0.1  # what Ray reserves; an ingress is limited by the network
+INGRESS_REQUESTS = 100_000  # at once; requests that wait for a replica wait there
 
 
-def build(args: dict[str, Any]) -> Application:
-    """The application with these settings (settings.read).
+def build_application(args: dict[str, Any]) -> Application:
+    """Return the application with these settings (settings.read).
 
     Raises:
         ConfigError: naming the field.
     """
-    settings = read(args)
+    settings = read_ray_settings(args)
     drain_s = math.ceil(settings.tailrace.server.drain_timeout_s) + LAST_WORDS_S
     replicas = serve.deployment(Replica).options(**replica_options(settings), graceful_shutdown_timeout_s=drain_s)
     ingress = serve.deployment(Ingress).options(
@@ -39,7 +39,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def replica_options(settings: Settings) -> dict[str, Any]:
-    """Ray's options of the replicas."""
+    """Return Ray's options for the replicas."""
     ray = settings.ray
     return {
         "autoscaling_config": AutoscalingConfig(

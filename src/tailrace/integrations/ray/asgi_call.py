@@ -1,4 +1,4 @@
-"""One call of an ASGI application without a connection: a request whose body is there, an answer in batches."""
+"""One call of an ASGI application without a connection: the request's body is complete, the answer comes in batches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Message, Scope
 from tailrace.api.disconnect import cancel_all
 
 
-async def call(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
-    """The application's messages; a batch has all that were sent since the last one was taken. Closing the generator is
-    the client's disconnect."""
+async def call_app(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[list[Message], None]:
+    """Yield the application's messages in batches of all that were sent since the last one. Closing the generator acts
+    as the client's disconnect."""
     sent: list[Message] = []
     news, left = asyncio.Event(), asyncio.Event()
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

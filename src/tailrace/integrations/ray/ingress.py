@@ -1,4 +1,4 @@
-"""The ingress: finds a request's key, and passes the answer on as it comes from the replica that the router chose."""
+"""The ingress: it computes a request's key, and passes on the answer of the replica that the router chose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OF_THE_CODING = (b"content-encoding", b"content-length", b"transfer-encoding")
 
 
 class Ingress:
-    """One or several; they share nothing but the list of replicas, which Ray keeps."""
+    """An ingress. Several share nothing but the list of replicas, which Ray keeps."""
 
     def __init__(self, replicas: DeploymentHandle, settings: Settings) -> None:
         config, self._blocks = settings.tailrace, settings.ray.route_blocks
@@ -47,30 +47,30 @@ class Ingress:
         self._replicas = replicas.options(stream=True)
 
     async def __call__(self, request: Request) -> Response:
-        """The answer of a replica, from its first message on.
+        """Return the answer of a replica, from its first message on.
 
-        A request is sent to one replica. It is not tried again elsewhere: one that kills its replica would kill them
-        all, one after the other. Clients try a 503 again by themselves.
+        A request is sent to one replica and never retried: a request that crashes its replica would crash all others in
+        turn. Clients retry a 503 by themselves.
         """
         try:
             body = await read_bytes(request, self._most)
         except HTTPException as error:
             return await error_handlers.on_http_error(request, error)
-        scope = passed(request.scope, body)
+        scope = make_replica_scope(request.scope, body)
         key = await asyncio.to_thread(self._keys.of, scope["path"], body)
         batches = self._replicas.answer.remote(scope, body, key=key)
         try:
             return Forwarded(scope, await anext(batches), batches)
         except LOST as error:
-            return await error_handlers.on_tailrace_error(request, lost(error))
+            return await error_handlers.on_tailrace_error(request, make_lost_error(error))
         except BaseException:
             batches.cancel()
             raise
 
 
 class Forwarded(Response):
-    """Messages of a replica as they come. If the replica is lost, a stream ends with an error event; another answer is
-    cut off, so that no client takes it for whole."""
+    """The messages of a replica as they arrive. If the replica is lost, a stream ends with an error event. Any other
+    answer is cut off, so that no client takes it for complete."""
 
     def __init__(self, scope: Scope, first: list[Message], rest: Any) -> None:
         super().__init__()
@@ -81,34 +81,34 @@ class Forwarded(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async for batch in self._batches():
+            async for batch in self._pass_batches():
                 for message in batch:
                     await send(message)
         finally:
             self._rest.cancel()
 
-    async def _batches(self) -> AsyncGenerator[list[Message], None]:
+    async def _pass_batches(self) -> AsyncGenerator[list[Message], None]:
         yield self._first
         try:
             async for batch in self._rest:
                 yield batch
         except LOST as error:
-            problem = lost(error)
+            problem = make_lost_error(error)
             if not self._is_stream:
                 raise problem from error
-            frame = self._form.frame(error_handlers.body(problem))
+            frame = self._form.frame(error_handlers.make_error_body(problem))
             yield [{"type": "http.response.body", "body": frame, "more_body": False}]
 
 
-def lost(error: Exception) -> EngineDeadError:
-    """What a client is told of a replica that is gone."""
+def make_lost_error(error: Exception) -> EngineDeadError:
+    """Return the client's error for a lost replica."""
     log.error("a replica is lost: %s", error)
     return EngineDeadError("the replica that served the request is gone; try again")
 
 
-def passed(scope: Scope, body: bytes) -> dict[str, Any]:
-    """What the replica is told of the request: the path below the application's route prefix; the body is there, and
-    not compressed any more."""
+def make_replica_scope(scope: Scope, body: bytes) -> dict[str, Any]:
+    """Return the request's scope for the replica: the path below the application's route prefix, and a body that is
+    complete and not compressed."""
     path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
     headers = [(name, value) for name, value in scope["headers"] if name not in OF_THE_CODING]
     if body:

@@ -1,8 +1,9 @@
-"""A request's body → the hash of its prompt's first blocks, as the engine's prefix cache will have it."""
+"""A request's body → the hash of its prompt's first blocks, as the engine's prefix cache computes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from tailrace.api.chat_prompt import chat_text
@@ -14,11 +15,12 @@ from tailrace.engine.block_hash import prefix_hash
 from tailrace.errors import ModelNotFoundError, TailraceError
 from tailrace.text.tokenizer import Tokenizer
 
-CHARS = 8  # per token, of which the prompt's beginning is taken: tokens of text have about four
+CHARS = 8  # characters per token at the prompt's beginning that are kept; tokens of text have about four
 
 
 class RoutedModel(NamedTuple):
-    """What is to be known of a model. block_size: of its engine's cache. adapters: in the engine's order."""
+    """The properties of a model that routing needs. block_size: of its engine's cache. adapters: in the engine's
+    order."""
 
     name: str
     tokenizer: Tokenizer
@@ -27,7 +29,7 @@ class RoutedModel(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """How a prompt begins: text, which may begin with special tokens, or token ids."""
+    """The beginning of a prompt: text, which may begin with special tokens, or token ids."""
 
     model: str | None
     text: Callable[[Tokenizer], str] | None
@@ -36,7 +38,7 @@ class Beginning(NamedTuple):
 
 
 class PromptKeys:
-    """Keys by the first `blocks` blocks. The first of the models is that of requests which name none."""
+    """Computes keys from the first `blocks` blocks. A request that names no model uses the first one."""
 
     def __init__(self, models: Sequence[RoutedModel], blocks: int, max_body_items: int) -> None:
         self._models, self._blocks, self._max_items = models, blocks, max_body_items
@@ -44,8 +46,8 @@ class PromptKeys:
         self._served = named | {model.name: (model, 0) for model in models}
 
     def of(self, path: str, raw: bytes) -> bytes | None:
-        """The key. None: the prompt has no full block, or the request has no prompt that can be read here. What is
-        wrong with a request, the replica says."""
+        """Return the key. None: the prompt has no full block, or the request has no prompt that can be read here. The
+        replica reports invalid requests."""
         read = READERS.get(path)
         if read is None or not self._blocks:
             return None
@@ -53,12 +55,12 @@ class PromptKeys:
             beginning = read(raw, self._max_items)
             if beginning is None:
                 return None
-            model, adapter = self._find(beginning.model)
+            model, adapter = self._find_model(beginning.model)
             return prefix_hash(self._token_ids(beginning, model), model.block_size, self._blocks, adapter)
         except TailraceError:
             return None
 
-    def _find(self, name: str | None) -> tuple[RoutedModel, int]:
+    def _find_model(self, name: str | None) -> tuple[RoutedModel, int]:
         if name is None:
             return self._models[0], 0
         if name not in self._served:
@@ -66,8 +68,11 @@ class PromptKeys:
         return self._served[name]
 
     def _token_ids(self, beginning: Beginning, model: RoutedModel) -> list[int]:
-        """The prompt's first tokens. Where the text was cut, its last tokens may not be the prompt's: they are beyond
-        the blocks that count, unless a token has more than CHARS characters on average."""
+        """Return the prompt's first tokens.
+
+        If the text was cut, the last tokens may not be the prompt's. They lie beyond the blocks that count, unless
+        tokens have more than CHARS characters on average.
+        """
         if beginning.text is None:
             return beginning.token_ids or []
         text = beginning.text(model.tokenizer)[: (self._blocks + 1) * model.block_size * CHARS]
@@ -77,7 +82,8 @@ class PromptKeys:
 def of_chat(raw: bytes, most: int) -> Beginning:
     ask = chat.READER.decoded(raw, most)
     with_tools = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls).mode != "none"
-    return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, ask, with_tools))
+    special = bool(ask.add_special_tokens)
+    return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, ask, with_tools), special=special)
 
 
 def of_message(raw: bytes, most: int) -> Beginning:
@@ -88,15 +94,19 @@ def of_message(raw: bytes, most: int) -> Beginning:
 
 def of_response(raw: bytes, most: int) -> Beginning | None:
     ask = responses.READER.decoded(raw, most)
-    if ask.previous_response_id is not None:  # the conversation's beginning is where the response is stored
+    if ask.previous_response_id is not None:  # the beginning of the conversation is stored with the response
         return None
+    if isinstance(ask.input, list):  # an item behind a reference is stored elsewhere
+        ask.input = list(takewhile(lambda item: not item.is_reference, ask.input))
+        if not ask.input:
+            return None
     conversation = to_chat(ask, b"")
     with_tools = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls).mode != "none"
     return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, conversation, with_tools))
 
 
 def of_completion(raw: bytes, most: int) -> Beginning:
-    """Of several prompts the first decides."""
+    """Return the beginning of the first prompt; it decides for all."""
     ask = completions.READER.decoded(raw, most)
     first: Any = completions.prompts_of(ask.prompt)[0]
     if isinstance(first, str):
@@ -105,7 +115,7 @@ def of_completion(raw: bytes, most: int) -> Beginning:
 
 
 def of_native(raw: bytes, most: int) -> Beginning:
-    """Of several prompts the first decides."""
+    """Return the beginning of the first prompt; it decides for all."""
     ask = generate.READER.decoded(raw, most)
     first = generate.prompts_of(ask)[0]
     if isinstance(first, str):

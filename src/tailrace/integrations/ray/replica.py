@@ -13,15 +13,15 @@ from tailrace.api.front_end import FrontEnd
 from tailrace.cli.local import prepare_all
 from tailrace.config import Config
 from tailrace.errors import EngineDeadError
-from tailrace.integrations.ray.asgi_call import call
+from tailrace.integrations.ray.asgi_call import call_app
 from tailrace.models import defaults
 from tailrace.wire.async_client import AsyncClient
 
-REPLICA = b"x-tailrace-replica"  # which one answered
+REPLICA = b"x-tailrace-replica"  # the name of the replica that answered
 
 
 class Replica:
-    """Built by Ray; its constructor returns once the engine is ready.
+    """A replica. Ray makes it; its constructor returns once the engine is ready.
 
     Raises:
         TailraceError: there is no such model, or its engine does not start.
@@ -45,8 +45,8 @@ class Replica:
             raise next(error for error in errors if error is not None)
 
     async def answer(self, scope: Scope, body: bytes, key: bytes | None = None) -> AsyncGenerator[list[Message], None]:
-        """The answer as ASGI messages, in batches. key: for the router alone."""
-        messages = call(self._app, scope, body)
+        """Yield the answer as ASGI messages, in batches. key: for the router alone."""
+        messages = call_app(self._app, scope, body)
         try:
             async for batch in messages:
                 if batch[0]["type"] == "http.response.start":
@@ -56,12 +56,12 @@ class Replica:
             await messages.aclose()
 
     def check_health(self) -> None:
-        """Raise where the engine is gone for good: Ray replaces the replica."""
+        """Raise EngineDeadError if the engine is dead for good. Ray then replaces the replica."""
         dead = [service.supervisor for service in self._front.services.values() if service.supervisor.dead.is_set()]
         if dead:
             raise EngineDeadError(f"the engine is dead: {dead[0].error}")
 
     async def __del__(self) -> None:
-        """Ray has drained the replica: end the engine."""
+        """End the engine, after Ray has drained the replica."""
         if hasattr(self, "_running"):
             await self._running.aclose()

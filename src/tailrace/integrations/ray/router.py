@@ -1,4 +1,4 @@
-"""Ray Serve's request router by the prompt's prefix. One in each process that sends requests to the replicas."""
+"""Ray Serve's request router by the prompt's prefix. Each process that sends requests to the replicas has one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from tailrace.integrations.ray.rendezvous import preferred
+from tailrace.integrations.ray.rendezvous import order_replicas
 
 
 class PrefixRouter(RequestRouter):
-    """The replica that the request's `key` prefers and that has not too much to do. Without a key: of two at random,
-    the one that has less to do.
+    """A router that chooses the replica preferred by the request's `key`, unless its load is too high. Without a key it
+    chooses the less loaded of two random replicas.
 
-    What a replica has to do is what it last said, and at least what this process has sent there and has no end of:
-    Ray forgets what a replica said after ten seconds, and a stream may take longer.
+    A replica's load is its last report, but at least the number of requests that this process has open there. Ray
+    forgets a report after ten seconds, but a stream may take longer.
     """
 
     def initialize_state(self, slack: float, free_requests: int, **others: Any) -> None:
@@ -26,16 +26,16 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of replicas: Ray takes the first one that has room."""
+        """Return ranks of replicas. Ray takes the first replica that has room."""
         key = None
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # where all are full: else Ray asks without a pause
+            pending_request.routing_context.should_backoff = True  # else Ray asks full replicas without a pause
             key = pending_request.kwargs.get("key")
         if key is None:
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas))), candidate_replicas]
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        loads = {name: self._load(replica.replica_id) for name, replica in by_name.items()}
-        return [[by_name[name]] for name in preferred(key, loads, self._slack, self._free)]
+        loads = {name: self._measure_load(replica.replica_id) for name, replica in by_name.items()}
+        return [[by_name[name]] for name in order_replicas(key, loads, self._slack, self._free)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         self._open[replica_id].add(pending_request.metadata.internal_request_id)
@@ -45,6 +45,6 @@ class PrefixRouter(RequestRouter):
         if not self._open[replica_id]:
             del self._open[replica_id]
 
-    def _load(self, replica_id: ReplicaID) -> int:
+    def _measure_load(self, replica_id: ReplicaID) -> int:
         own = len(self._open[replica_id]) if replica_id in self._open else 0
         return max(own, self.replica_queue_len_cache.get(replica_id) or 0)

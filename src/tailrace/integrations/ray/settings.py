@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tailrace.base.config_sources import load_config
 from tailrace.config import Config
-from tailrace.config_sources import load
 from tailrace.errors import ConfigError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -16,16 +16,17 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many replicas there are, and how requests find theirs.
+    """The number of replicas, and how requests find theirs.
 
-    min_replicas, max_replicas: the autoscaler's limits; equal ones fix the number. target_ongoing_requests: what it
-    aims at per replica; upscale_delay_s, downscale_delay_s: for how long more or fewer must be needed.
-    max_ongoing_requests: per replica; more wait at the ingress.
-    ingresses: processes that find the replica of a prompt and pass answers on.
-    route_blocks: the prompt's first blocks of the KV cache that decide on the replica. 0: the load alone decides, and
-    the ingress needs no tokenizer.
-    slack, free_requests: see rendezvous.preferred.
-    num_cpus, num_gpus: what Ray reserves for a replica.
+    - min_replicas, max_replicas: the autoscaler's limits; equal ones fix the number.
+    - target_ongoing_requests: the autoscaler's target per replica.
+    - upscale_delay_s, downscale_delay_s: how long more or fewer replicas must be needed.
+    - max_ongoing_requests: per replica; further requests wait at the ingress.
+    - ingresses: processes that find the replica of a prompt and pass answers on.
+    - route_blocks: the number of the prompt's first blocks of the KV cache that decide on the replica. 0: the load
+      alone decides, and the ingress needs no tokenizer.
+    - slack, free_requests: see rendezvous.order_replicas.
+    - num_cpus, num_gpus: what Ray reserves for a replica.
     """
 
     min_replicas: Count = 1
@@ -43,15 +44,15 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Both."""
+    """tailrace's own settings, and Ray's."""
 
     tailrace: Config
     ray: RaySettings
 
 
-def read(args: Mapping[str, Any]) -> Settings:
-    """The settings from `serve run`'s arguments (`section.field=value`) or from a config file's `args`, which may have
-    tables as well. `config` names a TOML file of tailrace's own. The environment counts as it does for tailrace serve.
+def read_ray_settings(args: Mapping[str, Any]) -> Settings:
+    """Read the settings from `serve run`'s arguments (`section.field=value`), or from a config file's `args`, which may
+    also have tables. `config` names a TOML file of tailrace's own. The environment counts as for `tailrace serve`.
 
     Raises:
         ConfigError: naming the field.
@@ -75,7 +76,7 @@ def read(args: Mapping[str, Any]) -> Settings:
     known = set(Config.__struct_fields__)
     if unknown := sorted(tables.keys() - known):
         raise ConfigError(f"unknown section {unknown[0]!r}; there are {', '.join(sorted(known | {'ray'}))}")
-    config = load(tables, file=file)
+    config = load_config(tables, file=file)
     if config.server.front_ends != 1:
         raise ConfigError(f"server.front_ends must be 1 under Ray, got {config.server.front_ends}; see ray.ingresses")
     return Settings(config, ray)

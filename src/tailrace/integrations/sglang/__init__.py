@@ -7,12 +7,12 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Make the backend's name known. Nothing is imported of the sampler until a server asks for it."""
+    """Register the backend's name. The sampler is imported only when a server asks for it."""
     from sglang.srt.layers.sampler import register_sampler_backend
 
-    def make() -> object:
+    def make_sampler() -> object:
         from tailrace.integrations.sglang.sampler import SglangSampler
 
         return SglangSampler()
 
-    register_sampler_backend("tailrace", make)
+    register_sampler_backend("tailrace", make_sampler)

@@ -1,7 +1,7 @@
-"""tailrace as the decoding method of transformers' `generate`, by its `custom_generate`.
+"""tailrace as the decoding method of transformers' `generate`, through its `custom_generate`.
 
-`generate` prepares the batch, and its own loop runs the model; only the choice of the tokens, the ends of single rows
-and the streamers are tailrace's.
+`generate` prepares the batch, and its own loop runs the model. tailrace chooses the tokens, ends single rows, and
+writes to the streamers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tailrace.integrations.transformers.row_ends import Row, RowEnds
 from tailrace.integrations.transformers.streamer import TEXT_FIELDS, TailraceStreamer
 from tailrace.params import SamplingParams
 
-# transformers' warpers → the field of SamplingParams that does the same, and where the warper has its value
+# transformers' warpers → the equivalent field of SamplingParams, and the warper's attribute with its value
 WARPERS: dict[type, tuple[str, str]] = {
     TemperatureLogitsWarper: ("temperature", "temperature"),
     TopHLogitsWarper: ("top_h", "top_h"),
@@ -45,26 +45,25 @@ WARPERS: dict[type, tuple[str, str]] = {
     EpsilonLogitsWarper: ("epsilon_cutoff", "epsilon"),
     EtaLogitsWarper: ("eta_cutoff", "epsilon"),
 }
-ENDS = ("max_tokens", "stop_token_ids")  # what ends a row here
+ENDS = ("max_tokens", "stop_token_ids")  # fields that end a row here
 
 
 class TailraceSampling:
-    """`model.generate(**batch, custom_generate=TailraceSampling(…))`.
+    """The decoding method: `model.generate(**batch, custom_generate=TailraceSampling(…))`.
 
-    Without `params` it draws what `generate` would draw from: processors up to the warpers run as they are, and the
-    warpers (temperature, top-k, top-p and their kin) become tailrace's. With `params` these take the place of the
-    warpers; other processors run before. Either way each row's token depends on its own logits, parameters, seed and
-    position alone.
+    Without `params` it draws from the distribution that `generate` would draw from: processors before the warpers run
+    unchanged, and tailrace replaces the warpers (temperature, top-k, top-p and their kin). With `params`, these replace
+    the warpers; other processors run before. In both cases each row's token depends on its own logits, parameters, seed
+    and position alone.
 
     Args:
-        params, seed: as of `TailraceLogitsProcessor`. A row ends by its `max_tokens` and `stop_token_ids` too, and by
-            `stop` and `stop_regex` where it has a `TailraceStreamer`, whose text is cut there.
+        params, seed: as of `TailraceLogitsProcessor`. A row also ends by its `max_tokens` and `stop_token_ids`. If it
+            has a `TailraceStreamer`, whose text is then cut, it ends by `stop` and `stop_regex` as well.
         streamer: for one row, or one for each. `generate` does not pass on its own argument of this name to a callable.
 
     Raises:
-        ParameterError: (a ValueError) `params`, `seed` or `streamer` are of another kind; in the call, for what can't
-            be had: beams, drafts, output_scores, a warper's value beside `params`, and what `TailraceLogitsProcessor`
-            refuses.
+        ParameterError: (a ValueError) `params`, `seed` or `streamer` are of another kind. In the call also for beams,
+            drafts, output_scores, a warper's value in addition to `params`, and what `TailraceLogitsProcessor` refuses.
     """
 
     def __init__(
@@ -95,14 +94,16 @@ class TailraceSampling:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
-        """As `generate` calls it. Returns what `generate` returns; with `return_dict_in_generate` also `logprobs` and
-        `sampling_masks`: of each row a list with an entry per token (TokenLogprobs; int32 ids, ascending), empty where
-        the row did not ask."""
+        """Generate, as `generate` calls it, and return what `generate` returns.
+
+        With `return_dict_in_generate` the result also has `logprobs` and `sampling_masks`: for each row a list with an
+        entry per token (TokenLogprobs; int32 ids, ascending). The list is empty if the row did not ask.
+        """
         watched = [streamer for streamer in self.streamers if isinstance(streamer, TailraceStreamer)]
         for streamer in watched:
             streamer.expect()
         try:
-            return self._generate(
+            return self._generate_tokens(
                 model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
             )
         except BaseException as error:
@@ -110,7 +111,7 @@ class TailraceSampling:
                 streamer.fail(error)
             raise
 
-    def _generate(
+    def _generate_tokens(
         self,
         model: PreTrainedModel,
         input_ids: torch.Tensor,
@@ -123,19 +124,19 @@ class TailraceSampling:
         if self.params is None:
             before, params = without_warpers(logits_processor, generation_config.do_sample)
         else:
-            params = self.params
-            before = [one for one in logits_processor if not replaced(one, generation_config, model.generation_config)]
-        generation_config.do_sample = False  # the processor's token is the largest
+            params, own = self.params, model.generation_config
+            before = [one for one in logits_processor if not is_replaced(one, generation_config, own)]
+        generation_config.do_sample = False  # the processor's token has the largest score
         rows = [params] if isinstance(params, SamplingParams) else params
         check_reports(rows, generation_config)
         processor = TailraceLogitsProcessor(
             params,
             seed=self.seed,
-            attention_mask=mask_of(model, model_kwargs, input_ids),
+            attention_mask=get_attention_mask(model, model_kwargs, input_ids),
             eos_token_id=ids_of(generation_config.eos_token_id),
             handled_by_caller=(*ENDS, *TEXT_FIELDS) if self._cuts_text() else ENDS,
         )
-        ends = RowEnds(stopping_criteria, processor, input_ids.shape[1], self._spread(params, len(input_ids)))
+        ends = RowEnds(stopping_criteria, processor, input_ids.shape[1], self._assign_rows(params, len(input_ids)))
         if ends.alone and generation_config._pad_token_tensor is None:
             raise ParameterError("pad_token_id must be given where rows end on their own", "pad_token_id")
         ends.begin(input_ids)
@@ -147,14 +148,14 @@ class TailraceSampling:
             **model_kwargs,
         )
         if generation_config.return_dict_in_generate:
-            result["logprobs"], result["sampling_masks"] = ends.reports()
+            result["logprobs"], result["sampling_masks"] = ends.get_reports()
         return result
 
     def _cuts_text(self) -> bool:
         return bool(self.streamers) and all(isinstance(one, TailraceStreamer) for one in self.streamers)
 
-    def _spread(self, params: SamplingParams | Sequence[SamplingParams], count: int) -> list[Row]:
-        """The rows' parameters and streamers. The streamers get to know their rows' stops.
+    def _assign_rows(self, params: SamplingParams | Sequence[SamplingParams], count: int) -> list[Row]:
+        """Return the rows' parameters and streamers. Each streamer gets the stops of its row.
 
         Raises:
             ParameterError: there are not as many as rows.
@@ -177,14 +178,14 @@ class TailraceSampling:
 
 
 def without_warpers(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[Any], SamplingParams]:
-    """The processors before the warpers at the list's end, and parameters that do the same as these."""
+    """Split off the warpers at the list's end. Return the processors before them, and equivalent parameters."""
     if not do_sample:
         return list(processors), SamplingParams(temperature=0.0)
     rest, found = list(processors), {}
     while rest:
         last = rest[-1]
-        if type(last) is not LogitNormalization:  # which changes no draw
-            field = translated(last)
+        if type(last) is not LogitNormalization:  # it changes no draw
+            field = translate_warper(last)
             if field is None or field[0] in found:
                 break
             found[field[0]] = field[1]
@@ -193,8 +194,8 @@ def without_warpers(processors: LogitsProcessorList, do_sample: bool) -> tuple[l
     return rest, SamplingParams(**found, sampler_order=order if len(order) > 1 else ())
 
 
-def translated(warper: Any) -> tuple[str, Any] | None:
-    """The field and its value; None for what is no warper of transformers', or keeps more than it should."""
+def translate_warper(warper: Any) -> tuple[str, Any] | None:
+    """Return the field and its value; None if this is no warper of transformers, or keeps more than it should."""
     if type(warper) not in WARPERS or getattr(warper, "min_tokens_to_keep", 1) != 1:
         return None
     if getattr(warper, "filter_value", -float("inf")) != -float("inf"):
@@ -204,19 +205,19 @@ def translated(warper: Any) -> tuple[str, Any] | None:
     return name, value.item() if isinstance(value, torch.Tensor) else value
 
 
-def replaced(processor: Any, config: GenerationConfig, of_model: GenerationConfig) -> bool:
-    """The processor is a warper that `generate` made of its configuration: parameters take its place.
+def is_replaced(processor: Any, config: GenerationConfig, of_model: GenerationConfig) -> bool:
+    """Return whether `generate` made this warper from its configuration. The parameters then replace it.
 
     Raises:
-        ParameterError: the caller has asked for it, beside these parameters.
+        ParameterError: the caller set the warper's value in addition to these parameters.
     """
-    field = translated(processor)
+    field = translate_warper(processor)
     if (
         field is None
         or (value := getattr(config, field[0], None)) is None
         or not isclose(value, field[1], rel_tol=1e-6)
     ):
-        return False  # the caller's own, which runs
+        return False  # the caller's own warper, which runs
     name = field[0]
     if value not in (getattr(of_model, name, None), of_model._get_default_generation_params().get(name)):
         raise ParameterError(f"{name} {value} is given beside params: it belongs there", name)
@@ -224,7 +225,7 @@ def replaced(processor: Any, config: GenerationConfig, of_model: GenerationConfi
 
 
 def check_mode(config: GenerationConfig) -> None:
-    """Raise ParameterError for what can't be drawn here."""
+    """Raise ParameterError for modes that tailrace can't draw for."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise ParameterError(f"generation mode {mode.value} can't be had with TailraceSampling", "custom_generate")
@@ -233,21 +234,23 @@ def check_mode(config: GenerationConfig) -> None:
 
 
 def check_reports(rows: Sequence[SamplingParams], config: GenerationConfig) -> None:
-    """Raise ParameterError where reports would be made for nobody."""
+    """Raise ParameterError if reports are requested but can't be returned."""
     if any(one.logprobs is not None or one.return_sampling_mask for one in rows) and not config.return_dict_in_generate:
         name = "return_dict_in_generate"
         raise ParameterError(f"{name} must be True where logprobs or sampling masks are asked for", name)
 
 
-def mask_of(model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor) -> torch.Tensor | None:
-    """Of the prompt in `input_ids`; None: all of it counts."""
+def get_attention_mask(
+    model: PreTrainedModel, model_kwargs: dict[str, Any], input_ids: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the attention mask of the prompt in `input_ids`; None: all of it counts."""
     name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
     mask = model_kwargs.get(name)
     return mask if mask is not None and mask.shape == input_ids.shape else None
 
 
 def ids_of(eos_token_id: int | Sequence[int] | None) -> Sequence[int]:
-    """As a list."""
+    """Return the ids as a list."""
     if eos_token_id is None:
         return ()
     return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)

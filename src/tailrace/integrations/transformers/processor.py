@@ -1,7 +1,7 @@
-"""tailrace as a logits processor of transformers: it draws the tokens, and leaves nothing else to choose.
+"""tailrace as a logits processor of transformers: it draws the tokens, and leaves no choice to `generate`.
 
-Its rows follow the batch by the ids that `generate` shows it: what is there counts, not what was drawn. So candidates
-of an assistant model that are taken back, and the padding of rows that have ended, come out right.
+Its rows follow the batch by the ids that `generate` passes in: the current ids count, not the drawn ones. So withdrawn
+candidates of an assistant model, and the padding of rows that have ended, are handled correctly.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tailrace.sampling import Rows, Sampled, Sampler, Slots, request_key, token_
 
 
 class TailraceLogitsProcessor(LogitsProcessor):
-    """Scores become −inf but for each row's drawn token, whose score is 0: whatever `generate` does next, greedy or
-    sampled, takes it. Put it last. Not for beam search, which needs the others' scores.
+    """A processor that gives each row's drawn token the score 0 and all others −inf. Greedy or sampled, `generate` then
+    takes the drawn token. Put it last. It does not work with beam search, which needs the other scores.
 
-    One object may serve several calls of `generate`, one after the other: a batch of other ids, or one that is as long
-    as the prompt was, begins anew.
+    One object may serve several calls of `generate`, one after the other. It begins anew for a batch of other ids, or
+    for one as long as the prompt was.
 
     Args:
-        params: of all rows, or of each. A row of `num_return_sequences` has those of its prompt.
-        seed: keys of the rows' noise, in place of the parameters' seeds: one for each row, or one, of which row r gets
-            `request_key(seed, r)`. A seed in `params` that several rows share is spread the same.
-        attention_mask: int [prompts or rows, T] of the prompt: where it is 0 there is padding, which is no part of it.
-            None: all ids are the prompt.
-        eos_token_id: what ends a row, for min_tokens and the methods that look at EOS.
+        params: of all rows, or of each. A row of `num_return_sequences` has its prompt's parameters.
+        seed: keys of the rows' noise, used instead of the parameters' seeds. With one seed, row r gets
+            `request_key(seed, r)`. A seed in `params` that several rows share is spread in the same way.
+        attention_mask: int [prompts or rows, T] of the prompt. 0 marks padding, which is not part of it. None: all ids
+            are the prompt.
+        eos_token_id: the ids that end a row, for min_tokens and the methods that read EOS.
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
 
     Raises:
-        ParameterError: (a ValueError) `params` or `seed` are no parameters or seeds; in the call, where they or the
-            mask do not fit the batch, and what `Slots.add` refuses.
+        ParameterError: (a ValueError) `params` or `seed` are no parameters or seeds. In the call also if they or the
+            mask do not fit the batch, and for what `Slots.add` refuses.
     """
 
     def __init__(
@@ -60,8 +60,11 @@ class TailraceLogitsProcessor(LogitsProcessor):
         self._prompt_lengths: list[int] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """input_ids int64 [B, T]; scores [B, V], not modified. Returns the like of `scores`."""
-        self._follow(input_ids, scores.shape[1])
+        """Draw a token for each row. Return scores like `scores` that select these tokens.
+
+        input_ids: int64 [B, T]. scores: [B, V], not modified.
+        """
+        self._follow_ids(input_ids, scores.shape[1])
         assert self._sampler is not None
         rows, output = list(range(len(scores))), input_ids.shape[1] - self._prompt_width
         self.sampled = self._sampler(
@@ -77,26 +80,26 @@ class TailraceLogitsProcessor(LogitsProcessor):
         chosen = torch.full_like(scores, -torch.inf)
         return chosen.scatter_(1, ids.to(scores.device), 0.0)
 
-    def _follow(self, input_ids: torch.Tensor, vocab_size: int) -> None:
-        """The slots have these ids from now on."""
+    def _follow_ids(self, input_ids: torch.Tensor, vocab_size: int) -> None:
+        """Update the slots to these ids."""
         seen, width = self._seen, self._prompt_width
         count, length = input_ids.shape
         same = self._slots is not None and self._slots.vocab_size == vocab_size and len(seen) == count
-        longer = length > seen.shape[1] + 1  # than by one token: the next turn of a chat, for one
+        longer = length > seen.shape[1] + 1  # by more than one token: for example the next turn of a chat
         if not same or longer or length <= width or not torch.equal(input_ids[:, :width], seen[:, :width]):
-            self._begin(input_ids, vocab_size)
+            self._add_prompts(input_ids, vocab_size)
         elif length == seen.shape[1] + 1 and torch.equal(input_ids[:, :-1], seen):
-            self._commit(input_ids[:, -1].tolist())
+            self._commit_ids(input_ids[:, -1].tolist())
         else:
-            self._adopt(input_ids[:, width:].tolist())
+            self._adopt_outputs(input_ids[:, width:].tolist())
         self._seen = input_ids
 
-    def _begin(self, input_ids: torch.Tensor, vocab_size: int) -> None:
+    def _add_prompts(self, input_ids: torch.Tensor, vocab_size: int) -> None:
         count, self._prompt_width = input_ids.shape
         params, keys = per_row(self.params, self.seed, count)
         self._slots = slots = Slots(count, vocab_size)
         self._sampler, self._prompt_lengths = Sampler(slots), []
-        for row, ids in enumerate(prompts(input_ids, self.attention_mask)):
+        for row, ids in enumerate(strip_padding(input_ids, self.attention_mask)):
             self._prompt_lengths.append(len(ids))
             handled = {*self.handled_by_caller, "seed"}
             slots.add(
@@ -108,14 +111,14 @@ class TailraceLogitsProcessor(LogitsProcessor):
                 handled_by_caller=handled,
             )
 
-    def _commit(self, ids: list[int]) -> None:
-        """One more token each."""
+    def _commit_ids(self, ids: list[int]) -> None:
+        """Append one token to each row."""
         assert self._slots is not None
         size = self._slots.vocab_size
         self._slots.commit(range(len(ids)), [[id] if 0 <= id < size else [] for id in ids])
 
-    def _adopt(self, outputs: list[list[int]]) -> None:
-        """Some were taken back, or several have come."""
+    def _adopt_outputs(self, outputs: list[list[int]]) -> None:
+        """Set the outputs, after tokens were taken back or several were added."""
         assert self._slots is not None
         size = self._slots.vocab_size
         for row, ids in enumerate(outputs):
@@ -139,10 +142,10 @@ def check_seed(seed: object) -> None:
 def per_row(
     params: SamplingParams | Sequence[SamplingParams], seed: int | Sequence[int] | None, count: int
 ) -> tuple[list[SamplingParams], list[int]]:
-    """Parameters and keys of so many rows.
+    """Return parameters and keys for this many rows.
 
     Raises:
-        ParameterError: there are not as many as rows, or not a whole share of them; or seeds are given twice.
+        ParameterError: the numbers of parameters and rows do not fit, or seeds are given twice.
     """
     single = isinstance(params, SamplingParams)
     given = [params] if single else list(params)
@@ -162,8 +165,8 @@ def per_row(
     return spread, keys
 
 
-def prompts(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
-    """The ids of each row without its padding.
+def strip_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    """Return the ids of each row without its padding.
 
     Raises:
         ParameterError: the mask is not of this prompt.

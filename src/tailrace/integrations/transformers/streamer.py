@@ -1,4 +1,4 @@
-"""transformers' TextIteratorStreamer with tailrace's text: what is decoded from all ids, character by character."""
+"""transformers' TextIteratorStreamer with tailrace's text: the decode of all ids, character by character."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from tailrace.text.detokenize import detokenizer
 from tailrace.text.output import TextStream
 from tailrace.text.tokenizer import Tokenizer
 
-# of a row's parameters, those that the text's end depends on
+# The fields of a row's parameters that the end of the text depends on.
 STOP_FIELDS = ("stop", "stop_regex", "stop_outside", "include_stop_str_in_output", "min_tokens")
-LOOK_S = 0.2  # how often who waits for text looks whether somebody generates
-TEXT_FIELDS = (*STOP_FIELDS[:-1], "skip_special_tokens")  # those that nobody else acts on
+LOOK_S = 0.2  # how often a waiting reader checks whether a thread still generates
+TEXT_FIELDS = (*STOP_FIELDS[:-1], "skip_special_tokens")  # fields that no other code acts on
 
 
 class TailraceStreamer(TextIteratorStreamer):
-    """Yields text as soon as it is certain: whole characters, nothing twice, nothing lost. The pieces joined are the
-    decode of all ids. With `skip_prompt` they are what follows the decoded prompt; `TextIteratorStreamer` decodes the
-    answer alone there, and loses the space that a SentencePiece answer begins with.
+    """A streamer that yields text as soon as it is certain: whole characters, nothing twice, nothing lost.
+
+    The joined pieces are the decode of all ids. With `skip_prompt` they are the part after the decoded prompt.
+    `TextIteratorStreamer` then decodes the answer alone, and loses the space at the beginning of a SentencePiece
+    answer.
 
     Args:
-        tokenizer: one with a tokenizer.json behind it (`backend_tokenizer`).
+        tokenizer: one with a tokenizer.json (`backend_tokenizer`).
         skip_prompt, timeout: as of TextIteratorStreamer.
-        params: its `stop`, `stop_regex` and their kin cut the text; `finished` then says so. `TailraceSampling` gives
+        params: its `stop`, `stop_regex` and their kin cut the text; `finished` is then true. `TailraceSampling` passes
             the row's own, and ends the row.
         decode_kwargs: skip_special_tokens.
 
@@ -52,7 +54,7 @@ class TailraceStreamer(TextIteratorStreamer):
     ) -> None:
         super().__init__(tokenizer, skip_prompt, timeout, **decode_kwargs)
         self.params = params
-        self.of_row: SamplingParams | None = None  # those of the row that it is for, where it has none itself
+        self.of_row: SamplingParams | None = None  # the parameters of its row, used if it has no own ones
         check_decoding(tokenizer, decode_kwargs)
         self._skip_special = bool(decode_kwargs.get("skip_special_tokens", False))
         self._tokenizer = of_backend(tokenizer.backend_tokenizer)
@@ -62,45 +64,49 @@ class TailraceStreamer(TextIteratorStreamer):
 
     @property
     def finished(self) -> bool:
-        """A stop was found: no more text comes."""
+        """True if a stop was found. Then no text follows."""
         return self._stream is not None and self._stream.finished
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt first, then tokens as they come. An error is the reader's too."""
+        """Take the prompt, and in later calls new tokens. The reader gets an error as well."""
         self._open, self._generating = True, current_thread()
         try:
             if value.dim() > 1 and len(value) > 1:
                 raise ParameterError(f"a streamer is for one row, got {len(value)}", "streamer")
             ids: list[int] = value.flatten().tolist()
             if self._stream is None:
-                self._begin(ids)
+                self._begin_stream(ids)
             elif not self._stream.finished:
-                self._say(self._stream.feed(ids).text)
+                self._queue_text(self._stream.feed(ids).text)
         except BaseException as error:
             self.fail(error)
             raise
 
     def end(self) -> None:
-        """The rest of the text, and no more. The next `put` is another prompt's."""
+        """Release the rest of the text and end it. The next `put` begins another prompt."""
         if self._stream is not None and not self._stream.finished:
-            self._say(self._stream.flush("length").text)
-        self._close(self.stop_signal)
+            self._queue_text(self._stream.flush("length").text)
+        self._close_stream(self.stop_signal)
 
     def fail(self, error: BaseException) -> None:
-        """Who reads the text gets this error, unless it has ended already: else he would wait for ever."""
+        """Pass this error to the reader, unless the text has ended already. Otherwise the reader would wait for
+        ever."""
         if self._open:
-            self._close(error)
+            self._close_stream(error)
 
     def expect(self) -> None:
-        """A generation begins: from here on `fail` reaches the reader, also before the first `put`."""
+        """Note that a generation begins. `fail` then reaches the reader even before the first `put`."""
         self._open = True
 
     def watch(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        """`generate`, whose errors end the text too: `Thread(target=streamer.watch(model.generate), kwargs=…)`. Nobody
-        else can tell of those that come before the first `put`, or in a thread of a pool."""
+        """Wrap `generate` so that its errors end the text too: `Thread(target=streamer.watch(model.generate),
+        kwargs=…)`.
+
+        Without it, errors before the first `put`, or in a thread of a pool, can't be noticed.
+        """
 
         @wraps(generate)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def run_watched(*args: Any, **kwargs: Any) -> Any:
             self.expect()
             try:
                 return generate(*args, **kwargs)
@@ -108,10 +114,10 @@ class TailraceStreamer(TextIteratorStreamer):
                 self.fail(error)
                 raise
 
-        return watched
+        return run_watched
 
     def __next__(self) -> str:
-        value: Any = self._wait()
+        value: Any = self._wait_for_text()
         if isinstance(value, StopIteration):  # it would end the reader's loop as if all were well
             raise RuntimeError("generate has raised StopIteration") from value
         if isinstance(value, BaseException):
@@ -120,12 +126,11 @@ class TailraceStreamer(TextIteratorStreamer):
             raise StopIteration
         return value
 
-    def _wait(self) -> Any:
-        """What is next in the queue.
+    def _wait_for_text(self) -> Any:
+        """Return the next item of the queue.
 
         Raises:
-            Empty: nothing came within `timeout`. RuntimeError: the thread that has put tokens is gone, and has put no
-                end.
+            Empty: no item came within `timeout`. RuntimeError: the thread that put tokens is gone, and has put no end.
         """
         until = None if self.timeout is None else monotonic() + self.timeout
         while True:
@@ -144,11 +149,11 @@ class TailraceStreamer(TextIteratorStreamer):
                     "Thread(target=streamer.watch(model.generate), …) hands the error on"
                 )
 
-    def _close(self, last: Any) -> None:
+    def _close_stream(self, last: Any) -> None:
         self._stream, self._open, self._generating = None, False, None
         self.text_queue.put(last, timeout=self.timeout)
 
-    def _begin(self, prompt: list[int]) -> None:
+    def _begin_stream(self, prompt: list[int]) -> None:
         given = self.params or self.of_row or SamplingParams()
         params = SamplingParams(
             **{name: getattr(given, name) for name in STOP_FIELDS}, skip_special_tokens=self._skip_special
@@ -156,16 +161,16 @@ class TailraceStreamer(TextIteratorStreamer):
         self._stream = TextStream(self._tokenizer, params, prompt=prompt)
         if not self.skip_prompt:
             reader = detokenizer(self._tokenizer, params.hidden(self._tokenizer.special_ids))
-            self._say("".join(map(reader.feed, prompt)))  # a character that it begins comes with the output
+            self._queue_text("".join(map(reader.feed, prompt)))  # a character that it begins comes with the output
 
-    def _say(self, text: str) -> None:
+    def _queue_text(self, text: str) -> None:
         if text:
             self.text_queue.put(text, timeout=self.timeout)
 
 
 @lru_cache(maxsize=8)
 def of_backend(backend: Any) -> Tokenizer:
-    """tailrace's tables of a tokenizer, which take a moment to make."""
+    """Make tailrace's tables of a tokenizer; this takes a moment."""
     return Tokenizer(backend)
 
 

@@ -1,9 +1,12 @@
 """tailrace as the sampler of vLLM (V1 runner). Installed beside vLLM it is on; `TAILRACE_VLLM=0` turns it off.
 
-vLLM calls `register` in each of its processes (entry point of the group vllm.general_plugins). What it replaces:
-`Sampler.forward` and `RejectionSampler.forward` sample by tailrace's kernels; `build_logitsprocs` adds the follower of
-the batch (requests.py), which is told of each request that joins, leaves or moves; `SamplingParams._verify_args` checks
-tailrace's own fields, so that a wrong one is a 400. Where vLLM is built differently (layout.py), nothing is replaced.
+vLLM calls `register` in each of its processes (entry point of the group vllm.general_plugins). `register` replaces:
+
+- `Sampler.forward` and `RejectionSampler.forward`: they sample with tailrace's kernels.
+- `build_logitsprocs`: it adds the follower of the batch (requests.py), which sees each request join, leave or move.
+- `SamplingParams._verify_args`: it checks tailrace's own fields, so that a wrong value is an HTTP 400.
+
+Nothing is replaced if vLLM is built differently (layout.py).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ def register() -> None:
     try:
         from tailrace.integrations.vllm import patches
 
-        patches.install()
+        patches.install_patches()
     except (ImportError, AttributeError) as error:
         log.error("tailrace is off, vLLM samples by itself: %s", error)
     except Exception:  # whatever it is, vLLM must start

@@ -1,6 +1,6 @@
-"""Is vLLM built as this plug-in expects, and what is replaced in it. Looked up in vLLM itself: its version says little.
+"""Check that vLLM is built as this plug-in expects, and replace functions of vLLM.
 
-Its parts are given by their dotted names.
+The check reads vLLM itself, because its version says little. Dotted names identify vLLM's parts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-def problem(wanted: Mapping[str, Collection[str]]) -> str:
-    """What of vLLM is missing, in one sentence; "" if nothing is. wanted: of its parts, the attributes, fields or
-    arguments that are read; a tuple has a function's first ones, in their order."""
+def describe_missing(wanted: Mapping[str, Collection[str]]) -> str:
+    """Return what vLLM lacks, in one sentence; "" if it lacks nothing.
+
+    Args:
+        wanted: part of vLLM → its attributes, fields or arguments that are read. A tuple lists a function's first
+            arguments in order.
+    """
     found = []
     for name, read in wanted.items():
         try:
@@ -24,7 +28,7 @@ def problem(wanted: Mapping[str, Collection[str]]) -> str:
         except (ImportError, AttributeError):
             found.append(f"there is no {name}")
             continue
-        arguments = names_of(part)
+        arguments = list_parameter_names(part)
         if isinstance(read, tuple) and arguments[: len(read)] != read:
             found.append(f"{name} begins with {', '.join(arguments[: len(read)])} in the place of {', '.join(read)}")
         elif missing := set(read) - set(arguments) - set(dir(part)):
@@ -32,43 +36,43 @@ def problem(wanted: Mapping[str, Collection[str]]) -> str:
     return f"this vLLM is built differently: {'; '.join(found)}" if found else ""
 
 
-def names_of(part: Any) -> tuple[str, ...]:
-    """Of its arguments; () where it has none, or can't say."""
+def list_parameter_names(part: Any) -> tuple[str, ...]:
+    """Return the names of the part's arguments; () if it takes no arguments or has no known signature."""
     try:
         return tuple(inspect.signature(part).parameters) if callable(part) else ()
     except (TypeError, ValueError):
         return ()
 
 
-def replace(ours: Mapping[str, Function], read: Mapping[str, Collection[str]]) -> None:
-    """Replace these functions, once: all of them, or none. Ours are given vLLM's own first. read: what else is needed.
+def replace_functions(ours: Mapping[str, Function], read: Mapping[str, Collection[str]]) -> None:
+    """Replace these functions once, either all or none. Each of ours gets vLLM's own first. read: other needed parts.
 
     Raises:
         AttributeError: something is missing.
     """
-    if missing := problem({**dict.fromkeys(ours, ()), **read}):
+    if missing := describe_missing({**dict.fromkeys(ours, ()), **read}):
         raise AttributeError(missing)
     for name, function in ours.items():
         where, _, attribute = name.rpartition(".")
         place = resolve_name(where)
         theirs = getattr(place, attribute)
         if not hasattr(theirs, "theirs"):
-            setattr(place, attribute, around(theirs, function))
+            setattr(place, attribute, wrap_function(theirs, function))
 
 
-def around(theirs: Function, ours: Function) -> Function:
-    """`ours`, which is given theirs first."""
+def wrap_function(theirs: Function, ours: Function) -> Function:
+    """Return `ours`, called with theirs as first argument."""
 
     @functools.wraps(theirs)
-    def replaced(*args: Any, **more: Any) -> Any:
+    def call_ours(*args: Any, **more: Any) -> Any:
         return ours(theirs, *args, **more)
 
-    replaced.theirs = theirs  # type: ignore[attr-defined]
-    return replaced
+    call_ours.theirs = theirs  # type: ignore[attr-defined]
+    return call_ours
 
 
-def arguments(function: Function, *args: Any, **more: Any) -> dict[str, Any]:
-    """Of this call, by name, with the defaults of what is left out."""
+def bind_arguments(function: Function, *args: Any, **more: Any) -> dict[str, Any]:
+    """Return the arguments of this call by name, with defaults for those left out."""
     call = inspect.signature(function).bind(*args, **more)
     call.apply_defaults()
     return call.arguments

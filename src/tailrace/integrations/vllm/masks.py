@@ -5,6 +5,7 @@ vLLM's outputs carry them in either runner: what is missing in V1 is who fills t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from vllm.v1 import outputs
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tailrace.integrations.vllm import layout
-from tailrace.integrations.vllm.fallbacks import log
+from tailrace.integrations.vllm.fallbacks import call_or_none, log
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import BatchFollower
 from tailrace.sampling import Sampled
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 WANTED = {"vllm.v1.outputs.SamplingMaskLists": {"cu_num_generated_tokens"}}
 
 
-def install() -> None:
+def install_masks() -> None:
     """Replace vLLM's refusal, and what its runner returns, unless this vLLM has no place for masks."""
     try:
-        layout.replace(OURS, WANTED)
+        layout.replace_functions(OURS, WANTED)
     except AttributeError as error:
         log.info("tailrace gives vLLM's V1 runner no sampling masks: %s", error)
 
 
-def check(theirs: Function, config: VllmConfig) -> None:
+def check_replay_config(theirs: Function, config: VllmConfig) -> None:
     """vLLM's check, but for its first question: whether the runner is V2."""
     theirs(AsV2(config) if current_platform.is_cpu() else config)
 
@@ -59,16 +60,17 @@ def with_masks(theirs: Function, runner: GPUModelRunner, *args: Any, **more: Any
     follower.drawn = ([], None)
     output = theirs(runner, *args, **more)  # at once: no vLLM schedules asynchronously on a CPU
     if isinstance(output, outputs.ModelRunnerOutput) and output.req_ids:  # vLLM shares one without requests
-        width = max(map(len, output.sampled_token_ids), default=0)
-        output.sampling_masks = masks_of(*follower.drawn, (len(output.req_ids), width))
+        found = (
+            call_or_none("sampling masks", partial(masks_of, output, *drawn)) for drawn in (follower.drawn, ([], None))
+        )
+        output.sampling_masks = next(filter(None, found), None)
     return output
 
 
-def masks_of(served: list[int], sampled: Sampled | None, shape: tuple[int, int]) -> SamplingMaskLists:
-    """As vLLM has them. served: the rows of the batch that were drawn; sampled: so. shape: rows of the batch, and
-    tokens of each at most."""
-    token_ids, rows = np.empty(0, dtype=np.int32), shape[0]
-    sizes = np.zeros(shape, dtype=np.int64)
+def masks_of(output: outputs.ModelRunnerOutput, served: list[int], sampled: Sampled | None) -> SamplingMaskLists:
+    """The masks of a step, as vLLM has them. served: the rows of the batch that were drawn; sampled: so."""
+    token_ids, rows = np.empty(0, dtype=np.int32), len(output.req_ids)
+    sizes = np.zeros((rows, max(map(len, output.sampled_token_ids), default=0)), dtype=np.int64)
     if sampled is not None and sampled.sampling_mask is not None:
         token_ids, offsets = (part.numpy() for part in sampled.sampling_mask)
         sizes = np.zeros((rows, sampled.token_ids.shape[1]), dtype=np.int64)
@@ -78,6 +80,6 @@ def masks_of(served: list[int], sampled: Sampled | None, shape: tuple[int, int])
 
 
 OURS: dict[str, Function] = {
-    "vllm.config.VllmConfig._verify_sampling_replay_config": check,
+    "vllm.config.VllmConfig._verify_sampling_replay_config": check_replay_config,
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner.sample_tokens": with_masks,
 }

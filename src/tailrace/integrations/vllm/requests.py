@@ -1,13 +1,13 @@
 """The requests of vLLM's batch in tailrace's slots, followed through the updates that vLLM gives its logits processors.
 
-A request keeps its slot however vLLM moves its row. Its output is a list of vLLM's own, which grows with it: a slot is
-told of new tokens right before the next draw, so that tokens which vLLM has discarded never reach it.
+A request keeps its slot, however vLLM moves its row. Its output is vLLM's own list, which grows. A slot gets the new
+tokens right before the next draw, so it never sees tokens that vLLM has discarded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,19 +15,29 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
-from tailrace.integrations.vllm.fallbacks import LeftToVllmError
-from tailrace.integrations.vllm.translate import add
+from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none
+from tailrace.integrations.vllm.translate import add_vllm_request
 from tailrace.sampling import KeySource, Sampled, Sampler, Slots
 
-PLACEHOLDER = -1  # of a token that vLLM has not read yet
+PLACEHOLDER = -1  # id of a token that vLLM has not read yet, and of an empty draft place
 NOT_KNOWN = "tokens that vLLM has not read yet (asynchronous scheduling)"
+NOT_COUNTED = "drafts whose number vLLM has not read yet (asynchronous scheduling)"
+LOST = "requests whose rows are not known, after an error in tailrace"
+TOO_MANY = "requests of several steps with an error in tailrace"
+MAX_ERRORS = 3  # steps of a request with an error; then vLLM serves the request to its end
 
 
 @dataclass(slots=True, eq=False)
 class FollowedRequest:
-    """One request of the batch. output: vLLM's list, which grows. slot: −1 until it joins, and where it is refused.
-    reads: its slot must be told of its tokens, of which it knows the first `known`. refusal: why vLLM serves it
-    itself."""
+    """One request of the batch.
+
+    - output: vLLM's list, which grows.
+    - slot: −1 until the request joins, and if it is refused.
+    - reads: the slot needs the request's tokens. It has the first `known` of them.
+    - refusal: why vLLM serves the request itself.
+    - errors: number of the request's steps in which tailrace raised an error.
+    - kept: what its next slot takes over from its last one (arguments of `Slots.add`).
+    """
 
     params: SamplingParams
     prompt: Sequence[int] | None
@@ -36,11 +46,16 @@ class FollowedRequest:
     reads: bool = False
     known: int = 0
     refusal: str = ""
+    errors: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 class FollowedBatch(NamedTuple):
-    """The batch since its last change, in the order of vLLM's rows. served, slots, requests: those that tailrace
-    serves, by row, by slot and themselves. refusals: why vLLM serves the others."""
+    """The batch since its last change, in the order of vLLM's rows.
+
+    served, slots, requests: the rows, the slots and the requests that tailrace serves. refusals: why vLLM serves the
+    others.
+    """
 
     served: list[int]
     slots: list[int]
@@ -48,20 +63,25 @@ class FollowedBatch(NamedTuple):
     refusals: list[str]
 
     def positions(self) -> list[int]:
-        """Of the next token of each request that is served."""
+        """Return the position of the next token of each served request."""
         return [len(request.prompt or ()) + len(request.output) for request in self.requests]
 
 
 class BatchFollower(LogitsProcessor):
-    """Changes no logits; knows who is in which row. newest: of this process. fields: of all requests, as the server has
-    them. drawn: the rows that tailrace served in this step, and how, where masks are asked for."""
+    """A logits processor of vLLM that changes no logits. It knows which request is in which row.
+
+    - newest: the newest follower of this process.
+    - fields: the server's fields of all requests.
+    - drawn: if masks are asked for, the rows that tailrace served in this step and their samples.
+    """
 
     newest: ClassVar[BatchFollower | None] = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         count, model = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config
-        self.slots = Slots(count, model.get_vocab_size(), default_keys=KeySource.shared(*identity(vllm_config)))
+        self.slots = Slots(count, model.get_vocab_size(), default_keys=KeySource.shared(*get_key_parts(vllm_config)))
         self.sampler = Sampler(self.slots)
+        self.drafting = getattr(vllm_config, "speculative_config", None) is not None
         self.fields = {
             "logprobs_mode": "processed" if model.logprobs_mode.startswith("processed") else "raw",
             "return_sampling_mask": getattr(model, "return_sampling_mask", False),
@@ -80,9 +100,11 @@ class BatchFollower(LogitsProcessor):
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Some have left, come or moved."""
-        if batch_update is None:
-            return
+        """Follow the requests that have left, joined or moved."""
+        if batch_update is not None:
+            call_or_none("follower of the batch", lambda: self._update_rows(batch_update), self.lose_rows)
+
+    def _update_rows(self, batch_update: BatchUpdate) -> None:
         before = list(self.rows.values())
         process_dict_updates(self.rows, batch_update, FollowedRequest)
         staying = set(self.rows.values())
@@ -93,24 +115,29 @@ class BatchFollower(LogitsProcessor):
 
     # ---- for the draw
 
-    def ready(self) -> FollowedBatch:
-        """The batch, whose slots know all that their requests have said.
+    def ready(self, count: int) -> FollowedBatch:
+        """Return the batch after its slots got all new tokens. count: vLLM's number of rows.
 
         Raises:
-            LeftToVllmError: one would have to be told a token that vLLM does not know yet.
+            LeftToVllmError: a slot needs a token that vLLM does not know yet, or the batch has another number of rows.
         """
         if self.batch is None:
-            self.batch = self._joined()
+            self.rows = {row: one for row, one in self.rows.items() if row < count or one.refusal != LOST}
+            self.batch = self._collect_batch()
+        if len(self.rows) != count:
+            raise LeftToVllmError(f"{count} rows for a batch of {len(self.rows)} requests")
         for request in self.batch.requests:
+            if self.drafting and request.output[-1:] == [PLACEHOLDER]:
+                raise LeftToVllmError(NOT_COUNTED)
             if request.reads and len(request.output) != request.known:
-                self._tell(request)
+                self._sync_output(request)
         return self.batch
 
-    def _joined(self) -> FollowedBatch:
+    def _collect_batch(self) -> FollowedBatch:
         rows = sorted(self.rows.items())
         for _, request in rows:
             if request.slot < 0 and not request.refusal:
-                self._join(request)
+                self._assign_slot(request)
         served = [row for row, request in rows if not request.refusal]
         requests = [self.rows[row] for row in served]
         return FollowedBatch(
@@ -120,22 +147,25 @@ class BatchFollower(LogitsProcessor):
             refusals=[request.refusal for _, request in rows if request.refusal],
         )
 
-    def _join(self, request: FollowedRequest) -> None:
-        """Give the request a slot, or a reason why it has none."""
+    def _assign_slot(self, request: FollowedRequest) -> None:
+        """Give the request a slot, or set the reason why vLLM serves it."""
         if request.prompt is None:
             request.refusal = "a prompt of embeddings"
             return
-        if PLACEHOLDER in request.output:
+        output = list(request.output) if request.reads or not request.kept else []
+        if PLACEHOLDER in output:
             raise LeftToVllmError(NOT_KNOWN)
         slot, size = self.slots.slots.index(None), self.slots.vocab_size
-        prompt = [id for id in request.prompt if id < size]  # an image's placeholder may have no logit
-        request.refusal = add(self.slots, slot, request.params, self.fields, prompt, list(request.output))
+        prompt = [id for id in request.prompt if 0 <= id < size]  # an image's placeholder may have no logit
+        request.refusal = add_vllm_request(
+            self.slots, slot, request.params, self.fields, prompt, output=output, **request.kept
+        )
         if not request.refusal:
             request.slot, request.known = slot, len(request.output)
             request.reads = self.slots.reads_output(slot)
 
-    def _tell(self, request: FollowedRequest) -> None:
-        """The slot's output is vLLM's list from now on."""
+    def _sync_output(self, request: FollowedRequest) -> None:
+        """Bring the slot's output up to vLLM's list."""
         new = request.output[request.known :]
         if PLACEHOLDER in new:
             raise LeftToVllmError(NOT_KNOWN)
@@ -145,9 +175,34 @@ class BatchFollower(LogitsProcessor):
             self.slots.adopt(request.slot, list(request.output))
         request.known = len(request.output)
 
+    # ---- after an error
 
-def identity(vllm_config: Any) -> tuple[object, ...]:
-    """What keys of requests without a seed come from: the same for all ranks of an engine, another for each engine."""
+    def begin_again(self) -> None:
+        """Give each request a new slot at the next draw, made of vLLM's own lists.
+
+        It is unknown which tokens the old slots got. A request keeps its key and its methods' state. After a request's
+        third error vLLM draws for it.
+        """
+        for request in self.rows.values():
+            if request.slot >= 0 and (entry := self.slots.slots[request.slot]) is not None:
+                request.kept = {"key": entry.key, "sequence_state": entry.sequence_state}
+            request.slot, request.errors = -1, request.errors + 1
+            if request.errors >= MAX_ERRORS and not request.refusal:
+                request.refusal = TOO_MANY
+        self.slots = Slots(len(self.slots.slots), self.slots.vocab_size, default_keys=self.slots.default_keys)
+        self.sampler, self.batch, self.drawn = Sampler(self.slots), None, ([], None)
+
+    def lose_rows(self) -> None:
+        """Leave all requests of this batch to vLLM, because it is unknown which request is in which row. Rows that do
+        not exist are dropped at the next draw."""
+        self.rows = {}
+        self.begin_again()
+        for row in range(len(self.slots.slots)):
+            self.rows[row] = FollowedRequest(SamplingParams(), None, [], refusal=LOST)
+
+
+def get_key_parts(vllm_config: Any) -> tuple[object, ...]:
+    """Return the source of keys for requests without a seed: equal on all ranks of an engine, different per engine."""
     parallel = vllm_config.parallel_config  # each engine of a dense model has rank 0, and another index
     engine = (parallel.data_parallel_rank, getattr(parallel, "data_parallel_index", 0))
     return getattr(vllm_config, "instance_id", ""), vllm_config.model_config.seed, engine

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.vllm.fallbacks import call_or_none
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Slots
 
@@ -38,8 +39,9 @@ def own_fields(params: Theirs) -> dict[str, Any]:
     return {name: value for name, value in (params.extra_args or {}).items() if name in OURS}
 
 
-def translated(params: Theirs) -> SamplingParams:
-    """vLLM's parameters as tailrace's.
+def translate_params(params: Theirs, bad_words: Sequence[Sequence[int]]) -> SamplingParams:
+    """vLLM's parameters as tailrace's. bad_words: the ids of the request's, which vLLM adds after the check of its
+    other fields.
 
     Raises:
         ParameterError: tailrace does not have what they ask for.
@@ -50,25 +52,34 @@ def translated(params: Theirs) -> SamplingParams:
         top_k=max(params.top_k, 0),
         logit_bias=params.logit_bias or {},
         allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids else None,
-        bad_words=tuple(map(tuple, params.bad_words_token_ids or ())),
+        bad_words=tuple(map(tuple, bad_words)),
         **{name: getattr(params, name) for name in SAME},
         **own_fields(params),
     )
 
 
-def add(
-    slots: Slots, slot: int, params: Theirs, fields: dict[str, Any], prompt: Sequence[int], output: Sequence[int] = ()
+def add_vllm_request(
+    slots: Slots, slot: int, params: Theirs, fields: dict[str, Any], prompt: Sequence[int], **kept: Any
 ) -> str:
     """Give vLLM's request this slot. Returns why vLLM's own sampler must serve it instead; "" if it need not. fields:
-    what is not as the request asks."""
+    what is not as the request asks. kept: further arguments of `Slots.add`."""
     if params.logprobs == -1:
         return "logprobs of the whole vocabulary"
     if lacking := [name for name in LACKING if getattr(params, name, None) is not None]:
         return lacking[0]
-    try:
-        asked = msgspec.structs.replace(translated(params), **fields)
-        eos_token_ids = sorted(params.all_stop_token_ids)
-        slots.add(slot, asked, prompt=prompt, output=output, eos_token_ids=eos_token_ids)
-    except ParameterError as error:
-        return str(error)
-    return ""
+
+    def fill_slot() -> str:
+        try:
+            asked = msgspec.structs.replace(translate_params(params, params.bad_words_token_ids or ()), **fields)
+            eos_token_ids = sorted(params.all_stop_token_ids)
+            slots.add(slot, asked, prompt=prompt, eos_token_ids=eos_token_ids, **kept)
+        except ParameterError as error:
+            return str(error)
+        return ""
+
+    def empty_slot() -> None:
+        if slots.slots[slot] is not None:
+            slots.remove(slot)
+
+    refusal = call_or_none("parameters of a request", fill_slot, empty_slot)
+    return "parameters of a request, after an error in tailrace" if refusal is None else refusal

@@ -1,8 +1,8 @@
 """vLLM's V2 runner: its edits, tailrace's draw.
 
-There tokens stay on the device, and a request keeps its index: no batch is followed. vLLM's own kernels apply bias,
-penalties, bad words, custom processors and thinking budgets, none of which sorts; tailrace does all that follows. So
-vLLM is told of a request that tailrace draws as of one that asks for none of that.
+In this runner tokens stay on the device, and a request keeps its index, so no batch is followed. vLLM's own kernels
+apply bias, penalties, bad words, custom processors and thinking budgets. None of these sorts. tailrace does all later
+steps. For a request that tailrace draws, vLLM therefore gets neutral values of the later fields.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 import tailrace
 from tailrace.integrations.vllm import layout, translate
-from tailrace.integrations.vllm.fallbacks import fall_back, log
+from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, log
 from tailrace.integrations.vllm.layout import Function
-from tailrace.integrations.vllm.requests import identity
+from tailrace.integrations.vllm.requests import get_key_parts
 from tailrace.integrations.vllm.translate import NO_EDITS
 from tailrace.sampling import KeySource, Rows, Sampler, Slots
 
@@ -31,22 +31,28 @@ WANTED = {
     f"{SAMPLER}.add_request": ("self", "req_idx", "sampling_params"),
     f"{SAMPLER}.apply_sampling_params": ("self", "logits", *PLACE, "skip_top_k_top_p"),
     f"{SAMPLER}.sample": ("self", "logits", *PLACE, "return_logprobs"),
+    "vllm.v1.worker.gpu.sample.states.SamplingStates": {"add_request", "apply_staged_writes"},
 }
+FAILED, STEP = "requests of a step with an error in tailrace", "draws of the V2 runner"
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
 
 
-def install() -> None:
-    """Replace how its sampler is made, once; or say why not."""
+def install_v2() -> None:
+    """Replace the constructor of its sampler once, or log why not."""
     try:
-        layout.replace({f"{SAMPLER}.__init__": begin}, WANTED)
+        layout.replace_functions({f"{SAMPLER}.__init__": start_v2_sampler}, WANTED)
     except AttributeError as error:
         log.error("tailrace is off, vLLM samples by itself in its V2 runner: %s", error)
 
 
-def begin(theirs: Function, sampler: Any, *args: Any, **more: Any) -> None:
-    """As vLLM makes one; this one's draws are tailrace's, unless the server asks for what they lack."""
+def start_v2_sampler(theirs: Function, sampler: Any, *args: Any, **more: Any) -> None:
+    """Make vLLM's sampler and replace its draws, unless the server asks for what tailrace's draws lack."""
     theirs(sampler, *args, **more)
-    given = layout.arguments(theirs, sampler, *args, **more)
+    call_or_none("V2 sampler", lambda: draw_for(sampler, layout.bind_arguments(theirs, sampler, *args, **more)))
+
+
+def draw_for(sampler: Any, given: dict[str, Any]) -> None:
+    """Replace the sampler's draws, unless the server asks for what tailrace's draws lack. given: its arguments."""
     if reason := why_not(sampler, given):
         log.warning("tailrace leaves all draws to vLLM's own sampler: %s", reason)
         return
@@ -60,7 +66,7 @@ def begin(theirs: Function, sampler: Any, *args: Any, **more: Any) -> None:
 
 
 def why_not(sampler: Any, given: dict[str, Any]) -> str:
-    """Why vLLM must draw everything; "" if it need not. given: what the sampler was made with."""
+    """Return why vLLM must draw everything, or "". given: the sampler's arguments."""
     if f"{type(sampler).__module__}.{type(sampler).__name__}" != SAMPLER:
         return f"a sampler that draws otherwise ({type(sampler).__name__})"
     if given["num_speculative_tokens"] > 1:
@@ -71,51 +77,97 @@ def why_not(sampler: Any, given: dict[str, Any]) -> str:
 
 
 class DrawnRequests:
-    """The requests of one of vLLM's samplers, by their index there. refusals: why vLLM draws for a request itself."""
+    """The requests of one of vLLM's samplers, by their index there.
+
+    refusals: why vLLM draws for a request itself. asked: the parameters of the other requests. vLLM gets neutral values
+    instead of them.
+    """
 
     def __init__(self, theirs: Any, given: dict[str, Any]) -> None:
         self.theirs, self.add_to_theirs, self.theirs_draw = theirs, theirs.add_request, theirs.sample
-        keys = KeySource.shared(*identity(given["vllm_config"]))
+        self.states, self.processed = theirs.sampling_states, theirs.needs_logits_processing
+        keys = KeySource.shared(*get_key_parts(given["vllm_config"]))
         self.slots = Slots(given["max_num_reqs"], given["vocab_size"], default_keys=keys)
         self.sampler = Sampler(self.slots)
         self.refusals: dict[int, str] = {}
+        self.asked: dict[int, Any] = {}
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
-        """The index is this request's."""
-        self.refusals.pop(req_idx, None)
-        if self.slots.slots[req_idx] is not None:
-            self.slots.remove(req_idx)
-        refusal = translate.add(self.slots, req_idx, sampling_params, NO_EDITS, prompt=())
-        if not refusal and self.slots.reads_output(req_idx):
+        """Give the index to this request."""
+        self.refusals[req_idx] = FAILED  # until the request has a slot
+        self.asked.pop(req_idx, None)
+        told = call_or_none("requests of the V2 runner", lambda: self._register_request(req_idx, sampling_params))
+        self.add_to_theirs(req_idx, sampling_params if told is None else told)
+
+    def _register_request(self, index: int, params: Any) -> Any:
+        """Give the request its slot. Return the parameters for vLLM."""
+        if self.slots.slots[index] is not None:
+            self.slots.remove(index)
+        refusal = translate.add_vllm_request(self.slots, index, params, NO_EDITS, prompt=())
+        if not refusal and self.slots.reads_output(index):
             refusal = "a field that reads the output, which stays on the device in vLLM's V2 runner"
         if refusal:
-            self.refusals[req_idx] = refusal
-        else:
-            sampling_params = copy.copy(sampling_params)
-            for name, value in NEUTRAL.items():
-                setattr(sampling_params, name, value)
-        self.add_to_theirs(req_idx, sampling_params)
+            self.refusals[index] = refusal
+            return params
+        neutral = copy.copy(params)
+        for name, value in NEUTRAL.items():
+            setattr(neutral, name, value)
+        self.asked[index] = params
+        del self.refusals[index]
+        return neutral
 
     def sample(
         self, logits: torch.Tensor, *place: Any, return_logprobs: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [N] tokens, and the edited logits. place: as PLACE. Nothing waits for the device."""
-        by_name = dict(zip(PLACE, place, strict=True))
-        indices, lengths = by_name["idx_mapping_np"].tolist(), by_name["seq_lens_upper_bound_np"].tolist()
-        served = [row for row, index in enumerate(indices) if index not in self.refusals]
-        if any(self.slots.slots[indices[row]] is None for row in served):  # vLLM measures memory, without requests
-            self.sampler.warm_up({logits.dtype, torch.float32}, logits.device)
+        """Return tokens, int64 [N], and the edited logits. place: as PLACE. Nothing waits for the device."""
+
+        def draw_theirs() -> tuple[torch.Tensor, torch.Tensor]:
             return self.theirs_draw(logits, *place, return_logprobs=return_logprobs)
-        refused = [index for index in indices if index in self.refusals]
-        for index in refused:
-            fall_back(self.refusals[index])
-        own = self.theirs_draw(logits, *place, return_logprobs=return_logprobs) if refused else None
-        if own is not None and not served:
-            return own
+
+        planned = call_or_none(
+            STEP, lambda: self._plan_rows(logits, dict(zip(PLACE, place, strict=True))), self._give_back
+        )
+        if planned is None:
+            return draw_theirs()
+        rows, others = planned
+        own = draw_theirs() if others else None
         edited = self.theirs.apply_sampling_params(logits, *place, skip_top_k_top_p=True)
+        found = call_or_none(STEP, lambda: self._draw_served(edited, rows, own), self._give_back)
+        if found is not None:
+            return found
+        return draw_theirs() if own is None else own
+
+    def _plan_rows(self, logits: torch.Tensor, place: dict[str, Any]) -> tuple[Rows, bool] | None:
+        """Return the rows that tailrace draws, and whether vLLM draws others. None if vLLM draws all rows, for example
+        when it measures memory without requests."""
+        indices, lengths = place["idx_mapping_np"].tolist(), place["seq_lens_upper_bound_np"].tolist()
+        served = [row for row, index in enumerate(indices) if index not in self.refusals]
+        if any(self.slots.slots[indices[row]] is None for row in served):
+            self.sampler.warm_up({logits.dtype, torch.float32}, logits.device)
+            return None
+        for index in indices:
+            if index in self.refusals:
+                fall_back(self.refusals[index])
         rows = Rows.plain([indices[row] for row in served], served, [lengths[row] for row in served])
+        return (rows, len(served) < len(indices)) if served else None
+
+    def _draw_served(
+        self, edited: torch.Tensor, rows: Rows, own: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return these rows' tokens, with vLLM's own tokens for the other rows."""
         ids = self.sampler.begin(edited, rows).token_ids[:, 0].clamp(min=0)
         if own is None:
             return ids, edited
-        own[0][served] = ids.to(own[0].dtype)
-        return own
+        tokens = own[0].clone()
+        tokens[rows.source.tolist()] = ids.to(tokens.dtype)
+        return tokens, own[1]
+
+    def _give_back(self) -> None:
+        """After an error, let vLLM draw for all current requests until they end, with their original parameters."""
+        for index, params in self.asked.items():
+            self.refusals[index] = FAILED
+            self.processed[index] |= self.states.add_request(index, params)
+        self.asked.clear()
+        self.states.apply_staged_writes()
+        self.slots = Slots(len(self.slots.slots), self.slots.vocab_size, default_keys=self.slots.default_keys)
+        self.sampler = Sampler(self.slots)

@@ -1,4 +1,4 @@
-"""Gated activations by csrc/elementwise.cpp."""
+"""Gated activations by csrc/model/elementwise.cpp."""
 
 from __future__ import annotations
 

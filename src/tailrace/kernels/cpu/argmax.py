@@ -1,4 +1,4 @@
-"""Greedy argmax by csrc/argmax.cpp."""
+"""Greedy argmax by csrc/sample/argmax.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention by csrc/attention.cpp, which says how its caches are laid out."""
+"""Paged attention by csrc/model/attention.cpp, which says how its caches are laid out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.cpu.memory import lasting
 from tailrace.kernels.types import CODES
 
-KV_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # csrc/kv_codes.h
+KV_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # csrc/quantized/kv_codes.h
 
 
 def make_cache(
@@ -33,8 +33,10 @@ def make_quantized_cache(
 def memory(
     shape: tuple[int, int, int], dims: tuple[int, int], dtype: torch.dtype, kept: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of keys and values, in the kernel's order for numbers of `dtype`, kept as `kept`. shape: [blocks, heads,
-    block_size]."""
+    """Return memory for keys and values, in the kernel's order for numbers of `dtype`, stored as `kept`.
+
+    shape: [blocks, heads, block_size].
+    """
     num_blocks, heads, block_size = shape
     if block_size % 16:
         raise ValueError(f"block_size must be a multiple of 16, got {block_size}")
@@ -44,23 +46,23 @@ def memory(
     pair = 2 if dtype == torch.bfloat16 else 1
     keys = (num_blocks, heads, block_size // 16, head_dim // pair, 16, pair)
     values = (num_blocks, heads, block_size // pair, value_dim, pair)
-    # The system gives memory when it is first written. In small pages that took a third of the step in which 32 streams
-    # begin a new block each.
+    # The system allocates memory when it is first written. With small pages that took a third of a step in which each
+    # of 32 streams began a new block.
     return lasting(math.prod(keys), kept).view(keys), lasting(math.prod(values), kept).view(values)
 
 
 def code_and_scales(cache: KVCache) -> tuple[int, int]:
-    """The kernel's number of the codes, and the scales' address; zeros without codes."""
+    """Return the kernel's number of the codes and the scales' address; zeros without codes."""
     return (0, 0) if cache.scales is None else (KV_CODES[cache.keys.dtype], cache.scales.data_ptr())
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """x [T, H, D] with the heads of a token side by side; the tokens may be strided."""
+    """Return x [T, H, D] with the heads of a token side by side. The tokens may be strided."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def integers(x: torch.Tensor, dtype: torch.dtype, name: str) -> None:
-    """Raise ValueError unless x is contiguous and of this dtype: the kernels read it by address."""
+    """Raise ValueError unless x is contiguous and has this dtype: the kernels read it by address."""
     if x.dtype != dtype or not x.is_contiguous():
         raise ValueError(f"{name} must be contiguous {dtype}, got {x.dtype} with strides {x.stride()}")
 

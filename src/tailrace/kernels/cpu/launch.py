@@ -1,5 +1,7 @@
-"""The calls of a model's kernels, which can be recorded: the same calls again, on the same addresses, do a step's work
-without the Python code around them (runners/recorded.py)."""
+"""The calls of a model's kernels, which can be recorded.
+
+A recorded step is the same calls on the same addresses, without the Python code around them (runners/recorded.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Call = Callable[[], object]
 
 
 class Recording(threading.local):
-    """Where this thread's calls are noted; None: nowhere."""
+    """The list to which this thread's calls are appended; None: they are not recorded."""
 
     calls: list[Call] | None = None
 
@@ -22,7 +24,8 @@ recording = Recording()
 
 
 def launch(kernel: Callable[..., object], *arguments: Any) -> None:
-    """Call a function of _cpu that takes addresses and numbers alone, or one of arrays, which are then kept."""
+    """Call a function of _cpu that takes addresses and numbers alone, or one that takes arrays, which a recording
+    keeps."""
     if recording.calls is not None:
         recording.calls.append(partial(kernel, *arguments))
     kernel(*arguments)
@@ -30,7 +33,7 @@ def launch(kernel: Callable[..., object], *arguments: Any) -> None:
 
 @contextmanager
 def noting(calls: list[Call]) -> Iterator[None]:
-    """This thread's launches are appended to `calls`, too."""
+    """Append this thread's launches to `calls` as well."""
     before, recording.calls = recording.calls, calls
     try:
         yield

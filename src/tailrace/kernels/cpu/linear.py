@@ -1,4 +1,4 @@
-"""Packed linear layers by csrc/linear.cpp."""
+"""Packed linear layers by csrc/model/linear.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.kernels.types import CODES
 
 
 class Packed(NamedTuple):
-    """data: the packed weights of an [N, K] matrix. K is even for bf16 (a zero column is added where it was odd)."""
+    """Packed weights of an [N, K] matrix, in `data`. For bf16, K is even: a zero column is added to an odd K."""
 
     data: torch.Tensor
     bias: torch.Tensor | None
@@ -33,7 +33,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
     weight = weight.detach().contiguous()
     code = CODES[weight.dtype]
     data = lasting(_cpu.packed_elements(code, n, weight.shape[1]), weight.dtype)
-    # a model's code may make a weight in every pass, such as a router's in float32
+    # A model's code may make a weight in every pass, such as a router's in float32. So packing is recorded as well.
     launch(_cpu.pack_linear, weight.data_ptr(), code, n, weight.shape[1], data.data_ptr())
     return Packed(data, None if bias is None else bias.detach().clone(), n, k)
 

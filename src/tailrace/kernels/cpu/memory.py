@@ -1,4 +1,4 @@
-"""Memory that stays: weights, keys and values."""
+"""Long-lived memory: weights, keys and values."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ import torch
 
 from tailrace import _cpu
 
-POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; elsewhere memory is given when it is first written
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; other systems allocate memory when it is first written
 AHEAD = 256 << 20  # bytes
-AT_ONCE = 256 << 10  # bytes, about: a call of less than a millisecond, because the process can't map memory meanwhile
+AT_ONCE = 256 << 10  # bytes, about, in less than a millisecond: during the call the process can't map memory
 
 
 def lasting(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor [elements], in large pages where the system has them (csrc/pages.cpp)."""
+    """Return an empty tensor [elements], in large pages where the system has them (csrc/base/pages.cpp)."""
     found = torch.empty(elements, dtype=dtype)
     _cpu.want_large_pages(found.data_ptr(), found.nbytes)
     return found
 
 
 class MemoryAhead:
-    """Asks the system for the memory of the blocks that are used next, by a thread beside the steps. The system gives
-    memory when it is first written, and takes longer for it than attention takes to read it: a step in which 32 streams
-    began a block each took two to three times as long as the others.
+    """A thread that makes the system allocate the blocks that are used next.
+
+    The system allocates memory when it is first written. That takes longer than attention takes to read the memory: a
+    step in which each of 32 streams began a block took two to three times as long as the other steps.
 
     Args:
-        parts: contiguous tensors [blocks, …], whose blocks are used in their order at first.
-        ahead: bytes that are asked for at a time, in advance.
+        parts: contiguous tensors [blocks, …], whose blocks are at first used in their order.
+        ahead: bytes to allocate at a time, in advance.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], ahead: int = AHEAD) -> None:
@@ -43,7 +44,7 @@ class MemoryAhead:
         self.thread: threading.Thread | None = None
 
     def used(self, blocks: int) -> None:
-        """So many of the first blocks are used, or more were before."""
+        """Note that the first `blocks` blocks are in use, and allocate the next ones if few are left."""
         if self.asked == self.blocks or blocks + self.ahead // 2 < self.asked:
             return
         if self.thread is not None and self.thread.is_alive():
@@ -52,14 +53,14 @@ class MemoryAhead:
         self.thread = threading.Thread(target=populate, args=(self.parts, begin, end), daemon=True)
         try:
             self.thread.start()
-        except RuntimeError:  # no more threads: the steps get their memory themselves
+        except RuntimeError:  # no thread could start: the steps allocate their memory themselves
             self.thread, end = None, self.blocks
         self.asked = end
 
 
 def populate(parts: Sequence[torch.Tensor], begin: int, end: int) -> None:
-    """Has the system give memory to these blocks. Changes nothing that lies there, and does nothing where the system
-    doesn't know how."""
+    """Make the system allocate these blocks. Their contents stay. Do nothing on a system without
+    MADV_POPULATE_WRITE."""
     try:
         advise = ctypes.CDLL(None, use_errno=True).madvise
     except (AttributeError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Noise by csrc/noise.cpp."""
+"""Noise by csrc/sample/noise.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMS norm by csrc/elementwise.cpp."""
+"""RMS norm by csrc/model/elementwise.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.kernels.types import CODES
 
 
 def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
-    """Raise ValueError unless weight is [dim], contiguous, of x's dtype: the kernel reads it by address."""
+    """Raise ValueError unless weight is contiguous [dim] of x's dtype: the kernel reads it by address."""
     if weight.shape != x.shape[-1:] or weight.dtype != x.dtype or not weight.is_contiguous():
         raise ValueError(
             f"weight must be contiguous [{x.shape[-1]}] of {x.dtype}, got {weight.dtype} {tuple(weight.shape)} "

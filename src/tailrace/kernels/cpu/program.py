@@ -1,4 +1,4 @@
-"""The programs of all slots, in the memory layout of csrc/program.h."""
+"""The programs of all slots, in the memory layout of csrc/sample/program.h."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from tailrace import _cpu
+from tailrace.kernels import constants
 from tailrace.kernels.needs import RowsRecord, SlotNeeds, flags_of
 from tailrace.kernels.program import (
     MAX_EDITS,
@@ -24,8 +25,10 @@ from tailrace.kernels.program import (
     Stage,
     Tournament,
 )
+from tailrace.kernels.rows import PLACES
+from tailrace.kernels.status import EMPTY, INF, NAN, OK
 
-STATE = ("mirostat_mu", "adaptive_sum", "adaptive_weight")  # of a sequence, as csrc/program.h has it
+STATE = ("mirostat_mu", "adaptive_sum", "adaptive_weight")  # of a sequence, in the order of csrc/sample/program.h
 
 
 class EditRecord(ctypes.Structure):
@@ -86,8 +89,8 @@ class ProgramRecord(ctypes.Structure):
 
 
 class Programs:
-    """One program per slot, and what keeps the memory it points at alive. Behind them lies room for programs of single
-    rows, which last for a step."""
+    """One program per slot, and references to the memory that it points at. The programs of single rows follow; they
+    last for one step."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -97,11 +100,11 @@ class Programs:
 
     @property
     def address(self) -> int:
-        """Where the records lie."""
+        """The address of the first record."""
         return ctypes.addressof(self.records)
 
     def write(self, slot: int, program: Program) -> None:
-        """The slot is taken."""
+        """Store the program of a slot. The slot is then taken."""
         record = self.records[slot]
         record.key, record.forced, record.num_edits = program.key, -1, 0
         record.flags = flags_of(program)
@@ -118,11 +121,11 @@ class Programs:
         self._alive[slot] = [(program, tournaments)]
 
     def write_state(self, slot: int, state: Mapping[str, float]) -> None:
-        """The state of the slot's methods, after the last token of its sequence."""
+        """Store the state of the slot's methods after the last token of its sequence."""
         self.records[slot].state = tuple(state.get(name, 0.0) for name in STATE)
 
     def write_edits(self, place: int, edits: Sequence[Edit], forced: int | None) -> None:
-        """What may change with every token."""
+        """Store the parts of a program that may change with every token."""
         record = self.records[place]
         record.forced = -1 if forced is None else forced
         record.num_edits = len(edits)
@@ -131,7 +134,7 @@ class Programs:
         self._alive[place][1:] = edits
 
     def make_room(self, rows: int) -> None:
-        """For programs of so many single rows, behind those of the slots. `address` may change."""
+        """Make room for the programs of `rows` single rows, after those of the slots. `address` may change."""
         if (missing := self.num_slots + rows - len(self.records)) > 0:
             larger = (ProgramRecord * (len(self.records) + missing))()
             ctypes.memmove(larger, self.records, ctypes.sizeof(self.records))
@@ -139,8 +142,10 @@ class Programs:
             self._alive += [[] for _ in range(missing)]
 
     def derive(self, row: int, slot: int, edits: Sequence[Edit], forced: int | None) -> int:
-        """The program of a single row, the `row`-th of the step: the slot's, with edits that know all drafts before it.
-        Returns its place."""
+        """Make the program of the step's `row`-th row: the slot's, with edits that include all drafts before the row.
+
+        Returns its index among the records.
+        """
         place = self.num_slots + row
         self.records[place] = self.records[slot]
         self.records[place].history = None
@@ -149,14 +154,14 @@ class Programs:
         return place
 
     def clear(self, slot: int) -> None:
-        """The slot is empty."""
+        """Empty the slot."""
         self.records[slot].flags = self.records[slot].num_edits = 0
         self.needs.clear(slot)
         self._alive[slot] = []
 
 
 def edit_record(edit: Edit) -> EditRecord:
-    """The edit as csrc/program.h has it; `edit` must outlive it."""
+    """Return the edit in the layout of csrc/sample/program.h. `edit` must outlive the record."""
     match edit:
         case Mask(words):
             return EditRecord(0, words.size, words.ctypes.data)
@@ -172,13 +177,13 @@ def edit_record(edit: Edit) -> EditRecord:
 
 
 def stage_record(stage: Stage, tournament: TournamentRecord | None) -> StageRecord:
-    """The stage as csrc/program.h has it; `tournament` must outlive it."""
+    """Return the stage in the layout of csrc/sample/program.h. `tournament` must outlive the record."""
     where = None if tournament is None else ctypes.addressof(tournament)
     return StageRecord(STAGE_NUMBERS[stage.kind], stage.k, stage.a, stage.b, stage.c, where)
 
 
 def tournament_record(given: Tournament) -> TournamentRecord:
-    """The tournament as csrc/program.h has it; `given` must outlive it."""
+    """Return the tournament in the layout of csrc/sample/program.h. `given` must outlive the record."""
     record = TournamentRecord(key=given.key, depth=given.depth, context=given.context, recent=given.recent)
     if given.keys is not None and given.table is not None:
         record.keys, record.table, record.table_size = given.keys.ctypes.data, given.table.ctypes.data, given.table.size
@@ -210,9 +215,20 @@ if _sizes != _cpu.struct_sizes():
         f"tailrace._cpu was built from other sources: its structs have {_cpu.struct_sizes()} bytes, not "
         f"{_sizes}; build it again (make install)"
     )
+_numbers = {name: number for name, number in vars(constants).items() if name.isupper()}
+_numbers |= {"OK": OK, "EMPTY": EMPTY, "NAN": NAN, "INF": INF}
+_theirs = getattr(_cpu, "CONSTANTS", {})  # an older build lacks the table
+if _others := [
+    f"{name} is {_theirs.get(name, 'missing')} in csrc/ and {_numbers.get(name, 'missing')} in kernels/"
+    for name in sorted(_numbers.keys() | _theirs.keys())
+    if _numbers.get(name) != _theirs.get(name)
+]:
+    raise ImportError(f"shared numbers differ (after a change in csrc/: make install): {'; '.join(_others)}")
+if PLACES != _cpu.RULES:
+    raise ImportError(f"the rules are {_cpu.RULES} in csrc/ and {PLACES} in kernels/rows.py")
 if _stages != _cpu.STAGES:
     _pairs = [
-        f"number {number} is {theirs} in csrc/program.h and {ours} in kernels/program.py"
+        f"number {number} is {theirs} in csrc/sample/program.h and {ours} in kernels/program.py"
         for number, (theirs, ours) in enumerate(zip_longest(_cpu.STAGES, _stages, fillvalue="missing"))
         if theirs != ours
     ]

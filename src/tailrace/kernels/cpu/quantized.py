@@ -1,4 +1,4 @@
-"""Linear layers of weights quantised in blocks, by csrc/quantized_linear.cpp."""
+"""Linear layers of weights quantised in blocks, by csrc/quantized/linear.cpp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PANEL = 64  # outputs that are packed together
 
 
 class Quantized(NamedTuple):
-    """data: the packed blocks of an [N, K] matrix, uint8. bias: [N] or None. ggml_type: GGUF's number of their type."""
+    """The packed blocks of an [N, K] matrix, uint8, in `data`. bias: [N] or None. ggml_type: GGUF's number of the
+    type."""
 
     data: torch.Tensor
     bias: torch.Tensor | None
@@ -44,8 +45,10 @@ def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor
 
 
 def joined(parts: list[Quantized]) -> list[Quantized]:
-    """The same outputs side by side, from fewer matrices: neighbours of one type whose outputs fill their panels become
-    one."""
+    """Return the same outputs, side by side, from fewer matrices.
+
+    Neighbours of one type become one matrix if the outputs of the first one fill whole panels.
+    """
     done: list[Quantized] = []
     for part in parts:
         last = done[-1] if done else None
@@ -83,15 +86,17 @@ def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def check_ids(address: int, count: int, n: int) -> None:
-    """Raise ValueError unless all are in [0, n): the kernel reads rows by them. By address, so that a recorded step may
-    check the ids of its own inputs (runners/recorded.py)."""
+    """Raise ValueError unless all ids are in [0, n): the kernel uses them as row numbers.
+
+    The ids come by address, so that a recorded step can check the ids of its own inputs (runners/recorded.py).
+    """
     ids = np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
     if count and not 0 <= ids.min() <= ids.max() < n:
         raise ValueError(f"ids must be in [0, {n}), got {ids.min()} … {ids.max()}")
 
 
 def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:
-    """`kernels.linear` for such weights."""
+    """Compute `kernels.linear` for quantised weights."""
     bias = packed.bias
     if x.shape[-1:] != (packed.k,) or (bias is not None and bias.dtype != x.dtype):
         raise ValueError(f"x must be [..., {packed.k}] with the bias's dtype, got {x.dtype} {tuple(x.shape)}")
@@ -115,5 +120,5 @@ def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:
     return y
 
 
-# GGUF's number of a type → weights and bytes of one of its blocks
+# GGUF's number of a type → number of weights and bytes of one block
 BLOCKS: dict[int, tuple[int, int]] = {number: (block, size) for number, block, size in _cpu.quantized_types()}

@@ -1,4 +1,4 @@
-"""Rotary position embedding by csrc/elementwise.cpp."""
+"""Rotary position embedding by csrc/model/elementwise.cpp."""
 
 from __future__ import annotations
 

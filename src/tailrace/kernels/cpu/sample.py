@@ -1,4 +1,4 @@
-"""The whole sampler by csrc/sample.cpp: one call per step."""
+"""The whole sampler by csrc/sample/sample.cpp: one call per step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 
 from tailrace import _cpu
 from tailrace.errors import ParameterError
+from tailrace.kernels.constants import COSTLY, REPORTED, STATEFUL, SURVIVORS
 from tailrace.kernels.cpu.program import StepRecord
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer
-from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, SURVIVORS, SlotNeeds, filled
+from tailrace.kernels.needs import SlotNeeds, filled
 from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
 from tailrace.kernels.proposals import Proposed, addresses
 from tailrace.kernels.rows import Rows, tensor
@@ -22,24 +23,24 @@ from tailrace.kernels.types import CODES, readable
 
 
 class ProgramTable(Protocol):
-    """Programs by slot, in the memory layout of csrc/program.h; `Programs` is one."""
+    """Programs by slot, in the memory layout of csrc/sample/program.h. `Programs` implements it."""
 
     @property
     def needs(self) -> SlotNeeds:
-        """What each asks of a step."""
+        """What each slot needs of a step."""
         ...
 
     @property
     def address(self) -> int:
-        """Where the first lies."""
+        """The address of the first program."""
         ...
 
 
 class CPUStep:
-    """One step, checked: [L, V] logits of bf16, f16 or f32, rows may be strided, not modified; rows as in
-    kernels/rows.py.
+    """One checked step: [L, V] logits of bf16, f16 or f32, and rows as in kernels/rows.py.
 
-    flags: what the programs of its slots have set, together (kernels/needs.py).
+    The logits' rows may be strided; they are not modified. flags: the union of the flags of the slots' programs
+    (kernels/constants.py).
 
     Raises:
         ParameterError: shapes or dtypes do not fit; a slot is empty; a source, position, draft or mask is out of range.
@@ -55,17 +56,17 @@ class CPUStep:
         record.programs = programs.address
         if rows.mask is not None and rows.masks is not None:
             record.masks = rows.masks.data_ptr()
-        if rows.proposals is not None:  # now that the rows are known to be some
+        if rows.proposals is not None:  # checked here, after the rows themselves
             q = tensor(addresses(rows.proposals, rows.start.tolist(), logits.shape[1])[0])
             self.alive, record.proposals = (*self.alive, q), q.data_ptr()
 
     def use_row_programs(self, program: torch.Tensor, programs: ProgramTable) -> None:
-        """Rows have programs of their own. program: int64 [R], where each row's is in `programs`; not checked."""
+        """Give each row a program of its own. program: int64 [R], the row's index in `programs`; not checked."""
         self.alive = (*self.alive, program)
         self.record.program, self.record.programs = program.data_ptr(), programs.address
 
     def run(self) -> KernelOutput:
-        """Draw, and verify drafts."""
+        """Draw a token for each row, and verify drafts."""
         record, out = self.record, KernelOutput.empty(*self.shape)
         record.token_ids, record.num_tokens = out.token_ids.data_ptr(), out.num_tokens.data_ptr()
         record.status = out.status.data_ptr()
@@ -89,15 +90,15 @@ class CPUStep:
         return out
 
     def propose(self, noise: Sequence[tuple[int, int]], to: Sequence[tuple[ProposalBuffer, int]]) -> Proposed:
-        """Draw a draft for each row, and keep what it was drawn from; the rows' drafts and rules are not looked at.
+        """Draw a draft for each row, and store its distribution. The rows' own drafts and rules are ignored.
 
         Args:
-            noise: of each row, its position and stream; with its slot's key. The row's own position is what its methods
-                see.
-            to: of each row, the place and the row there that its distribution goes to.
+            noise: of each row, the position and stream of its noise, with its slot's key. The row's methods see the
+                row's own position.
+            to: of each row, the buffer and the row in it that its distribution is written to.
 
         Raises:
-            ParameterError: there are not as many, a place is of another vocabulary, or has no such row.
+            ParameterError: a list is not as long as the rows, a buffer has another vocabulary, or lacks the row.
         """
         rows, vocab = self.record.rows, self.record.vocab
         if not len(noise) == len(to) == rows or not all(place.fits(row, vocab) for place, row in to):
@@ -118,12 +119,14 @@ class CPUStep:
 
 
 class PlainStep(CPUStep):
-    """A row for each row of logits, each with a program of its own and without drafts; nothing is left to check.
+    """A step without drafts: each row of logits has one row and a program of its own. Nothing is checked.
 
     Args:
-        logits: [R, V], readable. position: int64 [R], none negative. programs: where R programs lie. mask: int32 [R, ⌈V
-            / 32⌉], contiguous, on the CPU. top: alternatives that all programs report; None: none reports anything.
-            What is given must outlive the step.
+        logits: [R, V], readable. position: int64 [R], none negative. programs: the address of R programs.
+        mask: int32 [R, ⌈V / 32⌉], contiguous, on the CPU.
+        top: alternatives that all programs report; None: none reports anything.
+
+    All arguments must outlive the step.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class PlainStep(CPUStep):
 
 
 class PlainNumbers(NamedTuple):
-    """Addresses of 0 … R − 1, 0 … R and R times −1, and what lies there."""
+    """Addresses of 0 … R − 1, of 0 … R and of R times −1, and the tensors that hold them."""
 
     each: int
     start: int
@@ -152,6 +155,6 @@ class PlainNumbers(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def plain_numbers(count: int) -> PlainNumbers:
-    """Those of so many rows."""
+    """Return the numbers for `count` rows."""
     each, start, draft = torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
     return PlainNumbers(each.data_ptr(), start.data_ptr(), draft.data_ptr(), (each, start, draft))

@@ -1,12 +1,14 @@
-"""The GPU kernels, in Triton. With TRITON_INTERPRET=1 they run in its interpreter on the CPU: that is how they are
-tested where there is no GPU. Every kernel is launched with a grid that the shapes alone decide, and waits for nothing
-on the host."""
+"""The GPU kernels, in Triton.
+
+With TRITON_INTERPRET=1 they run in Triton's interpreter on the CPU. So they are tested on machines without a GPU. A
+kernel's grid follows from shapes alone, and no launch waits for the host.
+"""
 
 import os
 
-from tailrace.extras import needs
+from tailrace.base.extras import require_extra
 
-needs("gpu")
+require_extra("gpu")
 
-# What it was before Triton 3.9, which asks to be told: products and sums fused. A change would change bits.
+# Fuse products and sums, as Triton did by default before 3.9. A change would change bits.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

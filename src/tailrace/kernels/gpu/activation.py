@@ -13,7 +13,7 @@ BLOCK = 1024
 
 @triton.jit
 def gated(gate_up, out, dim, stride, BLOCK: tl.constexpr):
-    """BLOCK entries of one row: silu(gate) · up; silu is rounded before the product, as torch's is."""
+    """Compute silu(gate) · up for BLOCK entries of one row. silu is rounded before the product, as torch's is."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < dim

@@ -1,5 +1,7 @@
-"""Greedy argmax: each program the best of its part of a row, then the best of those. Reads the row once, in its own
-dtype."""
+"""Greedy argmax: each program finds the best entry of its part of a row; a second kernel finds the best of the parts.
+
+Each row is read once, in its own dtype.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ BLOCK = 4096
 
 @triton.jit
 def best_of_part(logits, stride, vocab, blocks, best, BLOCK: tl.constexpr):
-    """best: int64 [R, S]. Part s of a row has every S-th block, so that the parts are equally long and read side by
-    side."""
+    """Write the best entry of a part of a row to `best`, int64 [R, S].
+
+    Part s of a row has every S-th block, so that all parts are equally long and read neighbouring memory.
+    """
     row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     at = logits + row.to(tl.int64) * stride
     found = tl.full((BLOCK,), NOBODY, tl.int64)

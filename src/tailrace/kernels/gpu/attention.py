@@ -1,15 +1,15 @@
-"""Paged attention in Triton: two ways, chosen by each sequence for itself, since the host does not know what is in
-query_start.
+"""Paged attention in Triton. It has two ways. The kernels choose between them by sequence, since the host does not know
+the contents of query_start.
 
-- Up to SHORT tokens in the step (decodes, drafts): split over chunks of the positions (flash-decoding). The chunks are
-  the same whatever the batch: 16 of 256 positions, 16 of 512, and so on, so that short contexts are split finely and
-  long ones leave few partial results. `join` adds the chunks' partial softmaxes in their order: a token's result
-  depends neither on the other sequences, nor on how many programs there are, nor on whether it was a draft.
-- More tokens (prefills): one program per tile of rows (tokens × the query heads of one KV head), which goes over all
-  positions. Where it must be batch-invariant, it goes by the same chunks in tiles as small as those of decodes: a
-  token's bits are then the same however its prompt is cut.
+- Sequences of up to SHORT tokens in the step (decodes, drafts) are split over chunks of the positions (flash-decoding).
+  The chunks are the same whatever the batch: 16 of 256 positions, 16 of 512, and so on. So short contexts are split
+  finely and long ones leave few partial results. `join` adds the chunks' partial softmaxes in their order. A token's
+  result depends neither on the other sequences, nor on the number of programs, nor on whether it was a draft.
+- Sequences of more tokens (prefills) have one program per tile of rows (tokens × the query heads of one KV head), which
+  reads all positions. If the result must be batch-invariant, the program uses the same chunks, in tiles as small as
+  those of decodes. A token's bits are then the same however its prompt is cut.
 
-Both are launched wherever both may be needed; a program whose sequence goes the other way ends at once.
+Both ways are launched wherever both may be needed. A program whose sequence uses the other way returns at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tailrace.kernels.cache import KVCache, check_attention
 from tailrace.kernels.gpu.attention_kernels import attend_chunks, attend_tiles, join, store_rows
 from tailrace.kernels.gpu.online_softmax import MOST, start_of
 
-SHORT = 8  # tokens of a sequence
-FEW_ROWS = 16  # of a tile of a short sequence; the least that tensor cores take
-ROW_BYTES = 128  # rows of a tile · bytes of an entry: 64 rows, in fp32 32, beyond which registers spill
+SHORT = 8  # most tokens of a short sequence
+FEW_ROWS = 16  # rows in a tile of a short sequence: the fewest that tensor cores accept
+ROW_BYTES = 128  # rows of a tile · bytes of an entry. 64 rows, 32 in fp32: with more, registers spill
 PROGRAMS = 1024  # enough to fill a GPU
 
 
@@ -39,7 +39,7 @@ def make_cache(
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """x [T, H, D] with the entries of a head side by side; tokens and heads may be strided."""
+    """Return x [T, H, D] with the entries of a head side by side. Tokens and heads may be strided."""
     return x if x.stride(2) == 1 else x.contiguous()
 
 
@@ -48,14 +48,15 @@ def padded(dim: int) -> int:
 
 
 def block_of(dim: int, itemsize: int) -> int:
-    """Positions whose keys take 16 KiB: so many fit into any GPU's shared memory, with their values, several times
-    over."""
+    """Return the number of positions whose keys take 16 KiB. With their values, several such blocks fit into the shared
+    memory of any GPU.
+    """
     return min(64, max(16, 2**14 // (padded(dim) * itemsize)))
 
 
 @cache
 def chunks_of(positions: int) -> int:
-    """Chunks that so many positions touch."""
+    """Return the number of chunks that this many positions touch. ValueError: there are too many."""
     count = sum(start_of.fn(chunk) < positions for chunk in range(MOST.value))
     if count == MOST.value:
         raise ValueError(f"attention over {positions} positions is not supported")
@@ -133,7 +134,7 @@ def attend_long(
     batch_invariant: bool,
     tile: tuple[int, int, int],
 ) -> None:
-    """Launch what computes the sequences of more than SHORT tokens. where, how, tile: arguments of attend_tiles."""
+    """Launch the kernel for sequences of more than SHORT tokens. where, how, tile: arguments of attend_tiles."""
     query, kv_len = where[0], where[-1]
     group, kv_heads = how[5:7]
     least = FEW_ROWS if batch_invariant else ROW_BYTES // query.element_size()
@@ -152,7 +153,7 @@ def attend_short(
     most: int,
     tile: tuple[int, int, int],
 ) -> None:
-    """Launch what computes the sequences of at most `most` tokens. where, how, tile: arguments of attend_chunks."""
+    """Launch the kernels for sequences of at most `most` tokens. where, how, tile: arguments of attend_chunks."""
     tokens, heads, value_dim = out.shape
     tables, query_start, kv_len = where[5], *where[-2:]
     sequences, (group, kv_heads, size) = kv_len.shape[0], how[5:8]
@@ -162,7 +163,7 @@ def attend_short(
     places, place_stride = (tokens, 0) if tokens <= sequences * most else (sequences * most, most)
     partials = places * heads * chunks
     mixtures = torch.empty(partials * value_dim, dtype=torch.float32, device=out.device)
-    # rows of whole 16 bytes: kernels are compiled anew for less aligned addresses
+    # Rows are made up to whole 16 bytes: Triton compiles kernels anew for less aligned addresses.
     tops, masses = torch.empty((2, -(-partials // 4) * 4), dtype=torch.float32, device=out.device)
     parts = max(1, min(chunks, PROGRAMS // (sequences * tiles * kv_heads)))
     attend_chunks[(sequences * tiles, kv_heads, parts)](

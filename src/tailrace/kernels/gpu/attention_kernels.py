@@ -1,4 +1,4 @@
-"""The Triton kernels of paged attention, launched by attention.py, which says when which of them runs."""
+"""The Triton kernels of paged attention. attention.py launches them and describes when each runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tailrace.kernels.gpu.online_softmax import (
     tile_of,
 )
 
-OCTAVE = tl.constexpr(16)  # of start_of
-AT_ONCE = tl.constexpr(8)  # chunks whose partial results join fetches
+OCTAVE = tl.constexpr(16)  # chunks of one size, see start_of
+AT_ONCE = tl.constexpr(8)  # chunks whose partial results join reads together
 
 
 @triton.jit
@@ -86,8 +86,8 @@ def attend_chunks(
     VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq,
-    chunks]; mixtures: float32 [places, Hq, chunks, D]."""
+    """Compute every parts-th chunk of a tile of a sequence of at most `most` tokens. tops, masses: float32 [places, Hq,
+    chunks]. mixtures: float32 [places, Hq, chunks, D]."""
     sequence, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
     part, parts = tl.program_id(2), tl.num_programs(2)
     begin = tl.load(query_start + sequence)
@@ -150,7 +150,7 @@ def join(
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
 ):
-    """One token and head of what attend_chunks has computed."""
+    """Combine the partial results of attend_chunks for one token and head."""
     sequence, token = tl.program_id(0) // most, tl.program_id(0) % most
     head, heads = tl.program_id(1), tl.num_programs(1)
     begin = tl.load(query_start + sequence)
@@ -173,12 +173,12 @@ def join(
     top = tl.where(top == float("-inf"), 0.0, top)
     mixed = tl.zeros((VALUE_PAD,), tl.float32)
     for first in range(0, used, AT_ONCE):
-        for i in tl.static_range(AT_ONCE):  # their order is that of over_chunks
+        for i in tl.static_range(AT_ONCE):  # the order of the sums is that of over_chunks
             at = row + tl.minimum(first + i, used - 1)
             weight = tl.where(first + i < used, power_of_two(tl.load(tops + at) - top), 0.0)
             each = tl.load(mixtures + at * VALUE_DIM + d, mask=d < VALUE_DIM, other=0.0)
             mass += weight * tl.load(masses + at)
-            mixed += weight * tl.where(weight == 0.0, 0.0, each)  # without a weight nothing has been stored
+            mixed += weight * tl.where(weight == 0.0, 0.0, each)  # with weight 0 no mixture has been stored
     mixed = mixed / tl.where(mass == 0.0, 1.0, mass)
     to = out + ((begin + token).to(tl.int64) * heads + head) * VALUE_DIM + d
     tl.store(to, mixed.to(out.dtype.element_ty), mask=d < VALUE_DIM)
@@ -216,9 +216,10 @@ def attend_tiles(
     VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One tile of a sequence of more than `few` tokens. The tiles of sequence i begin at query_start[i] // TOKENS + i:
-    so their number is bounded without a look at query_start. CHUNKED: with the bits of attend_chunks and join, given a
-    tile of as many rows."""
+    """Compute one tile of a sequence of more than `few` tokens.
+
+    The tiles of sequence i begin at query_start[i] // TOKENS + i. So the host can bound their number without reading
+    query_start. CHUNKED: the result has the bits of attend_chunks and join, given a tile of as many rows."""
     number, head = tl.program_id(0), tl.program_id(1)
     TOKENS: tl.constexpr = ROWS // GROUP
     low = tl.full((), 0, tl.int32)

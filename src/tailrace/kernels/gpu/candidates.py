@@ -1,8 +1,9 @@
-"""The tokens of one row still in play, in the memory of its program: x float32, ids int32, ids ascending; and the ways
-to have fewer of them. All loops run over chunks, so that any number is exact and a few are quick. Counterpart of
-csrc/candidates.cpp.
+"""The candidates of one row, that is the tokens that can still be drawn, and functions that remove some of them.
 
-Masses are sums of integers, UNIT to e^0: in whatever order they are taken, they are the same.
+Candidates lie in the memory of the row's program: x float32, and ids int32 in ascending order. All loops run over
+chunks. So every number of candidates is exact, and small numbers are fast. Counterpart of csrc/sample/candidates.cpp.
+
+Masses are sums of integers, where e^0 is UNIT. So they do not depend on the order of the sum.
 
 (More than 300 lines: Triton inlines these into one kernel, and they share the layout of one buffer.)
 """
@@ -17,20 +18,21 @@ from tailrace.kernels.gpu.order import ordered
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK, LOG2E
 
 GROUP = tl.constexpr(8)  # blocks that are read together
-TILE = tl.constexpr(GROUP.value * BLOCK.value)  # their entries
+TILE = tl.constexpr(GROUP.value * BLOCK.value)  # the entries of GROUP blocks
 DEEPEST = tl.constexpr(0x7F800000)  # the bits of a depth of infinity
 FEW = tl.constexpr(128)
-OTHERS = tl.constexpr(32)  # with which they are compared at a time
-PIVOTS = tl.constexpr(16)  # looked at together: a round is as long as a pass over the candidates
+OTHERS = tl.constexpr(32)  # candidates that one is compared with at a time
+PIVOTS = tl.constexpr(16)  # distances that are tested together: a round takes as long as a pass over the candidates
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-UNIT = tl.constexpr(2.0**44)  # times 2^19 tokens is what 63 bits hold
+UNIT = tl.constexpr(2.0**44)  # with 2^19 tokens the sum still fits into 63 bits
 
 
 @triton.jit
 def reaching(keys, blocks, bound, found):
-    """The blocks whose largest key is at least `bound`, ascending, in `found` (int32 [blocks]); how many."""
+    """Write the blocks whose largest key is at least `bound` to `found` (int32 [blocks]), ascending. Return their
+    number."""
     count = 0
-    tl.debug_barrier()  # of what was listed before, the last may still be read
+    tl.debug_barrier()  # a thread may still read the last of the blocks listed before
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
         inside = block < blocks
@@ -44,7 +46,7 @@ def reaching(keys, blocks, bound, found):
 
 @triton.jit
 def tokens_of(found, count, first, vocab):
-    """The tokens of GROUP of the blocks that are listed, and which of them are there."""
+    """Return the tokens of GROUP listed blocks, and which of these entries are tokens."""
     which = first + tl.arange(0, GROUP)
     there = which < count
     block = tl.load(found + which, mask=there, other=0)
@@ -55,7 +57,7 @@ def tokens_of(found, count, first, vocab):
 
 @triton.jit
 def collect(row, keys, blocks, floor, top, x, ids, found):
-    """All tokens whose logit is at least `floor`, as distances from `top`, where that is finite; how many."""
+    """Collect all tokens whose logit is finite and at least `floor`, as distances from `top`. Return their number."""
     floor = tl.maximum(floor, top + LOWEST)
     count = reaching(keys, blocks, ordered(floor), found)
     n = 0
@@ -68,8 +70,10 @@ def collect(row, keys, blocks, floor, top, x, ids, found):
 
 @triton.jit
 def append(x, ids, n, value, token, wanted):
-    """Put those wanted behind the n that are there; how many there are then. A chunk may be put where it or one before
-    it was read."""
+    """Append the selected values after the n stored ones. Return the new count.
+
+    A chunk may overwrite itself or an earlier chunk, but no later one.
+    """
     place = n + tl.cumsum(wanted.to(tl.int32), 0) - 1
     tl.debug_barrier()
     tl.store(x + place, value, mask=wanted)
@@ -80,20 +84,20 @@ def append(x, ids, n, value, token, wanted):
 
 @triton.jit
 def within(n, first):
-    """Which of a chunk lie before the end."""
+    """Return which entries of a chunk lie before the end."""
     return first + tl.arange(0, CHUNK) < n
 
 
 @triton.jit
 def load(x, n, first):
-    """A chunk; beyond the end −inf."""
+    """Return a chunk; −inf beyond the end."""
     at = first + tl.arange(0, CHUNK)
     return tl.load(x + at, mask=at < n, other=float("-inf"))
 
 
 @triton.jit
 def replace(x, n, first, value):
-    """Put a chunk where it came from, once all have read it."""
+    """Write a chunk back to where it was read, after all threads have read it."""
     at = first + tl.arange(0, CHUNK)
     tl.debug_barrier()
     tl.store(x + at, value, mask=at < n)
@@ -108,7 +112,7 @@ def load_ids(ids, n, first):
 
 @triton.jit
 def load_edited(row, top, ids, n, first):
-    """A chunk's logits after the edits, as distances from `top`."""
+    """Return a chunk's logits after the edits, as distances from `top`."""
     inside = within(n, first)
     return logit_at(row, load_ids(ids, n, first), inside) - top
 
@@ -120,13 +124,13 @@ def weight(x):
 
 @triton.jit
 def mass(x):
-    """e^x in UNITs, int64; x at most 0."""
+    """Return e^x in UNITs, int64, for x of at most 0."""
     return (weight(x).to(tl.float64) * UNIT).to(tl.int64)
 
 
 @triton.jit
 def total(x, n):
-    """Σ e^x, float64."""
+    """Return Σ e^x, float64."""
     found = tl.zeros((CHUNK,), tl.int64)
     for first in range(0, n, CHUNK):
         found += mass(load(x, n, first))
@@ -135,7 +139,7 @@ def total(x, n):
 
 @triton.jit
 def total_squares(x, n):
-    """Σ e^2x, float64."""
+    """Return Σ e^2x, float64."""
     found = tl.zeros((CHUNK,), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
@@ -145,7 +149,8 @@ def total_squares(x, n):
 
 @triton.jit
 def entropy(x, n, whole):
-    """Of their distribution, nats, and its second moment Σ x² e^x / Σ e^x. whole: Σ e^x."""
+    """Return the entropy of the candidates' distribution, nats, and its second moment Σ x² e^x / Σ e^x. whole: Σ
+    e^x."""
     ones, twos = tl.zeros((CHUNK,), tl.float64), tl.zeros((CHUNK,), tl.float64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
@@ -158,14 +163,14 @@ def entropy(x, n, whole):
 
 @triton.jit
 def divide(x, n, by):
-    """In double, rounded once."""
+    """Divide x by a number, in double, rounded once."""
     for first in range(0, n, CHUNK):
         replace(x, n, first, (load(x, n, first).to(tl.float64) / by).to(tl.float32))
 
 
 @triton.jit
 def relative_to_largest(x, n):
-    """So that the largest is 0."""
+    """Shift x so that the largest is 0."""
     tops = tl.full((CHUNK,), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
         tops = tl.maximum(tops, load(x, n, first))
@@ -177,15 +182,19 @@ def relative_to_largest(x, n):
 
 @triton.jit
 def distance_bits(x, center):
-    """|center − x| rounded once, as ascending integers. center: double, at most 0; at 0 the order is that of descending
-    values."""
+    """Return |center − x|, rounded once, as the bits of a float32: integers in the same order.
+
+    center: double, at most 0. With 0 the order is that of descending values.
+    """
     return tl.abs(center - x.to(tl.float64)).to(tl.float32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def up_to(x, n, center, k, bits):
-    """The mass (in UNITs; with k > 0 the number) of those at most so far from `center`, for each of several distances:
-    int64 [PIVOTS]."""
+    """Return the mass of the candidates within each of several distances of `center`, int64 [PIVOTS].
+
+    The mass is in UNITs; with k > 0 it is their number. bits: the distances.
+    """
     found = tl.zeros((PIVOTS, CHUNK), tl.int64)
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
@@ -196,7 +205,7 @@ def up_to(x, n, center, k, bits):
 
 @triton.jit
 def counted(x, k):
-    """What a token adds to what `keep_first` waits for: int64."""
+    """Return what each token adds to the sum that `keep_first` compares: 1 with k > 0, else its mass. int64."""
     if k > 0:
         each = tl.full(x.shape, 1, tl.int64)
     else:
@@ -206,8 +215,10 @@ def counted(x, k):
 
 @triton.jit
 def boundary(x, n, center, k, target):
-    """How far from `center` the k-th is, as bits; with k = 0, the first whose mass, with that of all nearer ones,
-    reaches `target`."""
+    """Return the distance of the k-th nearest candidate from `center`, as bits.
+
+    With k = 0 it is the first candidate whose mass, with the mass of all nearer ones, reaches `target`.
+    """
     low, high = tl.full((), 0, tl.int32), tl.full((), DEEPEST, tl.int32)
     while low < high:
         step = (high - low + PIVOTS) // PIVOTS
@@ -222,11 +233,11 @@ def boundary(x, n, center, k, target):
 
 @triton.jit
 def keep_first(x, ids, n, center, k, target):
-    """The k nearest to `center`, of equally near ones those with smaller ids; with k = 0, as many as it takes to reach
-    `target`. How many, and how far the last of them is, as bits.
+    """Keep the k candidates nearest to `center`; of equally near ones, those with smaller ids.
 
-    center 0: the largest. Of a few, each is compared with each; of more, the distance of the last one is found by its
-    bits.
+    With k = 0, keep as many as it takes to reach the mass `target`. center 0: the largest. Return how many are kept,
+    and the distance of the last one as bits. A few candidates are all compared with one another; among many, the last
+    distance is searched for in its bits.
     """
     if n <= FEW:
         kept, last = keep_first_of_few(x, ids, n, center, k, target)
@@ -247,7 +258,7 @@ def keep_first_of_few(x, ids, n, center, k, target):
         other = first + tl.arange(0, OTHERS)
         theirs = tl.load(x + other, mask=other < n, other=float("-inf"))
         far = distance_bits(theirs, center)[None, :]
-        # of equally near ones, ids ascend with the places
+        # Of equally near ones, the earlier one has the smaller id.
         ahead = (far < bits[:, None]) | ((far == bits[:, None]) & (other[None, :] < at[:, None]))
         ahead = ahead & (other < n)[None, :]
         count += tl.sum(ahead.to(tl.int32), 1)
@@ -268,7 +279,7 @@ def keep_first_of_many(x, ids, n, center, k, target):
         equal = (bits == last) & inside
         wanted = inside & (bits < last)
         if tl.sum(equal.to(tl.int32), 0) > 0:
-            # of equally near ones, in the order of their ids, those that it still takes
+            # Take equally near ones in the order of their ids until enough are kept.
             rank = tied + tl.cumsum(equal.to(tl.int32), 0)
             each = tl.where(equal, counted(value, k), 0)
             ahead = nearer + tl.cumsum(each, 0) - each
@@ -282,7 +293,7 @@ def keep_first_of_many(x, ids, n, center, k, target):
 
 @triton.jit
 def keep_above(x, ids, n, bound):
-    """Those with x ≥ bound, a double; how many."""
+    """Keep the candidates with x ≥ bound, a double. Return how many."""
     kept = 0
     for first in range(0, n, CHUNK):
         value = load(x, n, first)
@@ -293,8 +304,10 @@ def keep_above(x, ids, n, bound):
 
 @triton.jit
 def keep_above_edited(row, top, x, ids, n, bound):
-    """Those whose logit lies no more than −bound below the largest there is, or than the largest of those here; how
-    many."""
+    """Keep the candidates whose logit after the edits is at least `bound`, or is the largest of the candidates.
+
+    Logits are distances from `top`. Return how many are kept.
+    """
     largest = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
         largest = tl.maximum(largest, tl.max(load_edited(row, top, ids, n, first), 0))

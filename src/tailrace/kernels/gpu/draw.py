@@ -1,11 +1,11 @@
-"""Gumbel-max over candidates, and over a whole row of which only the temperature is changed; counterpart of
-csrc/draw.cpp."""
+"""Gumbel-max over candidates, and over a whole row that has only temperatures. Counterpart of csrc/sample/draw.cpp."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from tailrace.kernels import constants
 from tailrace.kernels.gpu.candidates import GROUP, UNIT, collect, load, load_ids, mass, reaching, tokens_of, within
 from tailrace.kernels.gpu.edits import keys_at, logit_at, raw_at
 from tailrace.kernels.gpu.noise import GROUP as SHARERS
@@ -13,19 +13,17 @@ from tailrace.kernels.gpu.noise import gumbel_at, hot_bits
 from tailrace.kernels.gpu.order import NOBODY, id_of, key_of, ordered, packed, power_of, value_of
 from tailrace.kernels.gpu.scan import BLOCK, CHUNK
 
-DRAW, ACCEPT, RESIDUAL, BY_BLOCK = (
-    tl.constexpr(0),
-    tl.constexpr(1),
-    tl.constexpr(2),
-    tl.constexpr(64),
-)  # streams; csrc/draw.h
-WIDE = tl.constexpr(2048)  # groups that are looked at together
-COLD = tl.constexpr(5.545)  # no noise of a token that is not hot is above this (csrc/noise.h)
+DRAW = tl.constexpr(constants.DRAW_STREAM)
+ACCEPT = tl.constexpr(constants.ACCEPT_STREAM)
+RESIDUAL = tl.constexpr(constants.RESIDUAL_STREAM)
+BY_BLOCK = tl.constexpr(constants.BLOCK_STREAM)
+WIDE = tl.constexpr(2048)  # groups that are read together
+COLD = tl.constexpr(constants.COLD)
 
 
 @triton.jit
 def first_of(row, blocks, keys, key):
-    """The smallest id whose logit has this key, the largest of the row."""
+    """Return the smallest id whose logit has this key, the largest of the row."""
     best = tl.full((), 2**31 - 1, tl.int32)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -39,7 +37,7 @@ def first_of(row, blocks, keys, key):
 
 @triton.jit
 def winner(x, ids, n, key, position, stream, excluded):
-    """The best of the candidates but `excluded`, as order.packed has it."""
+    """Return the best of the candidates except `excluded`, in the form of order.packed."""
     best = tl.full((), NOBODY, tl.int64)
     for first in range(0, n, CHUNK):
         token, inside = load_ids(ids, n, first), within(n, first)
@@ -56,13 +54,13 @@ def scored(x, token, inside, key, position, stream):
 
 @triton.jit
 def hot_ids(vocab, key, position, stream, ids):
-    """The row's hot ids, ascending; how many."""
+    """Write the row's hot ids to `ids`, ascending. Return how many."""
     groups = tl.cdiv(vocab, SHARERS)
     n = 0
     for first in range(0, groups, WIDE):
         group = first + tl.arange(0, WIDE)
         bits = hot_bits(key, position, stream, group.to(tl.uint32))
-        there = tl.minimum(tl.maximum(vocab - group * SHARERS, 0), SHARERS)  # ids of the last group may lie beyond
+        there = tl.minimum(tl.maximum(vocab - group * SHARERS, 0), SHARERS)  # ids of the last group may not exist
         mine = (bits & 0xFFFF).to(tl.int32) & ((1 << there) - 1)
         count = (mine & 0x5555) + ((mine >> 1) & 0x5555)
         count = (count & 0x3333) + ((count >> 2) & 0x3333)
@@ -80,18 +78,18 @@ def hot_ids(vocab, key, position, stream, ids):
 
 @triton.jit
 def winner_of_all(row, blocks, keys, top, temperature, target, x, ids, found, likeliest, key, position, stream):
-    """The winner of the row's likeliest tokens, whose masses reach `target` (of all where that is inf), x = (l − max) /
-    temperature.
+    """Return the winner among the row's likeliest tokens, whose masses reach `target`; with target inf, among all
+    tokens.
 
-    Only hot tokens have noise above COLD, so of the others none counts whose x + COLD is below the best of the hot
-    ones. And not where the nucleus ends is looked for, but whether the winner lies in it: if not, nothing behind it
-    does, and those ahead of it compete.
+    x = (l − max) / temperature. Only hot tokens have noise above COLD. So no other token matters whose x + COLD is
+    below the best score of the hot tokens. The end of the nucleus is not searched for; the winner is tested instead. If
+    it lies outside the nucleus, so do all tokens behind it, and the tokens ahead of it compete again.
     """
     best = tl.full((), NOBODY, tl.int64)
-    behind = best  # nothing from here on counts, by value and id
+    behind = best  # tokens from this one on, by value and id, are out
     wanted = tl.full((), 1, tl.int32)
     while wanted == 1:
-        # the likeliest, which always counts; the hot ones; those that may still win
+        # First the likeliest token, which always counts; then the hot ones; then those that may still win.
         best, wanted = tl.full((), NOBODY, tl.int64), wanted * 0
         tl.store(x, 0.0)
         tl.store(ids, likeliest)
@@ -102,7 +100,7 @@ def winner_of_all(row, blocks, keys, top, temperature, target, x, ids, found, li
                 n = hot_ids(row[1], key, position, stream, ids)
             elif part == 2:
                 least = (value_of(key_of(best)).to(tl.float64) - COLD) * temperature
-                # a little deeper: x is rounded
+                # A little deeper, because x is rounded.
                 floor = (top + tl.minimum(least, 0.0) * (1.0 + 1e-6) - 1e-6).to(tl.float32)
                 n = collect(row, keys, blocks, floor, top, x, ids, found)
             for first in range(0, n, CHUNK):
@@ -123,13 +121,13 @@ def winner_of_all(row, blocks, keys, top, temperature, target, x, ids, found, li
 
 @triton.jit
 def relative(value, top, temperature):
-    """Logits as x, rounded as candidates.divide has them."""
+    """Return logits as x, rounded as by candidates.divide."""
     return ((value - top).to(tl.float64) / temperature).to(tl.float32)
 
 
 @triton.jit
 def mass_ahead(row, keys, blocks, top, temperature, limit, found):
-    """Σ e^x of the tokens before one, whose value and id are `limit`."""
+    """Return Σ e^x of the tokens before the one whose value and id are `limit`."""
     count = reaching(keys, blocks, key_of(limit), found)
     whole = tl.full((), 0, tl.int64)
     for first in range(0, count, GROUP):

@@ -1,8 +1,7 @@
-"""Edits of single entries, applied where logits are read; counterpart of csrc/row.h.
+"""Edits of single entries, applied when logits are read. Counterpart of csrc/sample/row.h.
 
-A slot's edits lie in tables over the vocabulary that a bitmap makes sparse: only where its bit says that an id is
-touched is more read. `amend` changes them id by id: what a token changes costs what it changes, whatever the history
-is.
+A slot's edits are tables over the vocabulary. A bitmap marks the touched ids, and only their entries are read. `amend`
+changes the tables id by id: its cost is the number of changed ids, not the length of the history.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from tailrace.kernels.gpu.program import (
     number,
 )
 
-# of an amendment, int64: slot · 2³² + id; bit 0: allowed, bit 1: touched; repeated · 2³² + counted; bits of what is
-# added after the penalties · 2³² + bits of what is added before them
+# The four int64 words of an amendment are slot · 2³² + id; bit 0 allowed, bit 1 touched; repeated · 2³² + counted; and
+# the bits of two numbers: that added after the penalties · 2³² + that added before them.
 AMENDMENT = tl.constexpr(4)
 BLOCK = 128
 
 
 @triton.jit
 def row_at(step, tables, row):
-    """What is read of a row, as the functions here and in candidates.py take it: where its logits are, V, its edits."""
+    """Return a row as the functions here and in candidates.py take it: the address of its logits, V, its edits."""
     owner = column(step, SLOT, row)
     record = tables.records + owner * tables.fields
     flags = tl.load(record + FLAGS)
     vocab, words = step.vocab, tl.cdiv(step.vocab, 32)
     place = column(step, MASK, row)
-    before = column(step, BEFORE, row)  # drafts that come before it
+    before = column(step, BEFORE, row)  # number of drafts before this row
     edits = (
         flags,
         tables.allowed + owner * words,
@@ -63,13 +62,13 @@ def row_at(step, tables, row):
 
 @triton.jit
 def raw_at(row, ids, inside):
-    """Logits as the model gave them, float32; −inf where not inside."""
+    """Return the model's logits, float32; −inf where not inside."""
     return tl.load(row[0] + ids, mask=inside, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def logit_at(row, ids, inside):
-    """Logits after the edits."""
+    """Return the logits after the edits."""
     return edited(row[2], raw_at(row, ids, inside), ids, inside)
 
 
@@ -81,8 +80,11 @@ def is_edited(row):
 
 @triton.jit
 def edited(edits, x, ids, inside):
-    """First the bans, then what is added, then penalties, then what is added after them: as sampling/pipeline.py has
-    them."""
+    """Apply first the bans, then the numbers added before the penalties, the penalties, and the numbers added after
+    them.
+
+    This is the order of method_order.py.
+    """
     flags, allowed, is_masked, mask, touched = edits[0], edits[1], edits[2], edits[3], edits[4]
     word, bit = ids // 32, ids % 32
     if (flags & ALLOWED) != 0:
@@ -99,7 +101,7 @@ def edited(edits, x, ids, inside):
 
 @triton.jit
 def moved(edits, x, ids, hit):
-    """Entries that are added to or penalised. hit: whether they are touched; the others are moved by drafts alone."""
+    """Apply additions and penalties. hit: which entries are touched; drafts alone change the others."""
     flags, tally, shift = edits[0], edits[5], edits[6]
     repetition, frequency, presence = edits[7], edits[8], edits[9]
     drafts, before, repeats, counts = edits[10], edits[11], edits[12], edits[13]
@@ -122,10 +124,10 @@ def moved(edits, x, ids, hit):
 
 @triton.jit
 def edited_blocks(row, block, raw, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Values of whole blocks after the edits. raw: float32 [TILE, BLOCK], as raw_at has them.
+    """Return the values of whole blocks after the edits. raw: float32 [TILE, BLOCK], from raw_at.
 
-    By groups of eight ids, a byte of each bitmap: banned ones are cleared together, and of those that are moved, one of
-    each group at a time. So an entry that nothing edits costs next to nothing.
+    Work is done by groups of eight ids, a byte of each bitmap. Banned entries of a group are cleared together. Other
+    touched entries are changed one of each group at a time. So an entry without an edit costs next to nothing.
     """
     edits = row[2]
     flags, allowed, is_masked, mask, touched = edits[0], edits[1], edits[2], edits[3], edits[4]
@@ -162,7 +164,7 @@ def edited_blocks(row, block, raw, BLOCK: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def ones_of(byte):
-    """How many bits of a byte are set."""
+    """Return the number of set bits of a byte."""
     byte = (byte & 0x55) + ((byte >> 1) & 0x55)
     byte = (byte & 0x33) + ((byte >> 2) & 0x33)
     return (byte & 0x0F) + (byte >> 4)
@@ -170,8 +172,7 @@ def ones_of(byte):
 
 @triton.jit
 def keys_at(row, ids, inside, raw):
-    """Ordered keys and values after the edits; an entry that no edit makes right (NaN, +inf) keeps its key. raw: as
-    raw_at has them."""
+    """Return ordered keys and values after the edits. An entry of NaN or +inf keeps its key. raw: from raw_at."""
     x, key = raw, ordered(raw)
     if is_edited(row):
         x = edited(row[2], raw, ids, inside)
@@ -181,8 +182,10 @@ def keys_at(row, ids, inside, raw):
 
 @triton.jit(do_not_specialize=["n", "tallies", "shifts"])
 def amend(tables, amendments, n, vocab, tallies, shifts, BLOCK: tl.constexpr):
-    """Write the entries of slots' tables. No two amendments name the same entry. tallies, shifts: whether these tables
-    are there."""
+    """Write entries of the slots' tables. No two amendments may name the same entry.
+
+    tallies, shifts: 1 if the table is allocated.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     at = amendments + i * AMENDMENT

@@ -1,5 +1,5 @@
-"""Classifier-free guidance in one pass: kernels read two rows of logits and write what is drawn from;
-sampling/guidance.py is the law."""
+"""Classifier-free guidance in one pass: read two rows of logits and write the guided row. sampling/guidance.py has the
+formula."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def combine(logits, stride, own, companion, scale, out, vocab, BLOCK: tl.constex
 
 
 def guide(logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """logits [L, V] of any float dtype; own, companion int64 [R], rows of it; scale float32 [R], not checked → float32
-    [R, V]."""
+    """Return the guided logits, float32 [R, V].
+
+    logits: [L, V] of any float dtype. own, companion: int64 [R], rows of it. scale: float32 [R], not checked.
+    """
     rows, vocab = own.numel(), logits.shape[1]
     out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     if rows:

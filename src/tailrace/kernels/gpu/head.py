@@ -1,7 +1,7 @@
 """Sampling as the end of the output projection: logits are never written to memory.
 
-Each program multiplies a tile of rows by a tile of the vocabulary, adds the noise, and keeps its best; the best of the
-tiles wins. What the tile holds is rounded to the model's dtype first, as logits are that are written.
+Each program multiplies a tile of rows by a tile of the vocabulary, adds the noise, and keeps its best token. The best
+of the tiles wins. Logits of a tile are first rounded to the model's dtype, as written logits are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def best_of_tiles(
     IDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """score float64, token int32, largest int32 (the logits' key): [tiles, R]."""
+    """Write the best of each tile: score float64, token int32 and largest int32 (the logits' key), each [tiles, R]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
     id = tile * IDS + tl.arange(0, IDS)
@@ -60,7 +60,7 @@ def best_of_tiles(
     warm = (temperature > 0.0)[:, None]
     scaled = logit.to(tl.float64) / tl.where(warm, temperature[:, None], 1.0)
     value = scaled + tl.where(warm, noise, 0.0).to(tl.float64)
-    value = tl.where(inside & (value == value), value, float("-inf"))  # a row with NaN has its status from `largest`
+    value = tl.where(inside & (value == value), value, float("-inf"))  # a row with NaN gets its status from `largest`
     best = tl.max(value, 1)
     mine = tl.min(tl.where(inside & (value == best[:, None]), id[None, :], LAST), 1)
     out = tile.to(tl.int64) * rows + row

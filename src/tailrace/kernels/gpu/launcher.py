@@ -1,4 +1,4 @@
-"""Launches that take the host little time."""
+"""Kernel launches that take the host little time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 
 
 class Launcher:
-    """A kernel whose machine code is found again by what it depends on: to look at each argument anew takes the host
-    longer than all else that a launch needs. options: how it is compiled."""
+    """A kernel whose machine code is looked up by a key. Inspecting each argument anew would take the host longer than
+    the rest of a launch. options: those of the compilation."""
 
     def __init__(self, kernel: Any, **options: Any) -> None:
         self.kernel, self.options = kernel, options
         self.made: dict[tuple[Hashable, ...], Any] = {}
 
     def launch(self, grid: tuple[int, int], key: tuple[Hashable, ...], *args: Any) -> None:
-        """key: whatever of the arguments its code depends on and may differ."""
+        """Launch the kernel. key: every property of the arguments that the machine code depends on and that may
+        differ."""
         if (made := self.made.get(key)) is not None:
             made[*grid, 1](*args)
-        else:  # nothing is made in Triton's interpreter
+        else:  # Triton's interpreter compiles nothing and returns None
             self.made[key] = self.kernel[grid](*args, **self.options)
 
 
 def special(number: int) -> int:
-    """What of a number, or of an address, Triton compiles anew for: that it is 1, or a multiple of 16."""
+    """Return the property of a number or an address that Triton specialises on: that it is 1, or a multiple of 16."""
     return 1 if number == 1 else number % 16 == 0 and 16

@@ -1,22 +1,22 @@
-"""Linear layers in Triton whose rows have the same bits whatever stands beside them, and however many they are.
+"""Linear layers in Triton. A row has the same bits whatever the other rows are, and however many they are.
 
 cuBLAS chooses a kernel by the number of rows, and kernels add in different orders. Here an element's order of additions
 follows from the layer's shape (N, K) alone:
 
-- K is cut into `splits_of(N, K)` parts. A part's products are added by tensor cores from its first entry to its last,
-  in float32 from 0 on. (Float32 inputs: by fused multiply-adds, one entry after the other.)
-- The parts' sums are added in their order, then the bias; the result is rounded once.
+- K is cut into `splits_of(N, K)` parts. Tensor cores add a part's products from its first entry to its last, in float32
+  from 0 on. (Float32 inputs: by fused multiply-adds, one entry after the other.)
+- The parts' sums are added in their order, then the bias. The result is rounded once.
 
-With few rows a program computes one part, and `add_splits` adds them up; with many, a program computes all parts of its
-tile one after the other. Tiles differ with the number of rows, which is relied on not to change bits for these reasons:
+With few rows a program computes one part, and `add_splits` adds the parts up. With many rows a program computes all
+parts of its tile one after the other. Tiles differ with the number of rows. Three facts keep the bits the same:
 
-- The tensor cores' instruction has the same depth for every tile (16 entries of bf16 and f16) and goes on from the sum
-  so far. BLOCK_K says how many instructions a turn of the loop has, and not what they add. A part is a multiple of
-  every BLOCK_K.
-- The weights are the left operand, so that every tile has a multiple of 64 rows (features), as Hopper's wgmma and
-  Blackwell's tcgen05 need: no tile falls back to another instruction. Tokens are its columns, a multiple of 16. An
+- The tensor cores' instruction has the same depth for every tile (16 entries of bf16 and f16) and adds to the sum so
+  far. BLOCK_K says how many instructions one turn of the loop has, not what they add. A part is a multiple of every
+  BLOCK_K.
+- The weights are the left operand. So every tile has a multiple of 64 rows (features), as Hopper's wgmma and
+  Blackwell's tcgen05 need, and no tile falls back to another instruction. Tokens are its columns, a multiple of 16. An
   element of the product does not depend on how many columns the instruction has. (Ampere: m16n8k16 for all.)
-- What is masked is 0; a product with 0 does not change a sum.
+- Masked entries are 0. A product with 0 does not change a sum.
 
 tests/kernels/test_gpu_linear.py compares the bits on hardware.
 """
@@ -35,13 +35,13 @@ from tailrace.kernels.gpu.linear_kernels import UNIT, add_splits, multiply
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FEATURES, ENOUGH = 64, 128  # of the smallest tile; programs that keep a GPU busy
-WORTH = 4096  # a part of K has no less: below that to add up parts takes longer than what it saves
-JOINED = 1024  # features that a program of add_splits has
-GROUP = 8  # tiles of tokens that are neighbours, so that they find the weights in the cache
+WORTH = 4096  # the shortest part of K: adding up shorter parts takes longer than they save
+JOINED = 1024  # features per program of add_splits
+GROUP = 8  # tiles of tokens whose programs run side by side, so that they find the weights in the cache
 
 
 class Tile(NamedTuple):
-    """Of `features` × `tokens`; `depth` entries of K in a turn of the loop."""
+    """The shape of a program's work: `features` × `tokens`, and `depth` entries of K in one turn of the loop."""
 
     features: int
     tokens: int
@@ -50,19 +50,19 @@ class Tile(NamedTuple):
     stages: int
 
     def fits(self, device: torch.device, itemsize: int) -> bool:
-        """Whether the device's shared memory holds its stages."""
+        """Return whether the tile's stages fit into the device's shared memory."""
         return (self.features + self.tokens) * self.depth * self.stages * itemsize <= shared_memory(device)
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have: 227 KiB on an H100, 99 KiB on an RTX 4090."""
+    """Return the bytes of shared memory that a program may use: 227 KiB on an H100, 99 KiB on an RTX 4090."""
     if device.type != "cuda":
         return 2**20
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-# from the largest to the smallest
+# From the largest to the smallest.
 HALF = (
     Tile(128, 128, 64, 8, 3),
     Tile(64, 128, 64, 4, 4),
@@ -71,11 +71,12 @@ HALF = (
     Tile(64, 16, 64, 4, 8),
 )
 SINGLE = (Tile(64, 64, 32, 4, 3), Tile(64, 16, 32, 4, 3))  # float32
-SMALLEST = Tile(64, 16, 64, 4, 2)  # in place of HALF where little memory is shared: 64 KiB on a T4
+SMALLEST = Tile(64, 16, 64, 4, 2)  # instead of HALF on GPUs with little shared memory: 64 KiB on a T4
 
 
 class Weight(NamedTuple):
-    """weight: [N, K], one of its strides 1; bias: [N] or None. key: what kernels are compiled for."""
+    """A linear layer's weight [N, K], with one stride of 1, and its bias [N] or None. key: the properties that kernels
+    are compiled for."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -83,7 +84,7 @@ class Weight(NamedTuple):
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
-    """Nothing is packed: the kernel reads the rows, or the columns, as they are."""
+    """Return the layer as `linear` takes it. Nothing is packed: the kernel reads the rows or columns of `weight`."""
     if weight.dim() != 2 or weight.dtype not in DTYPES:
         raise ValueError(f"weight must be [N, K] of bf16, f16 or f32, got {weight.dtype} {tuple(weight.shape)}")
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
@@ -97,7 +98,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weigh
 
 @cache
 def splits_of(features: int, depth: int) -> tuple[int, int]:
-    """(parts of K, UNITs in each but the last)."""
+    """Return the number of parts of K, and the number of UNITs in each part but the last."""
     tiles, units = triton.cdiv(features, FEATURES), triton.cdiv(depth, UNIT.value)
     splits = 1
     while tiles * splits < ENOUGH and depth >= 2 * splits * WORTH:
@@ -108,8 +109,10 @@ def splits_of(features: int, depth: int) -> tuple[int, int]:
 
 @cache
 def tile_of(tokens: int, features: int, dtype: torch.dtype, device: torch.device) -> Tile:
-    """For so many rows and features: the largest tile of which there are enough, or the smallest that reads the weights
-    few times."""
+    """Return the largest tile of which the product has enough to keep a GPU busy; else the smallest that fits.
+
+    Tiles with few tokens are left out if the product has many: they would read the weights often.
+    """
     single = dtype == torch.float32
     tiles, width = SINGLE if single else HALF, max(16, triton.next_power_of_2(tokens))
     fitting = [
@@ -120,7 +123,7 @@ def tile_of(tokens: int, features: int, dtype: torch.dtype, device: torch.device
 
 
 def programs(tokens: int, features: int, tile: Tile) -> int:
-    """Tiles of a product."""
+    """Return the number of tiles of a product."""
     return triton.cdiv(tokens, tile.tokens) * triton.cdiv(features, tile.features)
 
 
@@ -144,7 +147,7 @@ def linear(x: torch.Tensor, packed: Weight) -> torch.Tensor:
 
 
 def launch(rows: torch.Tensor, packed: Weight, out: torch.Tensor) -> None:
-    """out [T, N] = rows [T, K] by the weight."""
+    """Write rows [T, K] times the weight to out [T, N]."""
     (weight, bias, fixed), tokens = packed, rows.shape[0]
     features, depth = weight.shape
     splits, units = splits_of(features, depth)

@@ -1,4 +1,4 @@
-"""The Triton kernels of the linear layers, launched by linear.py, which says why a row's bits depend on its own
+"""The Triton kernels of the linear layers. linear.py launches them and explains why a row's bits depend on its own
 numbers alone."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.online_softmax import product
 
-UNIT = tl.constexpr(256)  # parts of the depth are multiples of it: so their addresses are known to be aligned
+UNIT = tl.constexpr(256)  # parts of the depth are multiples of it, so that Triton knows their addresses to be aligned
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def over_depth(
     BK: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Σ weight · x over the depth first … last − 1, a tile [BN, BT] of float32, in steps of BK from first on."""
+    """Return Σ weight · x over the depth first … last − 1, a float32 tile [BN, BT], in steps of BK from `first` on."""
     k = tl.arange(0, BK)
     sums = tl.zeros((BN, BT), tl.float32)
     for start in range(first, last, BK):
@@ -63,9 +63,12 @@ def multiply(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A tile of out [T, N] = x [T, K] · weightᵀ [K, N] + bias: BN features × BT tokens. The depth K is cut into
-    `splits` of `units` times UNIT each. PARTIAL: this program's split alone, to work float32 [splits, T, N]. WHOLE:
-    there is one split. EVEN: K is a multiple of BK. GROUP: tiles of tokens whose programs are neighbours."""
+    """Compute a tile of out [T, N] = x [T, K] · weightᵀ [K, N] + bias, of BN features × BT tokens.
+
+    The depth K is cut into `splits` parts of `units` times UNIT each. PARTIAL: compute this program's part alone, and
+    write it to work, float32 [splits, T, N]. WHOLE: there is one part. EVEN: K is a multiple of BK. GROUP: tiles of
+    tokens whose programs are neighbours.
+    """
     share = units * UNIT
     tiles_n, tiles_t = tl.cdiv(features, BN), tl.cdiv(tokens, BT)
     program = tl.program_id(0)
@@ -98,7 +101,7 @@ def multiply(
 
 @triton.jit(do_not_specialize=["tokens", "features", "splits"])
 def add_splits(work, bias, out, tokens, features, splits, out_stride, BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [T, N] = the sum of work [splits, T, N] in the order of the splits, + bias."""
+    """Write out [T, N]: the sum of work [splits, T, N] in the order of the splits, plus the bias."""
     t = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < features

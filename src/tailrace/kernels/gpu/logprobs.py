@@ -1,7 +1,7 @@
-"""What a drawn token's log-probability, rank and likeliest rivals were; counterpart of csrc/logprobs.cpp.
+"""A drawn token's log-probability and rank, and the likeliest other tokens. Counterpart of csrc/sample/logprobs.cpp.
 
-Of the model's own distribution by the maxima of blocks: only those are read that hold something as likely. Of the one
-drawn from by what sample_rows has left in memory.
+For the model's own distribution, only blocks are read whose maximum shows that they hold something as likely. For the
+distribution drawn from, the candidates that sample_rows has left in memory are read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ MOST = tl.constexpr(2**63 - 1)
 
 @triton.jit(do_not_specialize=["width", "top"])
 def logprobs_of_rows(step, tables, work, out, blocks, width, top):
-    """out: numbers float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs; ranks int64
-    [N, width, 1 + top], rank, the top ids. Set where a program asks."""
+    """Write the reports of the programs that ask for some.
+
+    out.numbers: float64 [N, width, 3 + top], logprob, entropy and varentropy in nats, the top logprobs. out.ranks:
+    int64 [N, width, 1 + top], rank, the top ids.
+    """
     i, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = column(step, START, i)
     row, record = first + j, tables.records + column(step, SLOT, first) * tables.fields
@@ -71,7 +74,7 @@ def logprobs_of_rows(step, tables, work, out, blocks, width, top):
 
 @triton.jit
 def rank_among(x, ids, n, token):
-    """1 + those ahead of the token, and its x; −inf where it is not there."""
+    """Return the token's rank among the candidates and its x; −inf for a token that is no candidate."""
     mine = tl.full((), float("-inf"), tl.float32)
     for first in range(0, n, CHUNK):
         same = (load_ids(ids, n, first) == token) & within(n, first)
@@ -86,7 +89,10 @@ def rank_among(x, ids, n, token):
 
 @triton.jit
 def rank_in_row(here, keys, blocks, found, token, largest):
-    """The same within a whole row before its edits; a token that is −inf comes after all that are not."""
+    """Return the token's rank within a whole row before its edits, and its distance from the largest.
+
+    A token at −inf comes after all other tokens.
+    """
     mine = raw_at(here, token, token < here[1])
     bound = ordered(mine)
     count = reaching(keys, blocks, tl.maximum(bound, NONE_KEY + 1), found)
@@ -101,7 +107,8 @@ def rank_in_row(here, keys, blocks, found, token, largest):
 
 @triton.jit
 def likeliest(here, keys, blocks, found, largest, count, x, ids):
-    """The `count` largest of a row before its edits, relative to the largest, ids ascending; how many there are."""
+    """Collect the `count` largest of a row before its edits, relative to the largest, ids ascending. Return how
+    many."""
     bound = tl.maximum(ordered(reached_by(keys, blocks, count)), NONE_KEY + 1)
     listed = reaching(keys, blocks, bound, found)
     n = 0
@@ -116,7 +123,7 @@ def likeliest(here, keys, blocks, found, largest, count, x, ids):
 
 @triton.jit
 def write_top(x, ids, n, vocab, count, log_mass, logprobs, tokens):
-    """The best in order, one at a time; what is missing is filled with the smallest other ids at −inf."""
+    """Write the best tokens in order, one at a time. Fill missing places with the smallest other ids at −inf."""
     last = tl.full((), MOST, tl.int64)
     for place in range(tl.minimum(count, n)):
         best = tl.full((), NOBODY, tl.int64)

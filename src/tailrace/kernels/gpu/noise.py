@@ -1,4 +1,4 @@
-"""kernels/reference/noise.py in Triton: the same bits; logarithms in double, rounded once."""
+"""kernels/reference/noise.py in Triton: the same bits. Logarithms are taken in double and rounded once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 GROUP = tl.constexpr(16)  # ids that share their hot bits
-HOT = tl.constexpr(2.0**-8)  # how many of them are hot
+HOT = tl.constexpr(2.0**-8)  # the share of ids that are hot
 UNIT = tl.constexpr(2.0**-32)
 TINY = tl.constexpr(2.0**-53)
 BLOCK = 1024
@@ -16,7 +16,7 @@ UNFUSED = {"enable_fp_fusion": False}  # each operation is rounded on its own, a
 
 @triton.jit
 def philox_words(key, c0, stream, position):
-    """Four words of uint32. key, position: int64; c0, stream: broadcast to the shape of c0."""
+    """Return four uint32 words. key, position: int64. c0, stream: broadcast to the shape of c0."""
     where = position.to(tl.uint64)
     one = tl.full(c0.shape, 1, tl.uint32) if c0.type.is_block() else tl.full((), 1, tl.uint32)
     low, high = where.to(tl.uint32), (where >> 32).to(tl.uint32)
@@ -34,7 +34,7 @@ def philox_words(key, c0, stream, position):
 
 @triton.jit
 def hot_bits(key, position, stream, group):
-    """uint32: bit i is set where id 16 · group + i is hot."""
+    """Return uint32 words: bit i is set if id 16 · group + i is hot."""
     w0, w1, w2, w3 = philox_words(key, group, stream * 2 + 1, position)
     both = w0 & w1 & w2 & w3
     return both & (both >> 16)
@@ -42,26 +42,26 @@ def hot_bits(key, position, stream, group):
 
 @triton.jit
 def gumbel_of(key, position, stream, ids, hot):
-    """Standard Gumbel noise, float32, of ids whose hot bit is known."""
+    """Return standard Gumbel noise, float32, for ids whose hot bit is known."""
     w0, _, _, _ = philox_words(key, ids, stream * 2, position)
     v = (w0.to(tl.float64) + 0.5) * UNIT
-    # e = −ln(1 − u); where v · HOT is small, its logarithm's argument must keep the small part: ln(1 − x) by x's own
-    # series there
+    # e = −ln(1 − u). If v · HOT is small, 1 − v · HOT would lose its small part, so small_log uses the series of ln(1 −
+    # x).
     e = tl.where(hot, small_log(v * HOT), -tl.log((1.0 - v) * (1.0 - HOT)))
     return (-tl.log(e)).to(tl.float32)
 
 
 @triton.jit
 def gumbel_at(key, position, stream, ids):
-    """Standard Gumbel noise, float32, of uint32 ids."""
+    """Return standard Gumbel noise, float32, for uint32 ids."""
     hot = (hot_bits(key, position, stream, ids // GROUP) >> (ids % GROUP)) & 1
     return gumbel_of(key, position, stream, ids, hot == 1)
 
 
 @triton.jit
 def small_log(x):
-    """−ln(1 − x) for 0 < x < 2^-8 in double: the series up to x^7 / 7, relative error below 2^-56 of the first term
-    left out."""
+    """Return −ln(1 − x) for 0 < x < 2^-8, in double: the series up to x^8 / 8. The terms left out are less than 2^-67
+    of the result."""
     p = 1.0 / 7 + x * (1.0 / 8)
     p = 1.0 / 6 + x * p
     p = 1.0 / 5 + x * p
@@ -73,7 +73,7 @@ def small_log(x):
 
 @triton.jit
 def uniform_of(key, position, stream):
-    """One number in (0, 1), float64, of 53 bits."""
+    """Return one number in (0, 1), float64, of 53 bits."""
     w0, w1, _, _ = philox_words(key, tl.full((), 0, tl.uint32), stream * 2, position)
     bits = (w0.to(tl.uint64) << 21) | (w1 >> 11).to(tl.uint64)
     return (bits.to(tl.float64) + 0.5) * TINY

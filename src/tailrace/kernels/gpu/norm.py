@@ -1,4 +1,4 @@
-"""RMS norm in Triton, one reduction per row (gpu/reduced.py says why its order is the same in any company)."""
+"""RMS norm in Triton, one reduction per row. gpu/reduced.py explains why its order is always the same."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def rows_normed(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out [R, dim] of x, whose row r lies at r // inner · outer_stride + r % inner · inner_stride. ADD: x += delta
-    [R, dim] before."""
+    """Write the norm of x to out [R, dim]. Row r of x lies at r // inner · outer_stride + r % inner · inner_stride.
+
+    ADD: first add delta [R, dim] to x.
+    """
     r, d = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64), tl.arange(0, BLOCK)
     inside = (r < rows)[:, None] & (d < dim)[None, :]
     at = x + (r // inner * outer_stride + r % inner * inner_stride)[:, None] + d[None, :]
@@ -68,7 +70,7 @@ def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tens
 def normed(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, plus_one: bool
 ) -> torch.Tensor:
-    """The norm of x, or of x += delta."""
+    """Return the norm of x, or of x += delta."""
     dim = x.shape[-1]
     if weight.shape != (dim,) or weight.dtype != x.dtype or weight.stride(0) != 1 or dim > LONGEST:
         raise ValueError(

@@ -1,5 +1,5 @@
-"""What both attention kernels (attention.py) are made of: the rows of a tile, and their online softmax over a range of
-positions."""
+"""The parts that both attention kernels (attention.py) share: the rows of a tile, and their online softmax over a range
+of positions."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def product(a, b, start):
-    """start + a · b, fp32."""
-    if INTERPRETED:  # it would multiply the bits of bf16
+    """Return start + a · b, fp32."""
+    if INTERPRETED:  # it would multiply the bits of bf16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, start, input_precision="ieee")
 
 
 @triton.jit
 def start_of(chunk):
-    """The first position of a chunk; for the host too, as start_of.fn: hence no constexpr in it."""
+    """Return the first position of a chunk. The host calls it too, as start_of.fn, so it uses no constexpr."""
     return (((chunk % 16 + 16) << (chunk // 16)) - 16) * 256
 
 
 @triton.jit
 def chunks_up_to(position):
-    """How many chunks begin at or before it."""
+    """Return how many chunks begin at or before a position."""
     return tl.sum((start_of(tl.arange(0, MOST)) <= position).to(tl.int32), 0)
 
 
 @triton.jit
 def power_of_two(exponent):
-    """2 to the power of whole numbers of at most 0 (or −inf): exact, and 0 below 2^−126. NaN stays NaN."""
+    """Return 2 to the power of whole numbers of at most 0 (or −inf): exact, and 0 below 2^−126. NaN stays NaN."""
     power = ((tl.maximum(exponent, -127.0).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
     return tl.where(exponent == exponent, power, exponent)
 
@@ -56,8 +56,11 @@ def tile_of(
     DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The rows of a tile: (token of the sequence, query head), where there are such, and their query. Then the range of
-    positions that they see: from a multiple of BLOCK to the newest one."""
+    """Return the rows of a tile, their query and the positions that they see.
+
+    A row is a token of the sequence and a query head. `inside` marks the rows that exist. The positions run from a
+    multiple of BLOCK to the newest one.
+    """
     TOKENS: tl.constexpr = ROWS // GROUP
     r, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
     token, mine = tile * TOKENS + r // GROUP, head * GROUP + r % GROUP
@@ -71,7 +74,7 @@ def tile_of(
 
 @triton.jit
 def first_seen(at, window, reach):
-    """The oldest position that a token at `at` sees, or less than 0."""
+    """Return the oldest position that a token at `at` sees. It may be negative."""
     return tl.maximum(at - window + 1, at // reach * reach)
 
 
@@ -99,10 +102,12 @@ def over(
     VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Online softmax of q [ROWS, DIM_PAD], of tokens at positions `at`, over the positions first … last − 1; first is a
-    multiple of BLOCK. Returns a whole number that is not less than the largest score in units of log 2, Σ weight,
-    Σ weight · value. A whole number, because sums are multiplied by powers of two then: exactly, so that it does not
-    matter when."""
+    """Compute the online softmax of q [ROWS, DIM_PAD] over the positions first … last − 1.
+
+    The tokens of q are at positions `at`; first is a multiple of BLOCK. Returns top, Σ weight and Σ weight · value. top
+    is a whole number that is not less than the largest score in units of log 2. So sums are only multiplied by powers
+    of two. Such products are exact, so it does not matter when they are taken.
+    """
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)
@@ -110,7 +115,7 @@ def over(
     oldest = first_seen(at, window, reach)
     for start in range(first, last, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        there = n < last  # what lies behind is of no one, NaN perhaps
+        there = n < last  # memory behind the end belongs to no token and may hold NaN
         block = tl.load(table + n // SIZE, mask=there, other=0).to(tl.int64)
         place = block * (HEADS * SIZE) + head * SIZE + n % SIZE
         k = tl.load(keys + place[None, :] * DIM + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
@@ -123,7 +128,7 @@ def over(
         seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= oldest[:, None])
         score = tl.where(seen, score * LOG2E, float("-inf"))
         higher = tl.maximum(top, tl.ceil(tl.max(score, 1)))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that sees nothing yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # for a row that sees no position yet
         weight = tl.exp2(score - base[:, None])
         shrink = power_of_two(top - base)
         mass = mass * shrink + tl.sum(weight, 1)
@@ -157,8 +162,10 @@ def over_chunks(
     VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`over` of the positions oldest … newest, chunk by chunk: each chunk's sums are added in their order. sink: scores
-    in units of log 2 that have a share of the mass, or −inf."""
+    """Compute `over` for the positions oldest … newest, chunk by chunk. The chunks' sums are added in their order.
+
+    sink: scores in units of log 2 that have a share of the mass, or −inf.
+    """
     top = tl.ceil(sink)
     mass = tl.exp2(sink - tl.where(top == float("-inf"), 0.0, top))
     mixed = tl.zeros((ROWS, VALUE_PAD), tl.float32)

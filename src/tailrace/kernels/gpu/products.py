@@ -1,6 +1,9 @@
-"""Products of many matrices in Triton: of pairs (bmm), and of the rows of each group with the group's weights, such as
-an expert's. An element is added up from the first entry of its row to the last, in whatever company; gpu/linear.py has
-the reasons. Nothing of a group's size is known to the host: tiles of rows find their group in the kernel."""
+"""Products of many matrices in Triton: of pairs (bmm), and of groups of rows with their group's weights, such as an
+expert's.
+
+An element is added up from the first entry of its row to the last, whatever the other rows are; gpu/linear.py explains
+why. The host does not know the sizes of the groups: tiles of rows find their group in the kernel.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ def multiply_pairs(
     BT: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """A tile of out [B, M, N] = a [B, M, K] · b [B, K, N]."""
-    pair, tiles_n = tl.program_id(0).to(tl.int64), tl.cdiv(n, BN)  # of program_id(1) there may be 65,535 at most
+    """Compute a tile of out [B, M, N] = a [B, M, K] · b [B, K, N]."""
+    pair, tiles_n = tl.program_id(0).to(tl.int64), tl.cdiv(n, BN)  # program_id(1) must stay below 65,536
     column = tl.program_id(1) % tiles_n * BN + tl.arange(0, BN)
     row = tl.program_id(1) // tiles_n * BT + tl.arange(0, BT)
     of_b = b + pair * b_batch + column.to(tl.int64) * b_n
@@ -64,8 +67,10 @@ def multiply_groups(
     BK: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """A tile of out [S, N]: rows starts[g] … starts[g + 1] − 1 of x [S, K] by weight[g] [N, K]. program_id(1) counts
-    the tiles of BT rows of all groups."""
+    """Compute a tile of out [S, N]: rows starts[g] … starts[g + 1] − 1 of x [S, K] times weight[g] [N, K], transposed.
+
+    program_id(1) counts the tiles of BT rows of all groups.
+    """
     each = tl.arange(0, GROUPS)
     begin = tl.load(starts + each, mask=each < groups, other=0)
     tiles = tl.cdiv(tl.load(starts + each + 1, mask=each < groups, other=0) - begin, BT)
@@ -94,7 +99,7 @@ PAIRS, GROUPS = (
 
 
 def check(name: str, *tensors: torch.Tensor) -> None:
-    """Raise ValueError unless all have the same dtype, one that there are kernels for."""
+    """Raise ValueError unless all tensors have one dtype that the kernels support."""
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         raise ValueError(f"{name} takes bf16, f16 or f32, all alike, got {', '.join(sorted(map(str, dtypes)))}")

@@ -1,4 +1,4 @@
-"""The programs of all slots on the device: one record per slot, read by the kernels field by field."""
+"""The programs of all slots on the device: one record per slot, whose fields the kernels read one by one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_EXEMPT = 8  # ids that XTC never removes
 KEY = tl.constexpr(0)
 FLAGS = tl.constexpr(1)
 WANTS = tl.constexpr(2)
-SCALE = tl.constexpr(3)  # double: 1 / mass temperature, of what the scan weighs
-MASS_TEMPERATURE = tl.constexpr(4)  # double; 0: no stage needs the mass of the scan
+SCALE = tl.constexpr(3)  # double: 1 / mass temperature, by which the scan multiplies distances
+MASS_TEMPERATURE = tl.constexpr(4)  # double; 0: no stage needs the mass from the scan
 LOGPROBS = tl.constexpr(5)  # alternatives to report; −1: no logprobs
-REPETITION = tl.constexpr(6)  # double, and so the next two
+REPETITION = tl.constexpr(6)  # double, as are the next two
 FREQUENCY = tl.constexpr(7)
 PRESENCE = tl.constexpr(8)
-REPEATS = tl.constexpr(9)  # how often a draft counts as repeated, and for presence and frequency, for the rows after it
-COUNTS = tl.constexpr(10)
+REPEATS = tl.constexpr(9)  # what a draft adds, for the rows after it, to its number of repeats
+COUNTS = tl.constexpr(10)  # and to the number that presence and frequency use
 NUM_STAGES = tl.constexpr(11)
 NUM_EXEMPT = tl.constexpr(12)
 EXEMPT = tl.constexpr(13)
@@ -30,37 +30,37 @@ STAGE = tl.constexpr(13 + MAX_EXEMPT)  # kind, k, then a, b, c as doubles
 STAGE_FIELDS = tl.constexpr(5)
 FIELDS = 13 + MAX_EXEMPT + 5 * MAX_STAGES
 
-# of FLAGS
+# Flags (FLAGS).
 GREEDY = tl.constexpr(1)
-PLAIN = tl.constexpr(2)  # nothing but temperatures
-ALLOWED = tl.constexpr(4)  # some ids may not come
-SHIFTED = tl.constexpr(8)  # to some something is added
-PENALISED = tl.constexpr(16)  # some have a tally
-PROCESSED = tl.constexpr(32)  # what is reported is the distribution drawn from
+PLAIN = tl.constexpr(2)  # the stages are temperatures only
+ALLOWED = tl.constexpr(4)  # some ids are banned
+SHIFTED = tl.constexpr(8)  # some ids have numbers added
+PENALISED = tl.constexpr(16)  # some ids have a tally
+PROCESSED = tl.constexpr(32)  # reports describe the distribution drawn from
 ENTROPY = tl.constexpr(64)
-NUCLEUS = tl.constexpr(128)  # temperatures, and behind them top-p alone
-SURVIVORS = tl.constexpr(256)  # the ids that are left at the end are reported
+NUCLEUS = tl.constexpr(128)  # temperatures, then top-p as the last stage
+SURVIVORS = tl.constexpr(256)  # the ids that survive are reported
 TOUCHED = tl.constexpr(8 | 16)
 EDITED = tl.constexpr(4 | 8 | 16)
 
-# of WANTS: what the scan finds per block
+# What the scan computes per block (WANTS).
 MASS = tl.constexpr(1)  # Σ e^d, d = (l − the block's max) · scale
 MOMENTS = tl.constexpr(2)  # Σ d e^d and Σ d² e^d
-SIGMA = tl.constexpr(4)  # number, Σ d and Σ d² of the finite ones, d = l − the block's max
-RAW = tl.constexpr(8)  # maximum and mass before the edits, scale 1; with MOMENTS_RAW its moments
+SIGMA = tl.constexpr(4)  # number, Σ d and Σ d² of the finite logits, d = l − the block's max
+RAW = tl.constexpr(8)  # maximum and mass before the edits, with scale 1; with MOMENTS_RAW also their moments
 MOMENTS_RAW = tl.constexpr(16)
-SQUARES = tl.constexpr(32)  # with MASS, and never with MOMENTS: Σ e^2d
-RICH = tl.constexpr(2 | 4 | 8 | 16 | 32)  # more than maxima and mass
+SQUARES = tl.constexpr(32)  # with MASS, never with MOMENTS: Σ e^2d
+RICH = tl.constexpr(2 | 4 | 8 | 16 | 32)  # anything besides maxima and mass
 
 
 @triton.jit
 def number(record, field):
-    """A field that holds a double."""
+    """Return a field that holds a double."""
     return tl.load(record + field).to(tl.float64, bitcast=True)
 
 
 def has(program: Program) -> bool:
-    """Whether the kernels have all that a program's stages ask for."""
+    """Return whether the kernels support all that a program asks for."""
     return (
         not program.unsupported
         and program.exempt.size <= MAX_EXEMPT
@@ -69,7 +69,7 @@ def has(program: Program) -> bool:
 
 
 def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
-    """The fields. edits: the flags of what there is to edit. penalty: of the edits."""
+    """Return the fields of a program. edits: the flags of the slot's edits. penalty: the penalty among them, if any."""
     wants, temperature = wanted(program)
     kinds = [stage.kind for stage in program.stages if stage.kind != "temperature"]
     nucleus = kinds == ["top_p"] and program.stages[-1].kind == "top_p"
@@ -104,22 +104,22 @@ def record(program: Program, edits: int, penalty: Penalty | None) -> list[int]:
 
 
 def idle() -> list[int]:
-    """The record of a slot whose rows are drawn elsewhere: the cheapest there is."""
+    """Return the cheapest record, for a slot whose rows are drawn elsewhere."""
     return [0, GREEDY.value, 0, 0, 0, -1, *[0] * (FIELDS - 6)]
 
 
 def is_lean(fields: list[int]) -> bool:
-    """Nothing is edited, and the scan finds maxima and mass alone."""
+    """Return whether nothing is edited and the scan computes only maxima and mass."""
     return not fields[FLAGS.value] & EDITED.value and not fields[WANTS.value] & RICH.value
 
 
 def bits(value: float) -> int:
-    """Those of a double, as an int64."""
+    """Return the bits of a double as an int64."""
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
 def wanted(program: Program) -> tuple[int, float]:
-    """What the scan must find, and the temperature of the mass (0: no stage needs it)."""
+    """Return what the scan must compute, and the temperature of the mass (0: no stage needs the mass)."""
     wants, temperature = stages_want(program.stages)
     if (program.logprobs is not None or program.entropy) and not program.processed:
         wants |= RAW.value | MOMENTS_RAW.value * program.entropy
@@ -127,7 +127,7 @@ def wanted(program: Program) -> tuple[int, float]:
 
 
 def stages_want(stages: list[Stage] | tuple[Stage, ...]) -> tuple[int, float]:
-    """What the stages must know of the whole row in order to decide; 0: nothing of its mass."""
+    """Return what the stages need to know of the whole row, and the temperature of its mass (0: no stage needs it)."""
     wants = SIGMA.value if any(stage.kind == "top_n_sigma" for stage in stages) else 0
     temperature = 1.0
     for stage in stages:
@@ -143,6 +143,6 @@ def stages_want(stages: list[Stage] | tuple[Stage, ...]) -> tuple[int, float]:
 
 
 def check(vocab: int) -> None:
-    """Raise ValueError for a vocabulary whose masses the fixed-point sums can't hold (candidates.UNIT)."""
+    """Raise ValueError for a vocabulary so large that the fixed-point sums could overflow (candidates.UNIT)."""
     if vocab >= 1 << 19:
         raise ValueError(f"the GPU's kernels take vocabularies below {1 << 19:,}, got {vocab:,}")

@@ -1,9 +1,9 @@
-"""Drafts, and the distributions q that they are drawn from; counterpart of Target::propose in csrc/target.cpp.
+"""Drafts, and the distributions q that they are drawn from. Counterpart of Target::propose in csrc/sample/target.cpp.
 
-A row is split into PARTS of its ids. First each part writes e^x, and what that adds up to, where a request asks for
-nothing but temperatures; or zeros. Then each part divides by the whole, or writes the candidates that sample_rows has
-listed. The draft is where a uniform number of its own lies in the mass. Masses are sums of integers (candidates.py), so
-exactly one part finds it.
+A row's ids are split into PARTS. First each part writes e^x and its sum if the request has only temperatures, else
+zeros. Then each part divides by the whole sum, or writes the candidates that sample_rows has listed. A uniform number
+of its own selects the draft by its place in the mass. Masses are sums of integers (candidates.py), so exactly one part
+finds the draft.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tailrace.kernels.gpu.program import FLAGS, GREEDY, KEY, NUM_STAGES, PLAIN, 
 from tailrace.kernels.gpu.refine import stage_at
 from tailrace.kernels.gpu.scan import CHUNK, highest
 
-PARTS = tl.constexpr(32)  # of a row: programs that share it
+PARTS = tl.constexpr(32)  # the programs that share a row
 
 
 @triton.jit
 def fill_proposals(step, tables, work, masses, blocks):
-    """Writes q, not yet normalised, and masses int64 [R, PARTS]."""
+    """Write q, not yet normalised, and masses int64 [R, PARTS]."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(work.status + row) == STATUSES[0]:
         q, found = proposal_of(step, row), tl.zeros((CHUNK,), tl.int64)
@@ -47,14 +47,14 @@ def fill_proposals(step, tables, work, masses, blocks):
 
 @triton.jit
 def propose_rows(step, tables, work, masses, blocks):
-    """Writes q, and the draft to work.token. Where nothing is left to draw from, status says so."""
+    """Write q, and the draft to work.token. If no token is left to draw, set work.status."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(work.status + row) == STATUSES[0]:
         record = tables.records + column(step, SLOT, row) * tables.fields
         q = proposal_of(step, row)
         u = uniform_of(tl.load(record + KEY), column(step, NOISE_POSITION, row), column(step, NOISE_STREAM, row))
         first, end = span(step.vocab, part)
-        if ((tl.load(record + FLAGS) & GREEDY) != 0) | (column(step, FORCED, row) >= 0):  # there is no choice
+        if ((tl.load(record + FLAGS) & GREEDY) != 0) | (column(step, FORCED, row) >= 0):  # there is only one choice
             only = tl.load(work.token + row)
             if (only >= first) & (only < end):
                 tl.store(q + only, 1.0)
@@ -92,7 +92,7 @@ def propose_rows(step, tables, work, masses, blocks):
 
 @triton.jit
 def draw_listed(work, row, x, ids, n, target, whole):
-    """The candidate in whose mass `target` lies."""
+    """Write the candidate in whose mass `target` lies; without any mass, the status EMPTY."""
     if whole > 0:
         before, at = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)
         while at < n:
@@ -113,21 +113,21 @@ def draw_listed(work, row, x, ids, n, target, whole):
 
 @triton.jit
 def span(vocab, part):
-    """The ids of a part: from the first up to the end."""
+    """Return the ids of a part: the first one and the end."""
     each = tl.cdiv(tl.cdiv(vocab, PARTS), CHUNK) * CHUNK
     return tl.minimum(part * each, vocab), tl.minimum((part + 1) * each, vocab)
 
 
 @triton.jit
 def is_whole(step, tables, row):
-    """Nothing truncates the row, and there is a choice: its candidates are not listed."""
+    """Return whether no stage truncates the row and it has a choice. Its candidates are then not listed."""
     flags = tl.load(tables.records + column(step, SLOT, row) * tables.fields + FLAGS)
     return ((flags & PLAIN) != 0) & ((flags & GREEDY) == 0) & (column(step, FORCED, row) < 0)
 
 
 @triton.jit
 def temperature_of(step, tables, row):
-    """The product of the row's temperatures: its only stages."""
+    """Return the product of the row's temperatures, which are its only stages."""
     record = tables.records + column(step, SLOT, row) * tables.fields
     found = tl.full((), 1.0, tl.float64)
     for s in range(tl.load(record + NUM_STAGES)):
@@ -138,7 +138,7 @@ def temperature_of(step, tables, row):
 
 @triton.jit
 def x_of(here, top, temperature, at, end):
-    """A chunk's ids, and x = (l − top) / temperature; −inf beyond the end."""
+    """Return a chunk's ids, and x = (l − top) / temperature; −inf beyond the end."""
     id = at + tl.arange(0, CHUNK)
     value = logit_at(here, id, id < end)
     return id, tl.where(value > float("-inf"), relative(value, top, temperature), float("-inf"))
@@ -146,19 +146,19 @@ def x_of(here, top, temperature, at, end):
 
 @triton.jit
 def share(w, whole):
-    """Of the whole mass, float32."""
+    """Return the share of the whole mass, float32."""
     return (w.to(tl.float64) * UNIT / tl.maximum(whole, 1).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
 def place_in(u, whole):
-    """The unit of mass in which u of it lies."""
+    """Return the unit of mass at the share u of the whole."""
     return tl.minimum((u * whole.to(tl.float64)).to(tl.int64), whole - 1)
 
 
 @triton.jit
 def first_from(ids, n, id):
-    """How many of the ids, which ascend, are smaller than `id`."""
+    """Return how many of the ascending ids are smaller than `id`."""
     low, high = tl.full((), 0, tl.int32), n
     while low < high:
         middle = (low + high) // 2

@@ -1,5 +1,8 @@
-"""Sums over the entries of a row in Triton, whose order follows from the row's length alone. In torch it depends on how
-many rows there are: aten/src/ATen/native/cuda/Reduce.cuh shares a block's threads out between rows and entries."""
+"""Sums over the entries of a row in Triton. Their order follows from the row's length alone.
+
+In torch the order depends on the number of rows: aten/src/ATen/native/cuda/Reduce.cuh divides a block's threads between
+rows and entries.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.launcher import Launcher, special
 
-ENTRIES, BLOCK = 1024, 4096  # that a program has at least, and at once
+ENTRIES, BLOCK = 1024, 4096  # the fewest entries of a program; the most that it reads at once
 
 
 @triton.jit(do_not_specialize=["rows"])
 def rows_summed(x, out, rows, dim, stride, divisor, SQUARED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [R] = Σ x / divisor over the rows of x [R, dim], in float32. SQUARED: Σ x²."""
+    """Write out [R] = Σ x / divisor over the rows of x [R, dim], in float32. SQUARED: Σ x²."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     for first in range(0, dim, BLOCK):
@@ -29,15 +32,18 @@ SUM = Launcher(rows_summed)
 
 
 def regular(x: torch.Tensor) -> torch.Tensor:
-    """x itself, if the entries of its rows are contiguous and its address is aligned, or a copy. Threads share a row
-    out by what the compiler knows of its address, and the order of the sums follows from that."""
+    """Return x itself, if the entries of its rows are contiguous and its address is aligned, else a copy.
+
+    The compiler divides a row between threads by what it knows of the address, and the order of the sums follows from
+    that.
+    """
     if x.stride(-1) == 1 and x.data_ptr() % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def sharing(dim: int, most: int) -> tuple[int, int]:
-    """How many rows a program has, and how many entries at once."""
+    """Return the number of rows of a program, and the number of entries that it reads at once."""
     block = min(most, triton.next_power_of_2(max(1, dim)))
     return max(1, ENTRIES // block), block
 

@@ -1,7 +1,7 @@
-"""The refinements over one row's candidates, in the request's order; counterpart of csrc/refine.cpp.
+"""The refinements of one row's candidates, in the request's order. Counterpart of csrc/sample/refine.cpp.
 
-While the candidates are incomplete, every uncollected token lies below `floor` in the scale of x. A stage that must see
-deeper says how deep (in that scale) and the row is collected anew.
+While the candidates are incomplete, every token that is not collected lies below `floor` in the scale of x. If a stage
+must see deeper, it returns the depth (in that scale), and the row is collected again.
 
 (More than 300 lines: every refinement is a branch of one compiled function.)
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailrace.kernels import constants
 from tailrace.kernels.gpu.candidates import (
     LOWEST,
     append,
@@ -66,29 +67,38 @@ if _missing:
     raise ImportError(
         f"kernels/program.py and the GPU's kernels differ about these stages: {', '.join(sorted(_missing))}"
     )
-XTC_STREAM = tl.constexpr(3)  # of the noise; csrc/refine.cpp
+XTC_STREAM = tl.constexpr(constants.XTC_STREAM)
 EVERYTHING = tl.constexpr(-1e300)  # a depth that only the complete row satisfies
 SLACK = tl.constexpr(1.0 + 1e-6)  # rounding must not make the first try fail
-SIGMA_SLACK = tl.constexpr(1.0 + 2.0**-10)  # sampling/methods/top_n_sigma.py
+TOLERANCE = tl.constexpr(constants.TOLERANCE)  # relative tolerance of comparisons with a bound
+SIGMA_SLACK = tl.constexpr(constants.SIGMA_SLACK)
 
 
 @triton.jit
 def stage_at(record, s):
-    """kind, k, and where a, b and c are."""
+    """Return a stage's kind, its k, and the address of its a, b and c."""
     at = record + STAGE + s * STAGE_FIELDS
     return tl.load(at).to(tl.int32), tl.load(at + 1), at + 2
 
 
 @triton.jit
+def reached_at(share, whole):
+    """Return the mass that counts as reaching this share of the whole."""
+    return share * whole * (1.0 - TOLERANCE)
+
+
+@triton.jit
 def reached_by(keys, blocks, k):
-    """A value that the maxima of at least k blocks reach, so at least k tokens, and of not many more than needed. −inf
-    where there are fewer blocks."""
+    """Return a value that the maxima of at least k blocks reach, and of few more. So at least k tokens reach it.
+
+    Return −inf if there are fewer blocks.
+    """
     low, high = tl.full((), NONE_KEY, tl.int32), highest(keys, blocks)
     if blocks >= k:
         low = tl.maximum(least_of(keys, blocks), low)
         halve = 0
         while low < high:
-            # by turns in value and in bits: neither a sign nor an outlier makes it long
+            # Halve by value and by bits in turn. So neither a sign nor an outlier makes the search long.
             middle = ordered(value_of(low) * 0.5 + value_of(high) * 0.5)
             if (halve % 2 == 1) | (middle <= low) | (middle > high):
                 middle = (high.to(tl.int64) - (high.to(tl.int64) - low) // 2).to(tl.int32)
@@ -105,7 +115,7 @@ def reached_by(keys, blocks, k):
 
 @triton.jit
 def least_of(keys, blocks):
-    """The smallest of the blocks' largest keys."""
+    """Return the smallest of the blocks' largest keys."""
     found = tl.full((), 2**31 - 1, tl.int32)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -115,7 +125,7 @@ def least_of(keys, blocks):
 
 @triton.jit
 def p_less_depth(mass, squares, k, vocab):
-    """How deep p-less keeps: ln of its threshold relative to the likeliest, from Σ e^x and Σ e^2x."""
+    """Return how deep p-less keeps: ln of its threshold relative to the likeliest, from Σ e^x and Σ e^2x."""
     agree = squares / (mass * mass)
     many = tl.maximum(vocab, 2).to(tl.float64)
     least = tl.where(k == 0, agree, (many * agree - 1.0) / (many - 1.0))
@@ -125,7 +135,7 @@ def p_less_depth(mass, squares, k, vocab):
 
 @triton.jit
 def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
-    """Down to which logit, relative to the maximum, it is worth collecting first."""
+    """Return the depth, relative to the maximum, down to which tokens are collected first."""
     depth, temperature = tl.full((), EVERYTHING, tl.float64), tl.full((), 1.0, tl.float64)
     settled = 0
     for s in range(stages):
@@ -135,7 +145,7 @@ def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
             if kind == TEMPERATURE:
                 temperature = temperature * a
             elif kind == MIN_P:
-                depth, settled = tl.maximum(depth, temperature * tl.log(a) * SLACK), 1
+                depth, settled = tl.maximum(depth, temperature * (tl.log(a) - TOLERANCE) * SLACK), 1
             elif kind == TOP_N_SIGMA:
                 depth, settled = tl.maximum(depth, -a * sigma * SIGMA_SLACK * SLACK), 1
             elif kind == TOP_K:
@@ -145,10 +155,10 @@ def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
             elif kind == P_LESS:
                 if squares > 0.0:
                     depth = tl.maximum(
-                        depth, temperature * tl.minimum(p_less_depth(mass, squares, k, vocab), 0.0) * SLACK
+                        depth, temperature * tl.minimum(p_less_depth(mass, squares, k, vocab) - TOLERANCE, 0.0) * SLACK
                     )
             elif kind == EPSILON:
-                depth = tl.maximum(depth, temperature * (tl.log(a) + tl.log(mass)) * SLACK)
+                depth = tl.maximum(depth, temperature * (tl.log(a) + tl.log(mass) - TOLERANCE) * SLACK)
             else:
                 depth = tl.maximum(depth, -4.0 * temperature)
     return tl.minimum(depth, 0.0)
@@ -156,9 +166,11 @@ def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
 
 @triton.jit
 def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_temperature, sigma, floor, x, ids, n):
-    """All stages in order → how many are left, and where a stage could not decide the depth (relative to the maximum)
-    to collect down to instead; 0 where all could. mass, row_entropy, squares (Σ e^2d): of the row, d = (l − max) /
-    mass_temperature; mass_temperature 0: not known."""
+    """Apply all stages in order. Return how many candidates are left, and the depth to collect down to instead.
+
+    The depth is relative to the maximum; it is 0 if every stage could decide. mass, row_entropy and squares (Σ e^2d)
+    describe the whole row, d = (l − max) / mass_temperature. mass_temperature 0: they are unknown.
+    """
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)
     complete = floor <= EVERYTHING
@@ -166,12 +178,13 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
         if needed == 0.0:
             kind, k, knobs = stage_at(record, s)
             a = number(knobs, 0)
-            # most stages end in one of two ways, and each is in the code once: the first k, or those above a bound
+            # Most stages end in one of two ways: keep the first k, or keep those above a bound. The code has each way
+            # once.
             first, above = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
             center, target = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
             bound = tl.full((), LOWEST, tl.float64)
             if kind == TEMPERATURE:
-                # of an incomplete set only the largest and its equals are sure where all else underflows
+                # Where all else underflows, an incomplete set is sure of the largest and its equals only.
                 if (complete == 0) & (temperature * a < 1e-30) & (floor > -1e-20):
                     needed = needed - 1e-20
                 else:
@@ -199,9 +212,9 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
                 else:
                     n = reshape(kind, knobs, x, ids, n)
             elif kind == MIN_P:
-                bound = tl.minimum(tl.log(a), 0.0)  # the likeliest stays
+                bound = tl.minimum(tl.log(a) - TOLERANCE, 0.0)  # the likeliest stays
                 above += 1
-            else:  # top-p, top-a, typical, epsilon, eta, p-less; that there is no other is checked above
+            else:  # top-p, top-a, typical, epsilon, eta, p-less: HANDLED has no other kind
                 k = k * (kind == P_LESS).to(tl.int64)
                 here = total(x, n)
                 known = complete | (mass_temperature == temperature)
@@ -209,10 +222,10 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
                 if known == 0:
                     needed = needed + EVERYTHING
                 elif kind == TOP_P:
-                    target = a * whole
+                    target = reached_at(a, whole)
                     if (complete == 0) & (here < target):
-                        # all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; first
-                        # half-way there
+                        # All tokens below (1 − top_p) / V weigh less than 1 − top_p together, so the tokens above
+                        # suffice. First try half-way there.
                         sure = tl.log(0.5 * (1.0 - a) * whole / row[1])
                         halfway = tl.where((floor > -8.0) & (sure < -8.0), -8.0, sure)
                         needed = tl.where(floor <= sure, EVERYTHING, halfway)
@@ -222,7 +235,7 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
                     h = row_entropy
                     if complete:
                         h, _ = entropy(x, n, here)
-                    center, target = tl.log(whole) - h, a * whole
+                    center, target = tl.log(whole) - h, reached_at(a, whole)
                     if (complete == 0) & (here < target):
                         needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
                     else:
@@ -236,7 +249,7 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
             if first != 0:
                 n, last = keep_first(x, ids, n, center, k, target)
                 if kind == TYPICAL:
-                    # what is uncollected lies further down than anything here
+                    # What is not collected lies further down than any candidate.
                     if (complete == 0) & (last.to(tl.float32, bitcast=True) >= center - floor):
                         needed = tl.where(floor > -50.0, 2.0 * floor - 1.0, EVERYTHING)
                     relative_to_largest(x, n)
@@ -249,7 +262,7 @@ def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_
 
 @triton.jit
 def threshold(kind, k, a, complete, whole, here, row_entropy, squares, vocab, x, n):
-    """Down to which x top-a, epsilon, eta and p-less keep; at most 0: the likeliest stays."""
+    """Return the x down to which top-a, epsilon, eta and p-less keep. It is at most 0: the likeliest stays."""
     bound = tl.log(a)
     if kind == TOP_A:  # p ≥ a · p₁², and p₁ = 1 / mass
         bound = bound - tl.log(whole)
@@ -264,12 +277,13 @@ def threshold(kind, k, a, complete, whole, here, row_entropy, squares, vocab, x,
         if complete:
             squares = total_squares(x, n)
         bound = p_less_depth(whole, squares, k, vocab)
-    return tl.minimum(bound, 0.0)
+    return tl.minimum(bound - TOLERANCE, 0.0)
 
 
 @triton.jit
 def reshape(kind, knobs, x, ids, n):
-    """Dynamic temperature T = low + (high − low) · (H / ln n)^c, or x' = −d² (k + q d), d = −x; how many are left."""
+    """Apply dynamic temperature T = low + (high − low) · (H / ln n)^c, or x' = −d² (k + q d) with d = −x. Return how
+    many are left."""
     a, b, c = number(knobs, 0), number(knobs, 1), number(knobs, 2)
     if kind == QUADRATIC:
         k, q = a * (3.0 - b) / 2.0, a * (b - 1.0) / 2.0
@@ -293,18 +307,20 @@ def reshape(kind, knobs, x, ids, n):
 
 @triton.jit
 def exclude_top_choices(record, position, knobs, x, ids, n):
-    """With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count
-    among them."""
+    """With probability b, remove all tokens with p ≥ a but the least likely of them. Return how many are left.
+
+    Exempt tokens are never removed and do not count among the tokens with p ≥ a.
+    """
     a, b = number(knobs, 0), number(knobs, 1)
     if uniform_of(tl.load(record + KEY), position, XTC_STREAM) < b:
-        bound = tl.log(a * total(x, n))
+        bound = tl.log(a * total(x, n)) - TOLERANCE
         choices, least = 0, tl.full((), float("inf"), tl.float32)
         for first in range(0, n, CHUNK):
             value, chosen = choices_of(record, x, ids, n, first, bound)
             choices += tl.sum(chosen.to(tl.int32), 0)
             least = tl.minimum(least, tl.min(tl.where(chosen, value, float("inf")), 0))
         if choices >= 2:
-            spared = tl.full((), -1, tl.int32)  # of equal ones the largest id
+            spared = tl.full((), -1, tl.int32)  # of equal ones, the largest id
             for first in range(0, n, CHUNK):
                 value, chosen = choices_of(record, x, ids, n, first, bound)
                 spared = tl.maximum(spared, tl.max(tl.where(chosen & (value == least), load_ids(ids, n, first), -1), 0))
@@ -320,7 +336,7 @@ def exclude_top_choices(record, position, knobs, x, ids, n):
 
 @triton.jit
 def choices_of(record, x, ids, n, first, bound):
-    """A chunk's x, and which of it XTC may remove."""
+    """Return a chunk's x, and which of its tokens XTC may remove."""
     value, token = load(x, n, first), load_ids(ids, n, first)
     chosen = within(n, first) & (value.to(tl.float64) >= bound)
     for e in range(tl.load(record + NUM_EXEMPT)):

@@ -22,7 +22,7 @@ def turn(
     HEADS_PAD: tl.constexpr,
     HALF_PAD: tl.constexpr,
 ):
-    """The heads of one token: pairs (d, d + HALF) are turned."""
+    """Rotate the pairs (d, d + HALF) in the heads of one token."""
     t = tl.program_id(0).to(tl.int64)
     h, d = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, HALF_PAD)[None, :]
     inside = (h < HEADS) & (d < HALF)

@@ -1,4 +1,4 @@
-"""One row: what the scan has found → what survives, and the token that plain sampling draws from it."""
+"""One row: from the results of the scan to the surviving tokens and the token that plain sampling draws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tailrace.kernels.gpu.program import (
     WANTS,
     number,
 )
-from tailrace.kernels.gpu.refine import EVERYTHING, TEMPERATURE, first_depth, refine, stage_at
+from tailrace.kernels.gpu.refine import EVERYTHING, TEMPERATURE, first_depth, reached_at, refine, stage_at
 from tailrace.kernels.gpu.scan import OF_MASS, OF_SIGMA, highest, mass_of, sigma_of, squares_of
 from tailrace.kernels.rows import RULES
 
@@ -40,8 +40,9 @@ TYPICAL_RULE = tl.constexpr(RULES.index("typical"))
 
 @triton.jit
 def sample_rows(step, tables, work, blocks):
-    """Leaves in `work`, by row: status; drawn, 1 where it is OK; token, −1 where it is not; where they are asked for,
-    what survives, in x and ids, and how many.
+    """Write to `work`, by row: status; drawn, 1 if the status is OK; token, −1 if it is not.
+
+    If survivors are needed, write them to x and ids, and their number to count.
 
     Instruction fetches dominate a row's time, since no cache holds the code between steps. So code that many rows
     need has one call site.
@@ -66,7 +67,7 @@ def sample_rows(step, tables, work, blocks):
     if state == STATUSES[0]:
         top = value_of(largest)
         greedy = (flags & GREEDY) != 0
-        # a draft may be let stand, or what is left without it be drawn from: then all that survives must be there
+        # A draft may be accepted, or a token may be drawn from the remainder. Both need all survivors.
         proposed = rule == PROPOSED
         settled = (greedy == 0) & (
             (rule == BLOCKWISE) | ((rule != EXACT) & (draft >= 0)) | (proposed & ((flags & PLAIN) == 0))
@@ -75,7 +76,7 @@ def sample_rows(step, tables, work, blocks):
         listed = settled | ((told | (reported & ((flags & PROCESSED) != 0))) & (rule != PROPOSED))
         if greedy:
             stages = stages * 0
-        # what is not listed: the likeliest, the winner of the whole row, or what propose.py draws
+        # Without a list: the likeliest token, the winner of the whole row, or the draft of propose.py.
         if listed | ((flags & (GREEDY | PLAIN)) == 0):
             nucleus = (listed == 0) & ((flags & NUCLEUS) != 0)
             n = candidates(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found)
@@ -95,7 +96,7 @@ def sample_rows(step, tables, work, blocks):
                     whole, _one, _two = mass_of(
                         keys, sums + OF_MASS * plane, plane, blocks, top, 1.0 / temperature, False
                     )
-                    target = number(knobs, 0) * whole
+                    target = reached_at(number(knobs, 0), whole)
             best = winner_of_all(
                 here, blocks, keys, top, temperature, target, x, ids, found, likeliest, seed, position, DRAW
             )
@@ -107,8 +108,10 @@ def sample_rows(step, tables, work, blocks):
 
 @triton.jit
 def candidates(record, stages, here, position, keys, sums, plane, blocks, top, nucleus, x, ids, found):
-    """What the refinements leave, collected as deep as they must look; how many. nucleus: 0 where it is not decided by
-    the likeliest."""
+    """Collect candidates as deep as the refinements must look, and refine them. Return how many are left.
+
+    nucleus: the likeliest tokens alone may fail to decide the nucleus; then return 0.
+    """
     wants, mass_temperature = tl.load(record + WANTS), number(record, MASS_TEMPERATURE)
     whole, h = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     sigma, squares = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
@@ -129,7 +132,7 @@ def candidates(record, stages, here, position, keys, sums, plane, blocks, top, n
         n, deeper = refine(
             record, stages, here, position, top, whole, h, squares, mass_temperature, sigma, depth, x, ids, n
         )
-        # rounding must not make it ask for the same again
+        # Rounding must not make a stage ask for the same depth again.
         depth = tl.where(deeper == 0.0, 2.0, tl.where(deeper < depth, deeper, EVERYTHING))
         if nucleus & (depth < 1.0):
             n, depth = n * 0, depth * 0.0 + 2.0

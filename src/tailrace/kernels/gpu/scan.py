@@ -1,8 +1,8 @@
-"""The one streaming pass over the rows: per block of 256 entries the maximum, and where a program wants them, mass and
-moments.
+"""The one streaming pass over the rows: the maximum of each block of 256 entries, and mass and moments if a program
+needs them.
 
-Blocks are the same however a row is split over programs, and every block's sums are taken alone, so that a row's
-numbers depend neither on the split nor on the batch.
+Blocks are the same however a row is split between programs, and each block has sums of its own. So a row's numbers
+depend neither on the split nor on the batch.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from tailrace.kernels.gpu.order import INF_KEY, NONE_KEY, ordered, value_of
 from tailrace.kernels.gpu.program import MASS, MOMENTS, MOMENTS_RAW, RAW, RICH, SCALE, SIGMA, SQUARES, WANTS, number
 
 BLOCK = tl.constexpr(256)
-CHUNK = tl.constexpr(
-    512
-)  # an entry per thread of the kernels with a program per row: what they run is as short as can be
+# An entry per thread of the kernels with a program per row, whose code should be as short as possible.
+CHUNK = tl.constexpr(512)
 LOG2E = tl.constexpr(1.4426950408889634)
 
-# Planes of `sums`, float32 [PLANES, rows, blocks], `plane` entries each, written only where it is wanted.
-OF_MASS = tl.constexpr(0)  # and the two after it: Σ e^d, Σ d e^d, Σ d² e^d; or Σ e^d, Σ e^2d
+# Planes of `sums`, float32 [PLANES, rows, blocks], `plane` entries each. A plane is written only if it is needed.
+OF_MASS = tl.constexpr(0)  # and the next two: Σ e^d, Σ d e^d, Σ d² e^d; or Σ e^d, Σ e^2d
 OF_SIGMA = tl.constexpr(3)  # number, Σ d, Σ d²
-OF_RAW = tl.constexpr(6)  # as OF_MASS, before the edits
+OF_RAW = tl.constexpr(6)  # like OF_MASS, before the edits
 PLANES = 9
 
 
 @triton.jit
 def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr):
-    """Writes work.keys, raw_keys and sums. MORE: it does the rows that are edited or want more than maxima and mass,
-    else the others: what a row asks for must not cost others registers."""
+    """Write work.keys, raw_keys and sums.
+
+    MORE: do the rows that have edits or need more than maxima and mass; without it, the other rows. So the needs of one
+    row cost others no registers.
+    """
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     record = tables.records + column(step, SLOT, row) * tables.fields
     wants, scale = tl.load(record + WANTS), number(record, SCALE).to(tl.float32)
@@ -46,7 +48,7 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
             if MORE:
                 if is_edited(here):
                     x = edited_blocks(here, block, raw, BLOCK, TILE)
-                    # an entry that no edit makes right (NaN, +inf) keeps its key
+                    # An entry of NaN or +inf keeps its key: no edit removes it.
                     each = tl.where(each >= INF_KEY, each, ordered(x))
             key, out, there = tl.max(each, 1), row * blocks + block, block < blocks
             tl.store(work.keys + out, key, mask=there)
@@ -69,7 +71,7 @@ def scan_rows(step, tables, work, blocks, MORE: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit
 def finite(key):
-    """The value of a block's largest key, 0 where it is no number to measure from."""
+    """Return the value of a block's largest key; 0 if it is not finite."""
     return tl.where((key > NONE_KEY) & (key < INF_KEY), value_of(key), 0.0)
 
 
@@ -89,7 +91,7 @@ def weigh(at, plane, x, key, scale, moments, squares, there, MORE: tl.constexpr)
 
 @triton.jit
 def highest(keys, blocks):
-    """The largest key of a row."""
+    """Return the largest key of a row."""
     found = tl.full((), -(2**31), tl.int32)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -99,7 +101,8 @@ def highest(keys, blocks):
 
 @triton.jit
 def mass_of(keys, sums, plane, blocks, top, scale, moments):
-    """A row's Σ e^d, Σ d e^d and Σ d² e^d, d = (l − top) · scale, from its blocks' (the latter two where `moments`)."""
+    """Return a row's Σ e^d, Σ d e^d and Σ d² e^d from its blocks' sums, d = (l − top) · scale. The latter two need
+    `moments`."""
     whole, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -119,7 +122,7 @@ def mass_of(keys, sums, plane, blocks, top, scale, moments):
 
 @triton.jit
 def squares_of(keys, sums, plane, blocks, top, scale):
-    """A row's Σ e^2d, d = (l − top) · scale, from its blocks'."""
+    """Return a row's Σ e^2d from its blocks' sums, d = (l − top) · scale."""
     found = tl.full((), 0.0, tl.float64)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -132,7 +135,7 @@ def squares_of(keys, sums, plane, blocks, top, scale):
 
 @triton.jit
 def sigma_of(row, keys, sums, plane, blocks, top):
-    """The standard deviation of a row's finite logits."""
+    """Return the standard deviation of a row's finite logits."""
     count, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     for first in range(0, blocks, CHUNK):
         block = first + tl.arange(0, CHUNK)
@@ -149,14 +152,14 @@ def sigma_of(row, keys, sums, plane, blocks, top):
     variance = two / tl.maximum(count, 1.0) - mean * mean
     if (variance > 1e-30) & (variance < 1e36):
         found = tl.sqrt(variance)
-    else:  # squares have left a float's range
+    else:  # the squares have left the range of float32
         found = sigma_in_double(row, top)
     return found
 
 
 @triton.jit
 def sigma_in_double(row, top):
-    """The same, of logits so near or so far apart that the squares of floats are not enough."""
+    """Return the standard deviation for logits so near or so far apart that squares in float32 do not suffice."""
     count, one, two = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     for first in range(0, row[1], CHUNK):
         d, counted = depths_at(row, first, top)
@@ -171,7 +174,10 @@ def sigma_in_double(row, top):
 
 @triton.jit
 def depths_at(row, first, top):
-    """A chunk's logits after the edits as distances from `top` in double, 0 where they are −inf; which are not."""
+    """Return a chunk's logits after the edits as distances from `top`, in double, and which of them are finite.
+
+    The others are 0.
+    """
     token = first + tl.arange(0, CHUNK)
     value = logit_at(row, token, token < row[1])
     counted = value > float("-inf")

@@ -1,4 +1,4 @@
-"""What the kernels know of the slots, on the device: their records (program.py) and the tables of their edits
+"""The slots on the device, as kernels read them: their records (program.py) and the tables of their edits
 (edits.py)."""
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from tailrace.kernels.transfer import there
 
 
 class Tables(NamedTuple):
-    """As kernels take them. records int64 [S, fields]; allowed, touched int32 [S, ⌈V / 32⌉]; tally int64 [S, V]:
-    repeated · 2³² + counted; shift float32 [S, V, 2]: added before and after the penalties. The latter two are one
-    entry until somebody needs them. What is not touched is not looked at, so nothing is ever cleared but bits."""
+    """The tables of all slots, as kernels take them.
+
+    - records: int64 [S, fields].
+    - allowed, touched: int32 [S, ⌈V / 32⌉].
+    - tally: int64 [S, V], repeated · 2³² + counted.
+    - shift: float32 [S, V, 2], the numbers added before and after the penalties.
+
+    tally and shift have one entry until a slot needs them. Entries that are not touched are not read, so only the bits
+    are ever cleared.
+    """
 
     records: torch.Tensor
     fields: int
@@ -28,8 +35,9 @@ class Tables(NamedTuple):
 
 
 class SlotTables:
-    """Written by whoever fills slots; 8 bytes per slot and id where somebody has penalties, as many where somebody has
-    biases.
+    """The tables of all slots, with the functions that write them.
+
+    They take 8 bytes per slot and id once a slot has penalties, and 8 more once a slot has biases.
 
     Raises:
         ValueError: the vocabulary is too large.
@@ -47,11 +55,11 @@ class SlotTables:
         self.tables = Tables(records, FIELDS, allowed, touched, tally, shift)
 
     def write(self, slot: int, fields: list[int]) -> None:
-        """The slot's record."""
+        """Set the slot's record."""
         self.tables.records[slot].copy_(there(torch.tensor(fields, dtype=torch.int64), self.device), non_blocking=True)
 
     def clear(self, slot: int, allowed: np.ndarray | None) -> None:
-        """The slot's edits are none but these bans. allowed: uint32 [⌈V / 32⌉]; None: there are none."""
+        """Reset the slot's edits to these bans. allowed: uint32 [⌈V / 32⌉]; None: no bans."""
         self.tables.touched[slot].zero_()
         if allowed is None:
             self.tables.allowed[slot].fill_(-1)
@@ -60,7 +68,7 @@ class SlotTables:
             self.tables.allowed[slot].copy_(words, non_blocking=True)
 
     def make_room(self, tallies: bool, shifts: bool) -> None:
-        """For slots that have some."""
+        """Allocate the tables of tallies and of shifts, if slots need them."""
         if tallies and not self.tallies:
             self.tables = self.tables._replace(tally=torch.empty(self.shape, dtype=torch.int64, device=self.device))
             self.tallies = 1
@@ -69,7 +77,7 @@ class SlotTables:
             self.tables, self.shifts = self.tables._replace(shift=shift), 1
 
     def amend(self, amendments: torch.Tensor) -> None:
-        """Change entries. int64 [n · AMENDMENT] as edits.py has them, on the device; no two name the same."""
+        """Change entries. amendments: int64 [n · AMENDMENT] on the device, see edits.py; no two name the same entry."""
         count = amendments.numel() // AMENDMENT.value
         if count:
             amend[(triton.cdiv(count, BLOCK),)](

@@ -1,6 +1,9 @@
 """One step of the sampler on a GPU: scan, sample_rows, with drafts verify_rows, with reports survivors_of_rows and
-logprobs_of_rows. Nothing waits for the host; what is launched follows from what the host knows, grids from shapes
-alone."""
+logprobs_of_rows.
+
+No launch waits for the host. The host's own knowledge decides which kernels are launched, and shapes alone decide their
+grids.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,20 @@ from tailrace.kernels.gpu.survivors import survivors_of_rows
 from tailrace.kernels.gpu.verify import verify_rows
 from tailrace.kernels.output import LogprobArrays
 
-WARPS = CHUNK.value // 32  # of the kernels with a program per row
+WARPS = CHUNK.value // 32  # in the kernels with a program per row
 SCANS = {False: (16, 8), True: (4, 2)}  # MORE → blocks that a program reads at once, warps
 
 
 class GPUStep(NamedTuple):
-    """As kernels take it: logits [L, V] of bf16, f16 or f32, entries of a row contiguous; numbers int64, as columns.py
-    has them, `padded` entries in a column; masks int32 [M, ⌈V / 32⌉].
+    """A step as kernels take it.
 
-    What a kernel is compiled for are types, which numbers are 1 and which numbers and addresses are multiples of 16: so
-    whatever may differ from step to step is a multiple of 16, or lies behind an address that is.
+    - logits: [L, V] of bf16, f16 or f32, entries of a row contiguous.
+    - numbers: int64, the columns of columns.py, `padded` entries in each.
+    - masks: int32 [M, ⌈V / 32⌉].
+
+    Triton compiles a kernel for the types of its arguments, for numbers that are 1, and for numbers and addresses that
+    are multiples of 16. So every number that may differ from step to step is a multiple of 16, or lies behind such an
+    address.
     """
 
     logits: torch.Tensor
@@ -43,12 +50,13 @@ class GPUStep(NamedTuple):
 
     @property
     def compiled_for(self) -> tuple[Hashable, ...]:
-        """What of it kernels are compiled for, and may differ."""
+        """The properties of the step that kernels are compiled for and that may differ."""
         return self.logits.dtype, self.logits.device, self.stride % 16 == 0, self.vocab, self.masks.data_ptr() % 16 == 0
 
 
 class Work(NamedTuple):
-    """What lies between the kernels, by row; see scan.py and sample.py. plane: entries of a plane of sums."""
+    """Memory that passes results between kernels, by row; see scan.py and sample.py. plane: entries of a plane of
+    sums."""
 
     keys: torch.Tensor
     raw_keys: torch.Tensor
@@ -64,16 +72,22 @@ class Work(NamedTuple):
 
 
 class StepReports(NamedTuple):
-    """What is reported of a step's tokens. top: alternatives at most; None: nobody asks for logprobs. words: ⌈V / 32⌉
-    where survivors are asked for, else 0."""
+    """The reports on a step's tokens. top: the most alternatives; None: no logprobs. words: ⌈V / 32⌉ if survivors are
+    reported, else 0."""
 
     top: int | None = None
     words: int = 0
 
 
 class Out(NamedTuple):
-    """token_ids int64 [N · W]; num_tokens, status int64 [N]; ranks int64 [N · W · (1 + top)], numbers float64 [N · W ·
-    (3 + top)]; survivors int32 [N · W · words]. All lie in `all`, int64, so that one copy takes them to the host."""
+    """The results of a step, for N requests of at most W tokens.
+
+    - token_ids: int64 [N · W]. num_tokens, status: int64 [N].
+    - ranks: int64 [N · W · (1 + top)]. numbers: float64 [N · W · (3 + top)].
+    - survivors: int32 [N · W · words].
+
+    All are views of `all`, int64, so that one copy transfers them to the host.
+    """
 
     all: torch.Tensor
     token_ids: torch.Tensor
@@ -85,40 +99,40 @@ class Out(NamedTuple):
 
     @staticmethod
     def empty(shape: tuple[int, int], reports: StepReports, device: torch.device) -> Out:
-        """For so many requests, and tokens of each at most."""
+        """Return results with undefined contents. shape: requests, and the most tokens of each."""
         size = sum(even(part) for part in sizes(shape, reports))
         return Out.over(torch.empty(size, dtype=torch.int64, device=device), shape, reports)
 
     @staticmethod
     def over(all: torch.Tensor, shape: tuple[int, int], reports: StepReports) -> Out:
-        """Views of a buffer, here or on the host."""
+        """Return views of a buffer, on the device or on the host."""
         due = sizes(shape, reports)
-        # in one call: a slice each takes three times as long
+        # In one call: a slice for each takes three times as long.
         lying = all.split_with_sizes([even(size) for size in due])
         parts = [part if size % 2 == 0 else part[:size] for part, size in zip(lying, due, strict=True)]
         return Out(all, *parts[:4], parts[4].view(torch.float64), parts[5].view(torch.int32))
 
     def logprob_arrays(self, shape: tuple[int, int], reports: StepReports) -> LogprobArrays | None:
-        """Views; None where nobody asked."""
+        """Return views of the logprobs; None if none are reported."""
         if reports.top is None:
             return None
         return LogprobArrays(self.numbers.view(*shape, 3 + reports.top), self.ranks.view(*shape, 1 + reports.top))
 
 
 def sizes(shape: tuple[int, int], reports: StepReports) -> list[int]:
-    """Of the parts of Out, int64."""
+    """Return the sizes of the parts of Out, in int64."""
     requests, tokens = shape[0], shape[0] * shape[1]
     ranks, numbers = (0, 0) if reports.top is None else (1 + reports.top, 3 + reports.top)
     return [tokens, requests, requests, tokens * ranks, tokens * numbers, -(-tokens * reports.words // 2)]
 
 
 def even(count: int) -> int:
-    """So many int64, made up to a multiple of 16 bytes."""
+    """Return this number of int64, rounded up to a multiple of 16 bytes."""
     return count + count % 2
 
 
 class Workspace:
-    """Memory between the kernels; grows to the most rows that a step has had: 8.3 bytes per row and id."""
+    """Memory between the kernels: 8.3 bytes per row and id. It grows to the most rows that a step has had."""
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.vocab, self.device, self.rows = vocab, device, 0
@@ -126,7 +140,7 @@ class Workspace:
         self.work: Work | None = None
 
     def reserve(self, rows: int) -> Work:
-        """For at least so many rows."""
+        """Return memory for at least `rows` rows."""
         if self.work is None or rows > self.rows:
             self.rows = -(-max(rows, 2 * self.rows) // 16) * 16
             keys, raw_keys, found = (
@@ -149,10 +163,12 @@ SAMPLE, VERIFY, SURVIVORS, LOGPROBS, FILL, PROPOSE = (
 
 
 class Launch(NamedTuple):
-    """A step whose numbers are on the device, and all that its kernels write to.
+    """A step whose numbers are on the device, and all memory that its kernels write to.
 
-    rows: how many. shape: requests, and tokens of each at most. scans: which of SCANS have rows to do. held: memory
-    whose addresses are among the numbers. masses: int64 [rows, PARTS], where drafts are to be drawn; else None.
+    - rows: the number of rows. shape: requests, and the most tokens of each.
+    - scans: the SCANS that have rows to do.
+    - held: memory whose addresses are among the numbers.
+    - masses: int64 [rows, PARTS] if drafts are to be drawn, else None.
     """
 
     step: GPUStep

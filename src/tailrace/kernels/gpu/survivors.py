@@ -1,5 +1,6 @@
-"""Which ids survived, of each token: counterpart of csrc/target.cpp. A bit per id, since the host does not know how
-many there are before it has them."""
+"""The ids that survived for each token. Counterpart of csrc/sample/target.cpp.
+
+The result has a bit per id. The host learns the number of survivors only when it reads them."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from tailrace.kernels.gpu.scan import CHUNK
 
 @triton.jit(do_not_specialize=["width"])
 def survivors_of_rows(step, tables, work, out, width):
-    """out: survivors int32 [N, width, ⌈V / 32⌉], 32 ids in a word; all 0 where a program does not ask, or there is no
-    token. Reads what sample_rows has left in memory, so it comes before logprobs_of_rows."""
+    """Write out.survivors, int32 [N, width, ⌈V / 32⌉], 32 ids in a word.
+
+    All bits are 0 if the program does not ask for them, or if there is no token. It reads the results of sample_rows,
+    so it runs before logprobs_of_rows.
+    """
     i, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
     words = tl.cdiv(step.vocab, 32)
     bits = out.survivors + (i * width + j) * words
@@ -27,7 +31,7 @@ def survivors_of_rows(step, tables, work, out, width):
     flags = tl.load(tables.records + column(step, SLOT, first) * tables.fields + FLAGS)
     if ((flags & SURVIVORS) != 0) & (j < tl.load(out.num_tokens + i)):
         row = first + j
-        if ((flags & GREEDY) != 0) | (column(step, FORCED, row) >= 0):  # there was no choice
+        if ((flags & GREEDY) != 0) | (column(step, FORCED, row) >= 0):  # there was only one choice
             token = tl.load(out.token_ids + i * width + j).to(tl.int32)
             tl.store(bits + token // 32, tl.full((), 1, tl.int32) << (token % 32))
         else:

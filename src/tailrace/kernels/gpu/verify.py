@@ -1,11 +1,12 @@
-"""What becomes of drafts, request by request: the counterpart of csrc/sample.cpp, whose rules are those of
-sampling/verify.py."""
+"""Verification of drafts, request by request. Counterpart of csrc/sample/verify.cpp. sampling/verify.py has the
+rules."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from tailrace.kernels.constants import TYPICAL_DELTA, TYPICAL_EPSILON
 from tailrace.kernels.gpu.candidates import entropy, load, load_ids, total, weight, within
 from tailrace.kernels.gpu.columns import DRAFT, POSITION, PROPOSAL, RULE, SLOT, START, column, proposal_of
 from tailrace.kernels.gpu.draw import ACCEPT, BY_BLOCK, RESIDUAL, scored, winner
@@ -15,14 +16,14 @@ from tailrace.kernels.gpu.program import KEY
 from tailrace.kernels.gpu.sample import BLOCKWISE, EXACT, TYPICAL_RULE
 from tailrace.kernels.gpu.scan import CHUNK
 
-EPSILON, DELTA = tl.constexpr(0.09), tl.constexpr(0.3)  # of rule typical: sampling/verify.py
-LEAST = tl.constexpr(1.1754943508222875e-38)  # less of a remainder than that is nothing
-LEAST_DOUBLE = tl.constexpr(1e-300)  # no remainder's sum is less; only so that what is not taken is no 0 / 0
+EPSILON, DELTA = tl.constexpr(TYPICAL_EPSILON), tl.constexpr(TYPICAL_DELTA)
+LEAST = tl.constexpr(1.1754943508222875e-38)  # a remainder below it counts as nothing
+LEAST_DOUBLE = tl.constexpr(1e-300)  # less than the sum of any remainder; avoids 0 / 0 in a branch that is not taken
 
 
 @triton.jit(do_not_specialize=["width"])
 def verify_rows(step, tables, work, out, width):
-    """out: token_ids int64 [N, width], −1 where there is none; num_tokens and status int64 [N]."""
+    """Write out.token_ids, int64 [N, width], −1 beyond the tokens; and out.num_tokens and out.status, int64 [N]."""
     i = tl.program_id(0).to(tl.int64)
     first, last = column(step, START, i), column(step, START, i + 1) - 1
     record = tables.records + column(step, SLOT, first) * tables.fields
@@ -57,7 +58,7 @@ def one_by_one(step, record, work, tokens, out, i, first, last):
 
 @triton.jit
 def settled(step, record, work, row, rule, draft, token):
-    """The draft, or what takes its place. token: what plain sampling draws."""
+    """Return the draft if it is accepted, else its replacement. token: the token that plain sampling draws."""
     x, ids = work.x + row * step.vocab, work.ids + row * step.vocab
     n, key, position = tl.load(work.count + row), tl.load(record + KEY), column(step, POSITION, row)
     whole = total(x, n)
@@ -83,8 +84,10 @@ def settled(step, record, work, row, rule, draft, token):
 
 @triton.jit
 def by_block(step, record, work, tokens, out, i, first, last):
-    """Algorithm 2 of Sun et al. (arXiv 2403.10444): after each row the longest accepted prefix so far is known, and the
-    token that would follow it."""
+    """Verify by algorithm 2 of Sun et al. (arXiv 2403.10444).
+
+    After each row, `accepted` is the longest accepted prefix so far, and `follower` the token after it.
+    """
     key, start = tl.load(record + KEY), column(step, POSITION, first)
     p, accepted = tl.full((), 1.0, tl.float64), tl.full((), -1, tl.int64)
     follower, row, state = tl.full((), -1, tl.int64), first, tl.full((), STATUSES[0], tl.int64)
@@ -125,7 +128,7 @@ def by_block(step, record, work, tokens, out, i, first, last):
 
 @triton.jit
 def or_of_all(best, x, ids, n, key, position):
-    """Where rounding has left nothing of a remainder, p and q are the same: then from p."""
+    """Return `best`. If rounding leaves nothing of a remainder, p and q are equal: then draw from p."""
     if best == NOBODY:
         best = winner(x, ids, n, key, position, RESIDUAL, -1)
     return best
@@ -133,7 +136,7 @@ def or_of_all(best, x, ids, n, key, position):
 
 @triton.jit
 def share_of(x, ids, n, token):
-    """e^x of one token; 0 where it is not among the candidates."""
+    """Return e^x of one token; 0 if it is not a candidate."""
     found = tl.full((), 0.0, tl.float64)
     for first in range(0, n, CHUNK):
         mine = (load_ids(ids, n, first) == token) & within(n, first)
@@ -143,7 +146,7 @@ def share_of(x, ids, n, token):
 
 @triton.jit
 def rest_of(step, x, ids, n, row, scale, first):
-    """A chunk of max(0, scale · e^x − q)."""
+    """Return a chunk of max(0, scale · e^x − q), and its ids."""
     token, inside = load_ids(ids, n, first), within(n, first)
     q = tl.load(proposal_of(step, row) + token, mask=inside, other=0.0).to(tl.float64)
     rest = scale * weight(load(x, n, first)).to(tl.float64) - q

@@ -36,8 +36,11 @@ def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torc
 
 
 def encode(numbers: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers float32 [T, H, D] → codes [T, H, D] and their scales float32 [T, H]: the largest magnitude over the
-    largest code. Numbers all below 2⁻¹⁰⁰ become zeros; the scale of NaN or infinity is NaN."""
+    """Encode numbers float32 [T, H, D]. Return codes [T, H, D] and their scales float32 [T, H].
+
+    The scale is the largest magnitude over the largest code. Numbers that are all below 2⁻¹⁰⁰ become zeros; the scale
+    of NaN or infinity is NaN.
+    """
     top = numbers.abs().amax(-1)
     most = torch.full_like(top, LARGEST[code])  # a float over a tensor is rounded twice
     whole, tiny = numbers.isfinite().all(-1), top < 2.0**-100
@@ -48,7 +51,7 @@ def encode(numbers: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torc
 
 
 def numbers_of(cache: KVCache, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of these blocks, [positions, Hkv, D] of each, codes times their scales."""
+    """Return the keys and values of these blocks, each [positions, Hkv, D]: codes times their scales."""
     out = []
     for i, kept in enumerate((cache.keys, cache.values)):
         if cache.scales is None:

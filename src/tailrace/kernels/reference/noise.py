@@ -1,12 +1,18 @@
-"""Counter-based noise: Philox4x32-10 and what is made of it, in exact integer arithmetic on int64.
+"""Counter-based noise: Philox4x32-10 and the numbers made from it, in exact integer arithmetic on int64.
 
-Counter layout, the same on every backend: word 0 = token id (or group of ids), word 1 = 2 · stream (+ 1 for hot bits),
-words 2 and 3 = position (low, high). The key's low 32 bits are Philox key 0, its high 32 bits key 1.
+Counter layout, the same on every backend:
+
+- word 0: the token id, or a group of ids.
+- word 1: 2 · stream, or 2 · stream + 1 for hot bits.
+- words 2 and 3: the position, low and high.
+
+The key's low 32 bits are Philox key 0, its high 32 bits key 1.
 
 Sixteen ids share the 128 bits of one call for their hot bits: bit i of the AND of its eight halfwords, set with
-probability 2^-8. A hot id's u is its own word (word 0 of a call of its own) scaled to (0, 2^-8), another's to (2^-8,
-1): exactly uniform, 40 bits fine where the noise is large, and no id that is not hot has noise above 5.5433: a draw can
-rule out most of a row without computing its noise (docs/decisions/0009-noise-with-a-bound.md).
+probability 2^-8. Another call gives each id a word of its own. A hot id's word is scaled to (0, 2^-8) and any other
+id's to (2^-8, 1), which makes u. So u is exactly uniform, and has 40 bits where the noise is large. No id that is not
+hot has noise above 5.5433, so a draw can rule out most of a row without computing its noise
+(docs/decisions/0009-noise-with-a-bound.md).
 """
 
 from __future__ import annotations
@@ -18,11 +24,12 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 ROUNDS = 10
 GROUP = 16  # ids that share their hot bits
-HOT = 2.0**-8  # how many of them are hot
+HOT = 2.0**-8  # the share of ids that are hot
 
 
 def multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a · b for 32-bit a and b, in int64 without overflow: a is split into 16-bit halves."""
+    """Return the high and low 32 bits of a · b for 32-bit a and b, in int64. a is split into 16-bit halves, so nothing
+    overflows."""
     low = (a & 0xFFFF) * b  # < 2^48
     high = (a >> 16) * b + (low >> 16)  # < 2^48 + 2^32
     return (high >> 16) & MASK, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
@@ -49,7 +56,7 @@ def gumbel(key: int, position: int, token_ids: torch.Tensor, stream: int) -> tor
     both = w0 & w1 & w2 & w3
     hot = (both & (both >> 16)) >> (token_ids % GROUP) & 1 == 1
     v = (words(token_ids, 2 * stream)[0].double() + 0.5) * 2.0**-32
-    # e = −ln(1 − u), a standard exponential: where u is small, so is e, and the noise −ln e is large
+    # e = −ln(1 − u), a standard exponential. If u is small, so is e, and the noise −ln e is large.
     e = torch.where(hot, -torch.log1p(-v * HOT), -torch.log((1.0 - v) * (1.0 - HOT)))
     return (-torch.log(e)).float()
 

@@ -4,29 +4,7 @@
 import { html } from "./lib.js";
 import { percent } from "./text.js";
 import { slider } from "./fields.js";
-
-/** Refinements in the order in which they run where the request names no other (sampling/pipeline.py). */
-export const ORDER = [
-  "temperature",
-  "dynatemp",
-  "smoothing",
-  "min_p",
-  "top_k",
-  "top_p",
-  "top_n_sigma",
-  "typical_p",
-  "tfs_z",
-  "top_a",
-  "epsilon_cutoff",
-  "eta_cutoff",
-  "top_h",
-  "p_less",
-  "min_k",
-  "mirostat",
-  "xtc",
-  "adaptive_p",
-  "synthid",
-];
+import { fields } from "./state.js";
 
 /**
  * The distribution that a refinement sees: {p: the shown probabilities, descending; rest: what all others have
@@ -44,7 +22,8 @@ export function before(record, method) {
 function stepsBefore(record, method) {
   const at = record.refinements.findIndex((step) => step.method === method);
   if (at >= 0) return record.refinements.slice(0, at);
-  return record.refinements.filter((step) => ORDER.indexOf(step.method) < ORDER.indexOf(method));
+  const order = fields.value.refinements ?? []; // the default order, which the request has not changed
+  return record.refinements.filter((step) => order.indexOf(step.method) < order.indexOf(method));
 }
 
 /** Of probabilities of the shown tokens (null: cut) and a count of all that may come. */

@@ -1,6 +1,6 @@
 // The rungs of the ladder: the model, each edit, each refinement, the draw; bars of the same candidates on one axis.
 import { html } from "./lib.js";
-import { settings } from "./state.js";
+import { fields as declared, settings } from "./state.js";
 import { Token, fixed, percent } from "./text.js";
 
 const LEAST = 1e-6; // where the logarithmic axis begins
@@ -28,27 +28,13 @@ const TICKS = {
   ],
 };
 
-const TITLES = {
-  model: "The model",
-  draw: "The draw",
-  grammar: "Grammar",
-  draft: "After a refused guess",
-  top_p: "Top-p",
-  top_k: "Top-k",
-  min_p: "Min-p",
-  top_a: "Top-a",
-  tfs_z: "Tail-free",
-  xtc: "XTC",
-  dry: "DRY",
-  synthid: "SynthID",
-  typical_p: "Typical-p",
-  top_n_sigma: "Top-nσ",
-  p_less: "p-less",
-};
+const ENDS = { model: "The model", draw: "The draw" }; // the first rung and the last one, which no method has
 
-/** What a method is called at the head of its rung. */
+/** The title of a rung: the server's, or the method's name. */
 export const titleOf = (method) =>
-  TITLES[method] ?? method.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
+  ENDS[method] ??
+  declared.value.titles?.[method] ??
+  method.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
 
 /** Lists of fields that would fill the head: how many entries, instead. */
 function worded(value) {

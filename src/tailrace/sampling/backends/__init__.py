@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -32,13 +31,27 @@ def name_for(name: BackendName | None, device: torch.device) -> BackendName:
 
 
 def backend_of(slots: Slots, name: BackendName, device: torch.device) -> Backend:
-    """The slots' backend of this name; made when first asked for."""
-    if name == "cpu":
-        return slots.observer("cpu", CPUBackend)
-    if name == "reference":
-        return slots.observer("reference", ReferenceBackend)
+    """Return the slots' backend of this name. Make it when it is first asked for."""
+    if name == "gpu":
+        return gpu_backend_of(slots, device)
+    kind = CPUBackend if name == "cpu" else ReferenceBackend
+    for observer in slots.observers:
+        if isinstance(observer, kind):
+            return observer
+    made = kind(slots)
+    slots.add_observer(made)
+    return made
+
+
+def gpu_backend_of(slots: Slots, device: torch.device) -> Backend:
+    """Return the slots' backend on this GPU. Make it when it is first asked for."""
     from tailrace.sampling.backends.gpu import GPUBackend  # brings Triton along
 
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return slots.observer(f"gpu {device}", partial(GPUBackend, device=device))
+    for observer in slots.observers:
+        if isinstance(observer, GPUBackend) and observer.device == device:
+            return observer
+    made = GPUBackend(slots, device)
+    slots.add_observer(made)
+    return made

@@ -11,14 +11,13 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from tailrace.base.logprobs import TokenLogprobs
 from tailrace.errors import ParameterError
 from tailrace.kernels.output import LogprobArrays, SamplingMask
 from tailrace.kernels.proposals import ProposalMemory, Proposed
 from tailrace.kernels.rows import Rows
-from tailrace.logprobs import TokenLogprobs
-from tailrace.sampling.request_slot import RequestSlot
-from tailrace.sampling.slot_store import SlotObserver
-from tailrace.sampling.slots import Slots
+from tailrace.sampling.slot import Slot
+from tailrace.sampling.slots import SlotObserver, Slots
 
 Memory = TypeVar("Memory", bound=ProposalMemory)
 RequestLogprobs = list[list[TokenLogprobs] | None]
@@ -145,7 +144,7 @@ class DraftingBackend(Backend, Protocol[Memory]):
         ...
 
 
-def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, RequestSlot]]:
+def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, Slot]]:
     """The requests with drafts, and their slots.
 
     Raises:

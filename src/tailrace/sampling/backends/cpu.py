@@ -1,4 +1,4 @@
-"""The CPU's kernels as a backend: one call of csrc/sample.cpp per step."""
+"""The CPU's kernels as a backend: one call of csrc/sample/sample.cpp per step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import torch
 
+from tailrace.kernels.constants import COSTLY, FALLS_BACK, REPORTED, STATEFUL, UNSUPPORTED
 from tailrace.kernels.cpu.program import Programs
 from tailrace.kernels.cpu.proposal_buffers import ProposalBuffer, ProposalBuffers
 from tailrace.kernels.cpu.sample import CPUStep
-from tailrace.kernels.needs import COSTLY, REPORTED, STATEFUL, UNSUPPORTED
-from tailrace.kernels.output import FALLS_BACK, KernelOutput
+from tailrace.kernels.output import KernelOutput
 from tailrace.kernels.proposals import Proposed
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.backends.draft_programs import write_draft_programs
 from tailrace.sampling.backends.reference import fall_back
 from tailrace.sampling.guidance import raw_row
-from tailrace.sampling.logprobs import entries_of, naming
+from tailrace.sampling.logprobs import entries_of, replace_top_tokens
 from tailrace.sampling.slots import Slots
 
 
@@ -31,13 +31,14 @@ class CPUBackend:
         self.buffers = ProposalBuffers(slots.vocab_size)
 
     def add(self, slot: int) -> None:
-        program = self.slots.programs[slot]
-        assert program is not None
-        self.programs.write(slot, program)
-        self.programs.write_state(slot, self.slots[slot].state)
+        entry = self.slots[slot]
+        self.programs.write(slot, entry.program)
+        self.programs.write_state(slot, entry.state)
+        self.programs.write_edits(slot, entry.next_edits, entry.forced)
 
     def edit(self, slot: int) -> None:
-        self.programs.write_edits(slot, self.slots.edits[slot], self.slots[slot].forced)
+        entry = self.slots[slot]
+        self.programs.write_edits(slot, entry.next_edits, entry.forced)
 
     def advance(self, slot: int) -> None:
         entry = self.slots.slots[slot]
@@ -64,14 +65,14 @@ class CPUBackend:
             output.token_ids, output.num_tokens, output.status, output.logprobs, sampling_mask=output.sampling_mask
         )
         if flags & REPORTED:
-            self._report(logits, rows, output, sampled)
+            self._add_logprobs(logits, rows, output, sampled)
         if flags & UNSUPPORTED:
             requests = (output.status == FALLS_BACK).nonzero().squeeze(1).tolist()
             fall_back(self.slots, logits, rows, requests, sampled)
         return Pending(sampled.token_ids, lambda: sampled, sampled.logprob_arrays)
 
     def serves_drafts(self, slot: int) -> bool:
-        return not self.slots[slot].unsupported
+        return not self.slots[slot].program.unsupported
 
     def proposal_memory(self, count: int) -> ProposalBuffer:
         return self.buffers.acquire(count)
@@ -91,7 +92,7 @@ class CPUBackend:
         columns = (rows.owners, output.num_tokens, output.token_ids, output.updates)
         for owner, count, tokens, found in zip(*(column.tolist() for column in columns), strict=True):
             slot = self.slots[owner]
-            if slot.state and not slot.unsupported:
+            if slot.state and not slot.program.unsupported:
                 slot.updates[:] = [
                     (token, None if math.isnan(logprob) else logprob)
                     for token, logprob in zip(tokens[:count], found[:count], strict=True)
@@ -104,14 +105,16 @@ class CPUBackend:
         for i in output.seconds.nonzero().squeeze(1).tolist():
             self.slots[int(owners[i])].took_s = float(output.seconds[i])
 
-    def _report(self, logits: torch.Tensor, rows: Rows, output: KernelOutput, sampled: Sampled) -> None:
+    def _add_logprobs(self, logits: torch.Tensor, rows: Rows, output: KernelOutput, sampled: Sampled) -> None:
         """Logprobs of those that asked; of the tokens that they named, where they did."""
         owners = [self.slots[owner] for owner in rows.owners.tolist()]
         asked = [slot.params if slot.reported else None for slot in owners]
         sampled.make_logprobs = lambda: entries_of(output, asked)
         for i, slot in enumerate(owners):
-            if (ids := slot.params.logprob_token_ids) and not slot.unsupported and (entries := sampled.logprobs[i]):
+            ids = slot.params.logprob_token_ids
+            if ids and not slot.program.unsupported and (entries := sampled.logprobs[i]):
                 first, drawn = int(rows.start[i]), sampled.token_ids[i].tolist()
                 sampled.logprobs[i] = [
-                    naming(entry, drawn[j], raw_row(logits, rows, first + j), ids) for j, entry in enumerate(entries)
+                    replace_top_tokens(entry, drawn[j], raw_row(logits, rows, first + j), ids)
+                    for j, entry in enumerate(entries)
                 ]

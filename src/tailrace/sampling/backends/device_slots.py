@@ -16,7 +16,7 @@ from tailrace.kernels.gpu.program import PENALISED, SHIFTED, has, idle, is_lean,
 from tailrace.kernels.gpu.state import SlotTables
 from tailrace.kernels.program import Edit, Program
 from tailrace.kernels.rows import Rows
-from tailrace.sampling.backends.edit_table import EditTable, can_follow, changes
+from tailrace.sampling.backends.edit_table import EditTable, can_follow, find_changes
 from tailrace.sampling.slots import Slots
 
 
@@ -48,7 +48,7 @@ class DeviceSlots:
         self.unsupported_drafts: set[int] = set()  # so do their drafts
         self.forcing: set[int] = set()  # they have tokens that must come
 
-    def changed(self, slot: int, *, edits: bool) -> None:
+    def mark_changed(self, slot: int, *, edits: bool) -> None:
         """What the slot draws from is another than before."""
         self.stale[slot] = True
         if edits:
@@ -57,7 +57,7 @@ class DeviceSlots:
     def falling_back(self, rows: Rows) -> list[int]:
         """The requests of a step that ask for what the kernels don't have."""
         for slot in self.unsorted:
-            self._sort(slot)
+            self._classify_slot(slot)
         self.unsorted.clear()
         if not (self.unsupported if rows.width == 1 else self.unsupported or self.unsupported_drafts):
             return []
@@ -71,14 +71,14 @@ class DeviceSlots:
     def serves(self, slot: int) -> bool:
         """Whether the kernels have all that the slot asks for."""
         if slot in self.unsorted:
-            self._sort(slot)
+            self._classify_slot(slot)
             self.unsorted.discard(slot)
         return slot not in self.unsupported
 
-    def _sort(self, slot: int) -> None:
+    def _classify_slot(self, slot: int) -> None:
         """Look whether the kernels serve the slot."""
-        entry, program = self.slots.slots[slot], self.slots.programs[slot]
-        served = entry is None or program is None or (has(program) and can_follow(self.slots.edits[slot], entry.moves))
+        entry = self.slots.slots[slot]
+        served = entry is None or (has(entry.program) and can_follow(entry.next_edits, entry.moves))
         moves = entry is not None and entry.moves_with_drafts
         for found, is_so in ((self.unsupported, not served), (self.unsupported_drafts, moves)):
             (found.add if is_so else found.discard)(slot)
@@ -91,10 +91,10 @@ class DeviceSlots:
         stale = self.stale
         for owner in owners:
             if owner in elsewhere:
-                self._leave(owner)
+                self._clear_owner(owner)
                 stale[owner] = True
             elif stale[owner]:
-                amendments += self._follow(owner)
+                amendments += self._update_owner(owner)
                 stale[owner] = False
         return amendments
 
@@ -109,32 +109,31 @@ class DeviceSlots:
         """The lean scan does its rows; also those that are drawn elsewhere."""
         return (here := self.here[owner]) is None or here.lean
 
-    def _leave(self, owner: int) -> None:
+    def _clear_owner(self, owner: int) -> None:
         if self.here[owner] is not None or owner not in self.idle:
             self.state.write(owner, idle())
             self.here[owner] = None
             self.idle.add(owner)
 
-    def _follow(self, owner: int) -> list[int]:
-        slot, program, edits = self.slots[owner], self.slots.programs[owner], self.slots.edits[owner]
-        here = self.here[owner]
-        assert program is not None
+    def _update_owner(self, owner: int) -> list[int]:
+        slot, here = self.slots[owner], self.here[owner]
+        program, edits = slot.program, slot.next_edits
         (self.forcing.add if slot.sequence_state.forced else self.forcing.discard)(owner)
         counted = slot.history.follow() if slot.history is not None and slot.history.counts is not None else set()
         known = here if here is not None and here.program is program else None
         if known is not None and known.edits is edits:
-            return self._amendments(owner, counted, known.entries) if counted else []
+            return self._list_amendments(owner, counted, known.entries) if counted else []
         entries = EditTable.of(edits)
         flags = entries.flags | (0 if known is None else known.flags)
         if known is not None and known.flags == flags and known.entries.allowed is entries.allowed:
-            changed, lean = changes(known.entries, entries) | counted, known.lean
+            changed, lean = find_changes(known.entries, entries) | counted, known.lean
         else:
-            changed, lean = self._rewrite(owner, program, entries, flags)
+            changed, lean = self._rewrite_record(owner, program, entries, flags)
         self.here[owner] = DeviceSlot(program, edits, entries, flags, lean)
         self.idle.discard(owner)
-        return self._amendments(owner, changed, entries)
+        return self._list_amendments(owner, changed, entries)
 
-    def _rewrite(self, owner: int, program: Program, entries: EditTable, flags: int) -> tuple[set[int], bool]:
+    def _rewrite_record(self, owner: int, program: Program, entries: EditTable, flags: int) -> tuple[set[int], bool]:
         """The slot's record anew; the ids whose entries it wants, and whether it is lean."""
         changed = entries.ids
         if entries.penalty is not None:
@@ -146,7 +145,7 @@ class DeviceSlots:
         self.state.write(owner, fields)
         return changed, is_lean(fields)
 
-    def _amendments(self, owner: int, ids: set[int], entries: EditTable) -> list[int]:
+    def _list_amendments(self, owner: int, ids: set[int], entries: EditTable) -> list[int]:
         """int64, as kernels/gpu/edits.py has them."""
         out: list[int] = []
         counts = None if entries.penalty is None else entries.penalty.counts
@@ -156,10 +155,10 @@ class DeviceSlots:
             before, later = entries.before.get(id, 0.0), entries.later.get(id, 0.0)
             # touched even where nothing is left of it: an entry that is written is the truth
             state = 2 | int(bool(allowed) and id not in entries.banned)
-            out += (owner << 32 | id, state, repeated << 32 | counted, bits(later, before))
+            out += (owner << 32 | id, state, repeated << 32 | counted, pack_floats(later, before))
         return out
 
 
-def bits(high: float, low: float) -> int:
+def pack_floats(high: float, low: float) -> int:
     """Two float32 in an int64."""
     return struct.unpack("<q", struct.pack("<ff", low, high))[0]

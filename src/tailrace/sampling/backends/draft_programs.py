@@ -33,7 +33,9 @@ def write_draft_programs(programs: Programs, slots: Slots, rows: Rows, requests:
         entry, drafts = slots[index], rows.draft[first:bonus].tolist()
         entry.updates.clear()  # of a step before this one: drafts update no state here
         for row in range(first, bonus + 1):
-            places[row] = programs.derive(row, index, [kept(edit) for edit in entry.kernel_program], entry.forced)
+            places[row] = programs.derive(
+                row, index, [freeze_edit(edit) for edit in entry.kernel_edits()], entry.forced
+            )
             if row < bonus:
                 entry.extend([drafts[row - first]])
         for _ in drafts:
@@ -41,6 +43,6 @@ def write_draft_programs(programs: Programs, slots: Slots, rows: Rows, requests:
     return places
 
 
-def kept(edit: Edit) -> Edit:
+def freeze_edit(edit: Edit) -> Edit:
     """The edit as it is now: the counts of a penalty go on changing."""
     return replace(edit, counts=_cpu.Counts(edit.counts)) if isinstance(edit, Penalty) else edit

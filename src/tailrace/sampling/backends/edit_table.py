@@ -26,7 +26,7 @@ class EditTable:
 
     @staticmethod
     def of(edits: list[Edit]) -> EditTable:
-        """Of edits in the order of sampling/pipeline.py."""
+        """Of edits in the order of method_order.py."""
         found = EditTable()
         for edit in edits:
             match edit:
@@ -76,7 +76,7 @@ def can_follow(edits: list[Edit], moves: bool) -> bool:
     return True
 
 
-def changes(old: EditTable, new: EditTable) -> set[int]:
+def find_changes(old: EditTable, new: EditTable) -> set[int]:
     """Ids whose entries are no longer the same."""
     differ = old.banned ^ new.banned
     for was, now in ((old.before, new.before), (old.later, new.later)):

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from tailrace import _cpu
+from tailrace.kernels.constants import REPORTED, SURVIVORS
 from tailrace.kernels.gpu.propose import PARTS
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, run
-from tailrace.kernels.needs import REPORTED, SURVIVORS, SlotNeeds, check_rows
+from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, SamplingMask
 from tailrace.kernels.proposals import ProposalTensor, Proposed, addresses
 from tailrace.kernels.rows import Rows
@@ -23,8 +24,8 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.backends.gpu_numbers import NO_PROPOSALS, ProposalColumns, StepNumbers, step_numbers
-from tailrace.sampling.backends.reference import fall_back, unfilled
-from tailrace.sampling.guidance import combined, guide_rows
+from tailrace.sampling.backends.reference import fall_back, make_unfilled
+from tailrace.sampling.guidance import combine_rows, guide_rows
 from tailrace.sampling.logprobs import entries_of
 from tailrace.sampling.slots import Slots
 
@@ -41,20 +42,18 @@ class GPUBackend:
         self.space = Workspace(slots.vocab_size, device)
 
     def add(self, slot: int) -> None:
-        program = self.slots.programs[slot]
-        assert program is not None
-        self.needs.write(slot, program)
-        self.there.changed(slot, edits=True)
+        self.needs.write(slot, self.slots[slot].program)
+        self.there.mark_changed(slot, edits=True)
 
     def edit(self, slot: int) -> None:
-        self.there.changed(slot, edits=True)
+        self.there.mark_changed(slot, edits=True)
 
     def advance(self, slot: int) -> None:
-        self.there.changed(slot, edits=False)
+        self.there.mark_changed(slot, edits=False)
 
     def remove(self, slot: int) -> None:
         self.needs.clear(slot)
-        self.there.changed(slot, edits=True)
+        self.there.mark_changed(slot, edits=True)
 
     def warm_up(self, dtypes: set[torch.dtype]) -> None:
         for dtype in dtypes:
@@ -68,22 +67,22 @@ class GPUBackend:
         asked = check_rows(logits, rows, self.needs)
         drafted_requests(self.slots, rows)
         if rows.guidance is not None:
-            logits, rows = combined(logits, rows)
+            logits, rows = combine_rows(logits, rows)
         falling = self.falling_back(rows, reports=bool(asked.flags & REPORTED))
         words = -(-logits.shape[1] // 32) if asked.flags & SURVIVORS else 0
         launch = self.prepare(logits, rows, StepReports(asked.top if asked.flags & REPORTED else None, words))
-        self.draw(launch)
+        self.launch_draw(launch)
         ids, again = launch.out.token_ids.view(launch.shape), None
         arrays = launch.out.logprob_arrays(launch.shape, launch.reports)
         if falling:
-            again = unfilled(rows, launch.reports.top)
+            again = make_unfilled(rows, launch.reports.top)
             fall_back(self.slots, logits, rows, falling, again)
             drawn = (again.token_ids, *(again.logprob_arrays or ()))
             for part, found in zip((ids, *(arrays or ())), drawn, strict=True):
                 part[falling] = found[falling].to(logits.device)
-        arriving = fetch(launch)
+        arriving = fetch_output(launch)
 
-        def finish() -> Sampled:
+        def make_sampled() -> Sampled:
             output = arriving()
             mask = output.sampling_mask
             sampled = Sampled(output.token_ids, output.num_tokens, output.status, output.logprobs, sampling_mask=mask)
@@ -95,7 +94,7 @@ class GPUBackend:
                 replace_requests(sampled, again, falling)
             return sampled
 
-        return Pending(ids, finish, arrays)
+        return Pending(ids, make_sampled, arrays)
 
     def serves_drafts(self, slot: int) -> bool:
         return self.there.serves(slot)
@@ -114,8 +113,8 @@ class GPUBackend:
         check_rows(logits, rows, self.needs)
         places = np.array([place.address(row) for place, row in to])
         launch = self.prepare(logits, rows, StepReports(), ProposalColumns(places, noise))
-        self.draw(launch)
-        out = fetch(launch)()
+        self.launch_draw(launch)
+        out = fetch_output(launch)()
         return Proposed(out.token_ids[:, 0], out.status)
 
     def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
@@ -139,7 +138,7 @@ class GPUBackend:
         Args:
             drafts: drafts are to be drawn, with this noise, and their q go there.
         """
-        logits, stride = aligned(logits)
+        logits, stride = align_logits(logits)
         owners = rows.slot.tolist()
         elsewhere = {owners[int(rows.start[i])] for i in self.there.falling_back(rows)}
         with torch.cuda.device_of(logits):
@@ -171,10 +170,10 @@ class GPUBackend:
         masses = None if drafts is None else room_for_masses(rows.num_rows, self.device)
         return launch._replace(held=held, masses=masses)
 
-    def draw(self, launch: Launch) -> None:
+    def launch_draw(self, launch: Launch) -> None:
         """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA
         graph."""
-        draw(launch)
+        launch_kernels(launch)
 
 
 def proposals_of(rows: Rows, vocab: int, device: torch.device) -> tuple[ProposalColumns, tuple[torch.Tensor, ...]]:
@@ -190,7 +189,7 @@ def room_for_masses(rows: int, device: torch.device) -> torch.Tensor:
     return torch.empty((rows, PARTS.value), dtype=torch.int64, device=device)
 
 
-def aligned(logits: torch.Tensor) -> tuple[torch.Tensor, int]:
+def align_logits(logits: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The logits as kernels are compiled for them, and their stride: a drafter's may be a part of wider rows, for which
     kernels would be compiled anew, and sum in another order."""
     several = logits.shape[0] > 1
@@ -214,7 +213,7 @@ def launch_of(
     differently.)
 
     Args:
-        logits: as `aligned` has them.
+        logits: as `align_logits` returns them.
     """
     device, work = space.device, space.reserve(rows.num_rows)
     # an address where none is read
@@ -224,7 +223,7 @@ def launch_of(
     return Launch(step, tables, work, Out.empty(shape, reports, device), rows.num_rows, shape, scans, reports)
 
 
-def draw(launch: Launch) -> None:
+def launch_kernels(launch: Launch) -> None:
     """Launch the kernels of a step."""
     if launch.rows:
         with torch.cuda.device_of(launch.step.logits):
@@ -246,7 +245,7 @@ def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> N
         )
 
 
-def fetch(launch: Launch) -> Callable[[], KernelOutput]:
+def fetch_output(launch: Launch) -> Callable[[], KernelOutput]:
     """Begin to copy what came out of a step to the host; what is returned waits for it.
 
     The copy goes behind the draws on their own stream: a stream of its own would cost the host more than the copy costs
@@ -259,7 +258,7 @@ def fetch(launch: Launch) -> Callable[[], KernelOutput]:
     else:
         arrived, done = out.all.clone(), None
 
-    def finish() -> KernelOutput:
+    def wait_for_output() -> KernelOutput:
         if done is not None:
             done.synchronize()
         here = Out.over(arrived, launch.shape, reports)
@@ -267,7 +266,7 @@ def fetch(launch: Launch) -> Callable[[], KernelOutput]:
         output = KernelOutput(here.token_ids.view(requests, width), here.num_tokens, here.status.int(), made)
         return output._replace(sampling_mask=read_bits(here.survivors, requests * width, reports.words))
 
-    return finish
+    return wait_for_output
 
 
 def read_bits(bits: torch.Tensor, tokens: int, words: int) -> SamplingMask | None:
@@ -286,14 +285,15 @@ def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     dtype: of the logits that will come.
     """
     slots = Slots(2, vocab)
-    gpu = slots.observer("gpu", lambda slots: GPUBackend(slots, device))
+    gpu = GPUBackend(slots, device)
+    slots.add_observer(gpu)
     slots.add(0, SamplingParams(logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}), key=1, prompt=[0])
     slots.add(1, SamplingParams(top_p=0.9, return_sampling_mask=True), key=2, prompt=[0])
     logits = torch.zeros((3, vocab), dtype=dtype, device=device)
     for rows in (Rows.plain([0, 1], [0, 1], [1, 1]), Rows.drafted([0, 1], [1, 1], [[0], []])):
         launch = gpu.prepare(logits, rows, StepReports(1, -(-vocab // 32)))
-        gpu.draw(launch)
-        fetch(launch)()
+        gpu.launch_draw(launch)
+        fetch_output(launch)()
     memory = gpu.proposal_memory(1)
     gpu.propose(logits, Rows.plain([0], [0], [1]), [(1, 0)], [(memory, 0)])
     guide_rows(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([2.0]), kernel=True)

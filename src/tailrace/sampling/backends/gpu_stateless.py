@@ -13,7 +13,7 @@ from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import StepReports, Workspace
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
-from tailrace.sampling.backends.gpu import aligned, draw, launch_of
+from tailrace.sampling.backends.gpu import align_logits, launch_kernels, launch_of
 from tailrace.sampling.backends.gpu_numbers import step_numbers
 from tailrace.sampling.programs import RowProgram
 
@@ -32,7 +32,7 @@ def sample_rows(
         ids int64 [R], numbers float64 [R, 3 + top] and ranks int64 [R, 1 + top], as kernels/output.py has them; all on
         the device.
     """
-    logits, stride = aligned(readable(logits))
+    logits, stride = align_logits(readable(logits))
     records = np.array([fields_of(program) for program in programs], dtype=np.int64)
     if len(programs) != rows.num_rows:
         records = np.repeat(records, rows.num_rows, axis=0)
@@ -41,12 +41,12 @@ def sample_rows(
     masked = rows.mask is not None
     scans = frozenset(masked or not is_lean(list(fields)) for fields in map(fields_of, programs))
     stream = torch.cuda.current_stream(logits.device).cuda_stream if logits.is_cuda else 0
-    space = workspace(logits.shape[1], logits.device, stream)
+    space = get_workspace(logits.shape[1], logits.device, stream)
     behind = numbers.words[numbers.appended :]
     unread = torch.empty(1, dtype=torch.int32, device=logits.device)  # no row has edits of its own
     tables = Tables(behind, FIELDS, unread, unread, behind, unread.view(torch.float32))
     launch = launch_of((logits, stride), rows, numbers, space, tables=tables, scans=scans, reports=StepReports(top))
-    draw(launch)
+    launch_kernels(launch)
     count, out = rows.num_rows, launch.out
     return out.token_ids, out.numbers.view(count, -1), out.ranks.view(count, -1)
 
@@ -58,7 +58,7 @@ def fields_of(program: RowProgram) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def workspace(vocab: int, device: torch.device, stream: int) -> Workspace:
+def get_workspace(vocab: int, device: torch.device, stream: int) -> Workspace:
     """Memory between the kernels, for all calls on a stream, where they run one after the other.
 
     Raises:

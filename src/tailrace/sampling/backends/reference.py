@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import torch
 
-from tailrace.kernels.needs import REPORTED, SlotNeeds, check_rows
+from tailrace.kernels.constants import REPORTED
+from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, LogprobArrays, SamplingMask
 from tailrace.kernels.program import Mask
 from tailrace.kernels.rows import Rows
@@ -17,7 +18,7 @@ from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.guidance import raw_row
 from tailrace.sampling.logprobs import write_entries
 from tailrace.sampling.slots import Slots
-from tailrace.sampling.verify import DraftRows, Drafts, verify
+from tailrace.sampling.verify import DraftRows, Drafts, verify_request
 
 
 class ReferenceBackend:
@@ -27,9 +28,7 @@ class ReferenceBackend:
         self.slots, self.needs = slots, SlotNeeds.of(len(slots.slots))
 
     def add(self, slot: int) -> None:
-        program = self.slots.programs[slot]
-        assert program is not None
-        self.needs.write(slot, program)
+        self.needs.write(slot, self.slots[slot].program)
 
     def edit(self, slot: int) -> None:
         pass
@@ -46,14 +45,14 @@ class ReferenceBackend:
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
         asked = check_rows(readable(logits), rows, self.needs)
         drafted_requests(self.slots, rows)
-        sampled = unfilled(rows, asked.top if asked.flags & REPORTED else None)
+        sampled = make_unfilled(rows, asked.top if asked.flags & REPORTED else None)
         fall_back(self.slots, logits, rows, range(rows.num_requests), sampled)
         arrays = sampled.logprob_arrays
         there = None if arrays is None else LogprobArrays(*(part.to(logits.device) for part in arrays))
         return Pending(sampled.token_ids.to(logits.device), lambda: sampled, there)
 
 
-def unfilled(rows: Rows, top: int | None) -> Sampled:
+def make_unfilled(rows: Rows, top: int | None) -> Sampled:
     """Room for the tokens of these rows, and for logprobs with so many alternatives; contents undefined."""
     shape = (rows.num_requests, rows.width)
     arrays = None if top is None else LogprobArrays.empty(shape, top)
@@ -67,7 +66,7 @@ def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable
     for i in requests:
         begun_s = time.thread_time()
         draft_rows = draft_rows_of(slots, logits, rows, i)
-        tokens, logprobs, status = verify(draft_rows)
+        tokens, logprobs, status = verify_request(draft_rows)
         sampled.token_ids[i] = -1
         sampled.token_ids[i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         sampled.num_tokens[i], sampled.status[i] = len(tokens), status

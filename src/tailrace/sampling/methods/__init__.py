@@ -1,2 +1,2 @@
 """One file per sampling method: when a request wants it, and what it does to a row. The order is in
-sampling/pipeline.py."""
+method_order.py."""

@@ -9,18 +9,12 @@ last. Off below 0.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from tailrace.kernels.constants import ADAPTIVE_PEAK, ADAPTIVE_SHARPNESS, ADAPTIVE_WIDTH
 from tailrace.kernels.program import Stage
 from tailrace.params import SamplingParams
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
-
-
-PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement, Slot
 
 
 def apply(candidates: Candidates, context: Context) -> Candidates:
@@ -28,8 +22,8 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     slot.basis = candidates  # the average is of their probabilities, not of what is made of them here
     average = slot.state["adaptive_sum"] / slot.state["adaptive_weight"]
     aim = min(1.0, max(0.0, 2.0 * slot.params.adaptive_target - average))
-    d = (candidates.probabilities() - aim).abs() / WIDTH
-    return candidates.rescaled(PEAK - SHARPNESS * d * d / (1.0 + d))
+    d = (candidates.probabilities() - aim).abs() / ADAPTIVE_WIDTH
+    return candidates.rescaled(ADAPTIVE_PEAK - ADAPTIVE_SHARPNESS * d * d / (1.0 + d))
 
 
 def begin(params: SamplingParams) -> dict[str, float]:

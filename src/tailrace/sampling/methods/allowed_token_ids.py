@@ -3,13 +3,8 @@ Neutral: None."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tailrace.kernels.program import Mask, ascending, mask_of
-from tailrace.sampling.methods.base import LogitsEdit
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot
 
 
 def edits(slot: Slot) -> list[Mask]:

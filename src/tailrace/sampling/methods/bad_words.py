@@ -4,15 +4,10 @@ business of whoever has the tokenizer. Neutral: ()."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tailrace.kernels.program import Ban, ascending
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import completed_by
-from tailrace.sampling.methods.base import LogitsEdit
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot
 
 
 def edits(slot: Slot) -> list[Ban]:

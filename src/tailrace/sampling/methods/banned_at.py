@@ -5,13 +5,8 @@ Neutral: none."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tailrace.kernels.program import Ban, ascending
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 
 def edits(slot: Slot) -> list[Ban]:

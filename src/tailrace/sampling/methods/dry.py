@@ -11,15 +11,10 @@ Cost per token: the earlier occurrences of the last one (history.Suffixes), not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tailrace.kernels.program import Add
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 LARGEST = 1e30  # beyond any logit, and far from overflow
 
@@ -28,7 +23,7 @@ def edits(slot: Slot) -> list[Add]:
     params, history = slot.params, slot.history
     assert history is not None
     assert history.repeats is not None
-    places, lengths = history.repeats.agreements()
+    places, lengths = history.repeats.find_agreements()
     if params.dry_penalty_last_n >= 0:
         first = history.repeats.size - params.dry_penalty_last_n
         inside = places >= first

@@ -5,16 +5,11 @@ said since. Below 1 it penalises them. Neutral 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tailrace import _cpu
 from tailrace.kernels.program import Penalty
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 
 def edits(slot: Slot) -> list[Penalty]:

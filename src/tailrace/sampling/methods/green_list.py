@@ -5,17 +5,12 @@ watermark None."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tailrace.kernels.program import Add
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import LogitsEdit, always
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 from tailrace.sampling.watermark import green_list
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
 
 
 def edits(slot: Slot) -> list[Add]:

@@ -8,14 +8,9 @@ Where EOS is banned (min_tokens) or ends nothing (ignore_eos) it has nothing to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tailrace.kernels.program import Lift, ascending
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 LARGEST = 1e30  # beyond any logit, and far from overflow
 

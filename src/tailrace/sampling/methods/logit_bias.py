@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tailrace.kernels.program import Add
-from tailrace.sampling.methods.base import LogitsEdit
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot
 
 
 def edits(slot: Slot) -> list[Add]:

@@ -2,25 +2,22 @@
 Replaces the other truncations. μ starts at 2 τ; after a draw with probability p among the kept, μ −= η · (−log2 p − τ).
 Neutral: 0.
 
-2: keep −log2 p ≤ μ, at least one. 1: from the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i
-+ 1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. k is
-truncated, as llama.cpp does it (the authors' own script rounds and adds one)."""
+2: keep −log2 p ≤ μ; where no token has so little surprise the likeliest alone, of equal ones the smallest id. 1: from
+the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i + 1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k
+likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. k is truncated, as llama.cpp does it (the
+authors' own script rounds and adds one)."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
+from tailrace.kernels.constants import TOLERANCE
 from tailrace.kernels.program import Stage
 from tailrace.params import SamplingParams
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
-
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement, Slot
 
 CANDIDATES = 100
 
@@ -28,7 +25,9 @@ CANDIDATES = 100
 def apply(candidates: Candidates, context: Context) -> Candidates:
     mu = context.slot.state["mirostat_mu"]
     if context.slot.params.mirostat == 2:
-        return learning(candidates.near(candidates.log_mass() - mu * math.log(2.0)), context)
+        depth = candidates.log_mass() - mu * math.log(2.0)
+        kept = candidates.near(depth)
+        return learning(kept if depth <= TOLERANCE else kept.first(kept.likeliest(1), 1), context)
     logits = candidates.logits[candidates.likeliest(CANDIDATES)].double()
     if logits.numel() < 2:  # nothing is left to choose, and its surprise is learnt from all the same
         return learning(candidates, context)

@@ -5,16 +5,11 @@ token: the earlier occurrences of the last one. Neutral: 0."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tailrace.kernels.program import Ban, ascending
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.history import History
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.history import History
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 
 def edits(slot: Slot) -> list[Ban]:
@@ -35,7 +30,7 @@ def followers(history: History, size: int, end: int) -> np.ndarray:
         return np.empty(0, dtype=np.int64)
     if size == 1:
         return history.ngrams.tokens[:end]
-    places, lengths = history.ngrams.agreements()
+    places, lengths = history.ngrams.find_agreements()
     return history.ngrams.tokens[places[(lengths >= size - 1) & (places + 1 < end)] + 1]
 
 

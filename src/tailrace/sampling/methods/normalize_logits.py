@@ -3,24 +3,22 @@ same with and without it, but for edits that look at a logit's sign or size: rep
 processors. Neutral: false.
 
 No kernel: the edits of a row would have to wait for a first pass over it. After a grammar's mask it is of what the mask
-lets through.
+lets through. A row without finite logits stays as it is: the log-softmax of nothing is NaN, and the row's status is
+"empty".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from tailrace.kernels.program import Dense
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 
 def apply(row: torch.Tensor) -> None:
-    row.copy_(row.log_softmax(0))
+    """Normalise the row in place, unless every entry is −inf."""
+    if row.isfinite().any():
+        row.copy_(row.log_softmax(0))
 
 
 def edits(slot: Slot) -> list[Dense]:

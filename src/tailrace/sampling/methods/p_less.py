@@ -8,9 +8,10 @@ counts as p = 0, in V as well. Neutral: false. As the authors' p_less_samplers.p
 
 from __future__ import annotations
 
+from tailrace.kernels.constants import TOLERANCE
 from tailrace.kernels.program import Stage
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement
 
 
 def apply(candidates: Candidates, context: Context) -> Candidates:
@@ -18,7 +19,7 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     least = float((p * p).sum())
     if context.slot.params.p_less_norm:
         least = (vocab * least - 1.0) / (vocab - 1.0) if vocab > 1 else 0.0
-    return candidates.keep(p >= min(least, float(p.max())))
+    return candidates.keep(p >= min(least * (1.0 - TOLERANCE), float(p.max())))
 
 
 METHOD = Refinement(apply, lambda params: Stage("p_less", k=int(params.p_less_norm)))

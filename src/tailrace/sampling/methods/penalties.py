@@ -11,14 +11,9 @@ its history.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tailrace.kernels.program import Penalty
 from tailrace.params import SamplingParams
-from tailrace.sampling.methods.base import LogitsEdit, always
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 
 def edits(slot: Slot) -> list[Penalty]:

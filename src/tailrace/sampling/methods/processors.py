@@ -5,18 +5,16 @@ alone."""
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 from tailrace.kernels.program import Dense
-from tailrace.sampling.methods.base import LogitsEdit, always
-from tailrace.sampling.processors import find
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.processors import find_processor
+from tailrace.sampling.slot import LogitsEdit, Slot, always
 
 
 def edits(slot: Slot) -> list[Dense]:
-    found = slot.once("processors", lambda: [(find(name), given) for name, given in slot.params.processors.items()])
+    found = slot.once(
+        "processors", lambda: [(find_processor(name), given) for name, given in slot.params.processors.items()]
+    )
     tokens = slot.history.tokens if slot.history else []
     # copies: what a processor does to them must not be there at the next token, nor in the sequence
     return [Dense(lambda row, f=f, given=given: f(row, list(tokens), **deepcopy(dict(given)))) for f, given in found]

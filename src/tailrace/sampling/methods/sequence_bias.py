@@ -3,17 +3,12 @@ SequenceBiasLogitsProcessor); several that end in the same id add up. Neutral: (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tailrace.kernels.program import Add
 from tailrace.params import SamplingParams
 from tailrace.sampling.history import completed_by
-from tailrace.sampling.methods.base import LogitsEdit
-
-if TYPE_CHECKING:
-    from tailrace.sampling.slot import Slot
+from tailrace.sampling.slot import LogitsEdit, Slot
 
 
 def edits(slot: Slot) -> list[Add]:

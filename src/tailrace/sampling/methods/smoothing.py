@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement
 
 
 def apply(candidates: Candidates, context: Context) -> Candidates:

@@ -13,8 +13,8 @@ import torch
 
 from tailrace.kernels.program import Stage, Tournament
 from tailrace.params import SamplingParams
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement
 from tailrace.sampling.watermark import g_values, keyed_text
 from tailrace.sampling.watermark_transformers import sampling_table
 

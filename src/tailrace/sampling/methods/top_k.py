@@ -4,8 +4,8 @@ min(k, n) stay. Neutral 0 and −1."""
 from __future__ import annotations
 
 from tailrace.kernels.program import Stage
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement
 
 
 def apply(candidates: Candidates, context: Context) -> Candidates:

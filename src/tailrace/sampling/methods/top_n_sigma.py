@@ -7,16 +7,15 @@ times."""
 
 from __future__ import annotations
 
+from tailrace.kernels.constants import SIGMA_SLACK
 from tailrace.kernels.program import Stage
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
-
-SLACK = 1.0 + 2.0**-10  # more than the relative error of any backend's σ; csrc/refine.cpp
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement
 
 
 def apply(candidates: Candidates, context: Context) -> Candidates:
     raw = candidates.raw.double()
-    bound = min(-context.slot.params.top_n_sigma * context.sigma * SLACK, float(raw.max()))
+    bound = min(-context.slot.params.top_n_sigma * context.sigma * SIGMA_SLACK, float(raw.max()))
     return candidates.keep(raw >= bound)
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 import torch
 
 from tailrace import kernels
+from tailrace.kernels.constants import TOLERANCE, XTC_STREAM
 from tailrace.kernels.program import Stage
-from tailrace.sampling.candidates import Candidates, Context
-from tailrace.sampling.methods.base import Refinement
-
-XTC_STREAM = 3  # of the noise; csrc/refine.cpp
+from tailrace.sampling.candidates import Candidates
+from tailrace.sampling.slot import Context, Refinement
 
 
 def apply(candidates: Candidates, context: Context) -> Candidates:
@@ -19,7 +18,7 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
     if kernels.uniform(slot.key, context.position, XTC_STREAM) >= slot.params.xtc_probability:
         return candidates
     safe = torch.isin(candidates.ids, torch.tensor(slot.eos_token_ids, dtype=torch.int64))
-    top = (candidates.probabilities() >= slot.params.xtc_threshold) & ~safe
+    top = (candidates.probabilities() >= slot.params.xtc_threshold * (1.0 - TOLERANCE)) & ~safe
     if int(top.sum()) < 2:
         return candidates
     order = candidates.descending()

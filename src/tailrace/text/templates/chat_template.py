@@ -9,12 +9,15 @@ from typing import Any
 from uuid import uuid4
 
 from tailrace.errors import ModelLoadError, RequestError
-from tailrace.text.templates.environment import TemplateProgram, reason
+from tailrace.text.templates.call_texts import render_with_texts
+from tailrace.text.templates.environment import TemplateProgram, describe_failure
 from tailrace.text.templates.forms import Message
 from tailrace.text.templates.limits import TemplateLimitError
 from tailrace.text.templates.messages import fit_messages
-from tailrace.text.templates.probe import probe
+from tailrace.text.templates.probe import make_attempt, probe_template
+from tailrace.text.templates.probe_turns import TEXT_BESIDE_CALLS, probe_turns
 from tailrace.text.templates.sources import DEFAULT, WITH_DOCUMENTS, WITH_TOOLS
+from tailrace.text.templates.tool_probe import probe_tools
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ class ChatTemplate:
     """One template, and how it wants its messages.
 
     Attributes:
-        program: the compiled template. forms: see `probe`.
+        program: the compiled template. forms: see `probe_template`. tools: where tools are written.
     Raises:
         ModelLoadError: it can't be read, or does too much. where: names it in the message.
         MissingExtraError: Jinja is not installed.
@@ -32,10 +35,17 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict[str, str], where: str = "the chat template") -> None:
         self.program = TemplateProgram(source, where)
         try:
-            self.forms = probe(self.program, special_tokens)
+            attempt = make_attempt(self.program, special_tokens)
+            forms = probe_template(self.program, attempt)
+            turns, lost = probe_turns(forms, attempt, self.program.constants)
         except TemplateLimitError as error:
-            raise ModelLoadError(f"{where} can't be used: {reason(error)}") from error
+            raise ModelLoadError(f"{where} can't be used: {describe_failure(error)}") from error
+        self.forms = forms._replace(turns=turns)
+        self._drops_text = TEXT_BESIDE_CALLS in lost
         self._special_tokens = special_tokens
+        self.tools = probe_tools(self.render)
+        if lost:
+            log.warning("%s leaves out in silence: %s", where, ", ".join(lost))
 
     def render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         """The prompt. options: the template's other variables.
@@ -43,23 +53,32 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses these messages; the message says why.
         """
-        return self._run(fit_messages(messages, self.forms), options)
+        return self._run_program(fit_messages(messages, self.forms, bool(options.get("tools"))), options)
+
+    def drops_text(self, messages: list[Message]) -> bool:
+        """True if the messages have text beside calls, and the template leaves it out in silence."""
+        return self._drops_text and any(m.get("tool_calls") and m.get("content") for m in messages)
 
     def unfinished(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         """The prompt up to the end of the last message's text, for the model to continue. A mark after that text shows
         where the template puts it (as transformers does it).
 
         Raises:
-            RequestError: as `render`, or the last message has no text, or the template does not write all of it, or
-                writes it more than once: then it has no one end.
+            RequestError: as `render`, or the last message has calls or no text, or the template does not write all of
+                the text, or writes it more than once: then the text has no one end.
         """
-        *before, last = fit_messages(messages, self.forms)
+        if messages[-1].get("tool_calls"):
+            raise RequestError(
+                "continue_final_message: the last message has tool calls, behind which no text is continued",
+                "continue_final_message",
+            )
+        *before, last = fit_messages(messages, self.forms, bool(options.get("tools")))
         name = uuid4().hex
         mark = f"<{name}>"
-        text, marked = _marked(last.get("content"), f"{mark} ")
+        text, marked = _mark_content(last.get("content"), f"{mark} ")
         if text is None:
             raise RequestError("continue_final_message: the last message has no text", "continue_final_message")
-        whole, found, behind = self._run([*before, last | {"content": marked}], options).rpartition(mark)
+        whole, found, behind = self._run_program([*before, last | {"content": marked}], options).rpartition(mark)
         if not found or text.strip() not in whole:
             raise RequestError(
                 "continue_final_message: the model's chat template does not write all of the last message's text",
@@ -72,16 +91,20 @@ class ChatTemplate:
             )
         return whole if behind.startswith(" ") else whole.rstrip()  # a template that trims would have trimmed this end
 
-    def _run(self, messages: list[Message], options: Mapping[str, Any]) -> str:
+    def _run_program(self, messages: list[Message], options: Mapping[str, Any]) -> str:
         # transformers' templates see their tools as OpenAI nests them; a few older ones want the function alone
         if self.forms.tools == "flat" and options.get("tools"):
             options = {**options, "tools": [tool.get("function", tool) for tool in options["tools"]]}
-        try:
-            return self.program.run({**self._special_tokens, **options, "messages": messages})
-        # the template is the model's code: any error of it means that it refuses these messages
-        except Exception as error:
-            said = f"messages: the model's chat template refuses them: {reason(error)}{_hint(messages, self.forms)}"
-            raise RequestError(said, "messages") from error
+
+        def render_messages(given: list[Message]) -> str:
+            try:
+                return self.program.run({**self._special_tokens, **options, "messages": given})
+            # the template is the model's code: any error of it means that it refuses these messages
+            except Exception as error:
+                said = f"messages: the model's chat template refuses them: {describe_failure(error)}"
+                raise RequestError(said, "messages") from error
+
+        return render_with_texts(messages, self.forms.turns.text_and_calls, render_messages) or ""
 
 
 class ChatTemplates:
@@ -107,7 +130,7 @@ class ChatTemplates:
         """The text of all templates."""
         return "\n".join(template.program.source for template in self.by_name.values())
 
-    def pick(self, tools: object, documents: object) -> ChatTemplate:
+    def pick_template(self, tools: object, documents: object) -> ChatTemplate:
         """The template for a conversation with these tools and documents: `tool_use` where there are tools, else
         `default`, as in transformers; where there are documents, the first that reads them, `rag` being the last.
 
@@ -127,7 +150,7 @@ class ChatTemplates:
         return chosen
 
 
-def _marked(content: Any, mark: str) -> tuple[str | None, Any]:
+def _mark_content(content: Any, mark: str) -> tuple[str | None, Any]:
     """The text that is continued, and the content with a mark behind it."""
     if isinstance(content, str):
         return content, content + mark
@@ -135,14 +158,3 @@ def _marked(content: Any, mark: str) -> tuple[str | None, Any]:
         if isinstance(part.get("text"), str):
             return part["text"], [*content[:i], part | {"text": part["text"] + mark}, *content[i + 1 :]]
     return None, content
-
-
-def _hint(messages: list[Message], forms: Any) -> str:
-    """Where arguments are no JSON object and the template wants one: probably the cause."""
-    if "string" in forms.arguments or not forms.arguments:
-        return ""
-    for i, message in enumerate(messages):
-        for j, call in enumerate(message.get("tool_calls") or ()):
-            if isinstance((call.get("function") or {}).get("arguments"), str):
-                return f" (messages[{i}].tool_calls[{j}].function.arguments is no JSON object)"
-    return ""

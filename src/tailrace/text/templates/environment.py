@@ -12,9 +12,9 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from tailrace.base.extras import require_extra
 from tailrace.errors import ModelLoadError
-from tailrace.extras import needs
-from tailrace.text.templates.limits import CALL, Budget, TemplateLimitError, check_operands, checked
+from tailrace.text.templates.limits import CALL, Budget, TemplateLimitError, check_operands, check_value_length
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -41,16 +41,16 @@ class TemplateProgram:
     """
 
     def __init__(self, source: str, where: str = "the chat template") -> None:
-        with needs("text"):
+        with require_extra("text"):
             from jinja2 import meta, nodes
             from jinja2.exceptions import TemplateError
-        environment = _environment()
+        environment = _make_environment()
         self.source = source
         try:
             tree = environment.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
             self.constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-            _bounded(tree)
+            _add_limits(tree)
             code: Any = environment.compile(tree, filename=FILE)
             self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
         # SyntaxError: a statement where Python has no room for it, such as a break in a block
@@ -63,12 +63,12 @@ class TemplateProgram:
         """The text.
 
         Raises:
-            Exception: whatever the template raises; `reason` puts it in words.
+            Exception: whatever the template raises; `describe_failure` puts it in words.
         """
         return self._template.render({**values, BUDGET: Budget()})
 
 
-def reason(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Why a rendering failed, in words: the template's own, or Python's with the line."""
     if isinstance(error, TemplateRefusalError):
         return str(error)
@@ -82,9 +82,9 @@ def reason(error: Exception) -> str:
 
 
 @cache
-def _environment() -> ImmutableSandboxedEnvironment:
+def _make_environment() -> ImmutableSandboxedEnvironment:
     """The sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
-    with needs("text"):
+    with require_extra("text"):
         from jinja2 import nodes, pass_context
         from jinja2.exceptions import SecurityError
         from jinja2.ext import Extension, loopcontrols
@@ -136,10 +136,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
     environment = TemplateEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     environment.filters["tojson"] = to_json
-    environment.filters[COUNTED] = pass_context(lambda context, items: context.parent[BUDGET].counted(items))
-    environment.filters[CHECKED] = checked
+    environment.filters[COUNTED] = pass_context(lambda context, items: context.parent[BUDGET].count_items(items))
+    environment.filters[CHECKED] = check_value_length
     environment.globals |= {
-        "raise_exception": _refuse,
+        "raise_exception": _raise_refusal,
         "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": _Dict(),
         "namespace": PlainNamespace,
@@ -147,19 +147,19 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _bounded(tree: Any) -> None:
+def _add_limits(tree: Any) -> None:
     """Count what loops go over, and measure what is given a name."""
-    with needs("text"):
+    with require_extra("text"):
         from jinja2 import nodes
 
     for loop in list(tree.find_all(nodes.For)):
-        loop.iter = _filtered(loop.iter, COUNTED)
+        loop.iter = _apply_filter(loop.iter, COUNTED)
     for assignment in list(tree.find_all(nodes.Assign)):
-        assignment.node = _filtered(assignment.node, CHECKED)
+        assignment.node = _apply_filter(assignment.node, CHECKED)
 
 
-def _filtered(node: Any, name: str) -> Any:
-    with needs("text"):
+def _apply_filter(node: Any, name: str) -> Any:
+    with require_extra("text"):
         from jinja2 import nodes
 
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
@@ -176,7 +176,7 @@ def to_json(
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _refuse(message: str) -> None:
+def _raise_refusal(message: str) -> None:
     raise TemplateRefusalError(message)
 
 

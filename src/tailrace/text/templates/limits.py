@@ -37,20 +37,20 @@ class Budget:
         if self.steps > MAX_STEPS:
             raise TemplateLimitError(f"it takes more than {MAX_STEPS} steps")
 
-    def counted(self, items: Any) -> Any:
+    def count_items(self, items: Any) -> Any:
         """What a loop goes over, counted: at once where its length is known, else item by item."""
         if hasattr(items, "__len__"):
             self.spend(len(items))
             return items
-        return self._each(items)
+        return self._count_each(items)
 
-    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _count_each(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
             self.spend(1)
             yield item
 
 
-def checked(value: Any) -> Any:
+def check_value_length(value: Any) -> Any:
     """The value.
 
     Raises:

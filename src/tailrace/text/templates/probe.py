@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from tailrace.text.templates.environment import TemplateProgram
 from tailrace.text.templates.forms import REASONING, ArgumentForm, ContentForm, EmptyForm, Message, TemplateForms
@@ -20,13 +20,14 @@ CALLED, OTHER, NAMED = "qzcalled", "qzother", "qznamed"
 KEY, VALUE = "qzkey", "qzvalue"
 
 Try = Callable[..., str]
+Attempt = Callable[[list[Message], list[Message] | None], str | None]
 
 CONTENTS: dict[ContentForm, str | list[dict[str, str]]] = {
     "text": f"{FIRST} {SECOND}",
     "parts": [{"type": "text", "text": FIRST}, {"type": "text", "text": SECOND}],
     "part": [{"type": "text", "text": f"{FIRST} {SECOND}"}],
 }
-ARGUMENTS: dict[ArgumentForm, Any] = {"object": {KEY: VALUE}, "string": f'{{"{KEY}": "{VALUE}"}}'}
+ARGUMENTS: tuple[ArgumentForm, ...] = ("object", "string")
 EMPTY: dict[EmptyForm, Message] = {"missing": {}, "empty": {"content": ""}, "null": {"content": None}}
 FUNCTION = {
     "name": CALLED,
@@ -42,15 +43,11 @@ PRINTED_PART = re.compile(rf"""text\\?['"]\s*:\s*\\?['"]\s*({FIRST}|{SECOND})"""
 PRINTED_ARGUMENTS = re.compile(rf"""'{KEY}': '{VALUE}'|\\+"{KEY}\\+":""")
 
 
-def probe(program: TemplateProgram, special_tokens: dict[str, str]) -> TemplateForms:
-    """See the module's text. special_tokens: the template's variables of this kind. (More than 40 lines: a list of
-    questions to one template.)
+def make_attempt(program: TemplateProgram, special_tokens: dict[str, str]) -> Attempt:
+    """Return a function that renders messages with tools; None where the template fails. special_tokens: the template's
+    variables of this kind."""
 
-    Raises:
-        TemplateLimitError: a conversation of a few words is too much for the template.
-    """
-
-    def attempt(messages: list[Message], tools: list[Message] | None) -> str | None:
+    def try_render(messages: list[Message], tools: list[Message] | None) -> str | None:
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
         try:
             return program.run({**special_tokens, **given})
@@ -59,53 +56,54 @@ def probe(program: TemplateProgram, special_tokens: dict[str, str]) -> TemplateF
         except Exception:  # what a template can't do, it says in any way it likes
             return None
 
-    def render(*messages: Message, tools: list[Message] | None = None) -> str:
+    return try_render
+
+
+def probe_template(program: TemplateProgram, attempt: Attempt) -> TemplateForms:
+    """See the module's text; `probe_turns` finds the rest. attempt: see `make_attempt`.
+
+    Raises:
+        TemplateLimitError: a conversation of a few words is too much for the template.
+    """
+
+    def render_text(*messages: Message, tools: list[Message] | None = None) -> str:
         """The text; "" where the template fails. A template for conversations with tools fails without them."""
         given = [message | {"content": parts} if message is USER and parts else message for message in messages]
         text = attempt(given, tools)
         return (attempt(given, [TOOLS["nested"]]) if text is None and tools is None else text) or ""
 
     parts: list[dict[str, str]] = []
-    contents = {"user": _contents(render, "user", [])}
+    contents = {"user": _probe_contents(render_text, "user", [])}
     if "text" not in contents["user"] and contents["user"]:
         parts = [{"type": "text", "text": ASKED}]
-    developer = "developer" in program.constants and bool(_contents(render, "developer", []))
-    arguments, empty = _calls(render)
-    before = [USER, _call(arguments[0], empty[0])] if arguments else [USER]
+    developer = "developer" in program.constants and bool(_probe_contents(render_text, "developer", []))
+    arguments, empty = _probe_calls(render_text)
+    before = [USER, call_message(arguments[0], empty[0])] if arguments else [USER]
     openings: dict[str, list[Message]] = {"system": [], "assistant": [USER], "tool": before}
     openings |= {"developer": []} if developer else {}
-    contents |= {role: _contents(render, role, opening) for role, opening in openings.items()}
+    contents |= {role: _probe_contents(render_text, role, opening) for role, opening in openings.items()}
 
-    def written(role: str, text: str) -> Message:
-        """A message in a form that is written."""
-        as_text = "text" in contents[role] or not contents[role]
-        return {"role": role, "content": text if as_text else [{"type": "text", "text": text}]}
-
-    first, second = written("system", FIRST), written("developer" if developer else "system", SECOND)
-    late = attempt([USER | ({"content": parts} if parts else {}), written("assistant", FIRST), second, USER], None)
     return TemplateForms(
         {role: forms for role, forms in contents.items() if forms},
         arguments,
         empty,
-        _tools(render),
+        _probe_tools(render_text),
         developer,
-        _in_order(render(first, second, USER), FIRST, SECOND),
-        late is None or SECOND in late,
-        bool(arguments) and NAMED in render(*before, _result("c1") | {"name": NAMED}, tools=[TOOLS["nested"]]),
-        bool(arguments) and _parallel(render, arguments[0], empty[0]),
-        not arguments or _thought_and_text(render, arguments[0], empty[0]),
+        bool(arguments)
+        and NAMED in render_text(*before, result_message("c1") | {"name": NAMED}, tools=[TOOLS["nested"]]),
+        not arguments or _thought_and_text(render_text, arguments[0], empty[0]),
     )
 
 
-def _calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm, ...]]:
+def _probe_calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm, ...]]:
     """The forms of arguments in which a call is written, and the forms of the missing content beside them: where no
     call is written, those that the template takes."""
     texts = {
-        (arguments, empty): render(USER, _call(arguments, empty), _result("c1"), tools=[TOOLS["nested"]])
+        (arguments, empty): render(USER, call_message(arguments, empty), result_message("c1"), tools=[TOOLS["nested"]])
         for arguments in ARGUMENTS
         for empty in EMPTY
     }
-    written = {forms for forms, text in texts.items() if _writes_call(text)}
+    written = {forms for forms, text in texts.items() if writes_call(text)}
     found: tuple[ArgumentForm, ...] = tuple(
         form for form in ARGUMENTS if any(arguments == form for arguments, _ in written)
     )
@@ -116,29 +114,23 @@ def _calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm, ...]
     return found, tuple(form for form in EMPTY if all((arguments, form) in written for arguments in found))
 
 
-def _writes_call(text: str) -> bool:
+def writes_call(text: str) -> bool:
+    """Return True if the call of the probe is in the text, its arguments as they should be."""
     whole = _in_order(text, KEY, VALUE) and PRINTED_ARGUMENTS.search(text) is None
     return whole and CALLED in text
 
 
-def _parallel(render: Try, arguments: ArgumentForm, empty: EmptyForm) -> bool:
-    call, other = _call(arguments, empty), _call(arguments, empty, OTHER, "c2")
-    both = call | {"tool_calls": call["tool_calls"] + other["tool_calls"]}
-    results = (_result("c1"), _result("c2"))
-    return _in_order(render(USER, both, *results, tools=[TOOLS["nested"]]), CALLED, OTHER)
-
-
 def _thought_and_text(render: Try, arguments: ArgumentForm, empty: EmptyForm) -> bool:
     """False where the template takes each alone beside a call, and refuses them together."""
-    call, thought, text = _call(arguments, empty), dict.fromkeys(REASONING, FIRST), {"content": SECOND}
-    alone = all(render(USER, call | one, _result("c1"), tools=[TOOLS["nested"]]) for one in (thought, text))
-    return not alone or bool(render(USER, call | thought | text, _result("c1"), tools=[TOOLS["nested"]]))
+    call, thought, text = call_message(arguments, empty), dict.fromkeys(REASONING, FIRST), {"content": SECOND}
+    alone = all(render(USER, call | one, result_message("c1"), tools=[TOOLS["nested"]]) for one in (thought, text))
+    return not alone or bool(render(USER, call | thought | text, result_message("c1"), tools=[TOOLS["nested"]]))
 
 
-def _contents(render: Try, role: str, before: list[Message]) -> tuple[ContentForm, ...]:
+def _probe_contents(render: Try, role: str, before: list[Message]) -> tuple[ContentForm, ...]:
     tools = [TOOLS["nested"]] if role == "tool" else None
     behind = [] if role in ("user", "tool") else [USER]
-    fields = {"role": role, **({"tool_call_id": _id("c1"), "name": CALLED} if role == "tool" else {})}
+    fields = {"role": role, **({"tool_call_id": _make_call_id("c1"), "name": CALLED} if role == "tool" else {})}
     return tuple(
         form
         for form, content in CONTENTS.items()
@@ -150,23 +142,27 @@ def _writes_parts(text: str) -> bool:
     return _in_order(text, FIRST, SECOND) and PRINTED_PART.search(text) is None
 
 
-def _tools(render: Try) -> Literal["nested", "flat", "none"]:
+def _probe_tools(render: Try) -> Literal["nested", "flat", "none"]:
     if CALLED in render(USER, tools=[TOOLS["nested"]]):
         return "nested"
     return "flat" if CALLED in render(USER, tools=[TOOLS["flat"]]) else "none"
 
 
-def _call(arguments: ArgumentForm, empty: EmptyForm, name: str = CALLED, id: str = "c1") -> Message:
-    function = {"name": name, "arguments": ARGUMENTS[arguments]}
-    call = {"id": _id(id), "type": "function", "function": function}
+def call_message(
+    arguments: ArgumentForm, empty: EmptyForm, name: str = CALLED, id: str = "c1", value: str = VALUE
+) -> Message:
+    """Return an answer that is a call, with arguments and the missing content in these forms."""
+    given = {KEY: value} if arguments == "object" else f'{{"{KEY}": "{value}"}}'
+    call = {"id": _make_call_id(id), "type": "function", "function": {"name": name, "arguments": given}}
     return {"role": "assistant", **EMPTY[empty], "tool_calls": [call]}
 
 
-def _result(id: str) -> Message:
-    return {"role": "tool", "tool_call_id": _id(id), "name": CALLED, "content": RESULT}
+def result_message(id: str) -> Message:
+    """Return the result of a call."""
+    return {"role": "tool", "tool_call_id": _make_call_id(id), "name": CALLED, "content": RESULT}
 
 
-def _id(id: str) -> str:
+def _make_call_id(id: str) -> str:
     return f"qzcall0{id}"  # nine letters and digits, as Mistral's templates demand
 
 

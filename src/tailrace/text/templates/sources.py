@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 
 DEFAULT, WITH_TOOLS, WITH_DOCUMENTS = "default", "tool_use", "rag"
-FILE, FOLDER, LEGACY = "chat_template.jinja", "additional_chat_templates", "chat_template.json"
+FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
+PROCESSORS = ("processor_config.json", "chat_template.json")  # of a multimodal model; its tokenizer reads neither
 
 
 def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """A folder's templates by name; {} if it has none. As in transformers, files of their own go before what
-    tokenizer_config.json holds. config: the latter.
+    """Return a folder's templates by name; {} if it has none. As in transformers, files of their own go before what
+    tokenizer_config.json holds. A processor's template counts only if the tokenizer has none. config: what
+    tokenizer_config.json holds.
 
     Raises:
         ModelLoadError: a template is no text, or can't be read.
@@ -26,13 +29,14 @@ def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         found[path.stem] = read_text(path)
     if found:
         return found
-    for name, held in ((LEGACY, read_object(folder / LEGACY)), ("tokenizer_config.json", config)):
+    for name in ("tokenizer_config.json", *PROCESSORS):
+        held = config if name == "tokenizer_config.json" else read_object(folder / name)
         if given := held.get("chat_template"):
-            return _named(given, f"{folder / name}: chat_template")
+            return _name_templates(given, f"{folder / name}: chat_template")
     return {}
 
 
-def _named(given: Any, where: str) -> dict[str, str]:
+def _name_templates(given: Any, where: str) -> dict[str, str]:
     """One template, or several: {name: template}, or [{"name": …, "template": …}]."""
     if isinstance(given, str):
         return {DEFAULT: given}
@@ -49,6 +53,7 @@ def read_text(path: Path) -> str:
     Raises:
         ModelLoadError: it can't be read, or is not UTF-8.
     """
+    refuse_stand_in(path)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,8 +68,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(text)
     except ValueError as error:
         raise ModelLoadError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):

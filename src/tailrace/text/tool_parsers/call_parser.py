@@ -9,7 +9,8 @@ last sent is held. If it turns out to be no call, it is given back unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -65,13 +66,20 @@ class CallParser:
         self.opening, self.closing, self.tools, self.bare = opening, closing, tools, bare
         self.text, self.at = "", 0  # text before `at` has been read
         self.over = False
+        self.ended = False  # no more text comes
+        self.gave_back = False  # text was taken back since text was added
+        self.cut = False  # the model would have written more
+        self.closes = False  # the end of the text closes what is open, as a marker does
         self._held = [opening]
         self.undecided = True  # a call has begun or may have, and its name was not sent
         self.unfinished = False  # a name was sent, and its arguments are incomplete
+        self.doubtful = False  # a call was sent that may lack arguments
         self.passing = False  # the text is content, up to a marker
         self.short_ids = False
+        self.around = ""  # what closes the brackets around the arguments, the innermost first
         self._first = self._place = place
         self._closed = False
+        self._named: tuple[str, str | None] | None = None  # the name and id of a call that waits for its arguments
         self._fresh, self._begun = True, 0  # no call has begun; the place in _held where the last one began
         self._rejected: list[str] = []  # objects that were no calls, until the name of one that is
         self._arguments: list[str] = []
@@ -79,18 +87,27 @@ class CallParser:
         self._parser = read(self)
         self.feed("")  # a marker may be all there is to read
 
-    def feed(self, text: str) -> list[ToolCall | str]:
+    def feed(self, text: str, ended: bool = False) -> list[ToolCall | str]:
         """Add text; return what can be sent of the calls, and content between them. Afterwards the block may be `over`:
-        then `held` is content and `unread` comes after the block."""
+        then `held` is content and `unread` comes after the block. ended: this was all; then the block is over."""
         self.text, self.at = self.unread + text, 0
+        self.ended, self.gave_back = ended, False
         try:
             next(self._parser)
         except (StopIteration, NotACallError):
+            if self._named is not None and self.undecided and self.finished:
+                self.start_call(*self._named)  # the text ends before its arguments
+                self.add_arguments("" if self.cut else "{}")
             self.over = True
             self._unread_later_opening()
         self._emit_arguments()
         out, self._out = self._out, []
         return out
+
+    @property
+    def finished(self) -> bool:
+        """All text has been read, and no more comes."""
+        return self.ended and self.at >= len(self.text)
 
     @property
     def held(self) -> str:
@@ -103,10 +120,9 @@ class CallParser:
         return self.text[self.at :]
 
     @property
-    def remainder(self) -> str:
-        """What becomes content if the text ends here: the beginning of a call without a name. The cut wrapper of a call
-        that was sent is dropped."""
-        return self.held + self.unread if self.undecided or self.passing else ""
+    def cut_call(self) -> bool:
+        """A call was sent that may not be as the model meant it."""
+        return self.unfinished or self.doubtful
 
     @property
     def num_calls(self) -> int:
@@ -129,10 +145,16 @@ class CallParser:
 
     # ---- for parsers: reading text
 
+    def wait_for_text(self) -> Parsing[None]:
+        """Wait for more text; raise NotACallError if none comes."""
+        if self.ended:
+            raise NotACallError("the end")
+        yield
+
     def peek(self) -> Parsing[str]:
         """The next character, which is not read yet."""
         while self.at >= len(self.text):
-            yield
+            yield from self.wait_for_text()
         return self.text[self.at]
 
     def take(self, length: int) -> str:
@@ -142,17 +164,17 @@ class CallParser:
         self._held.append(part)
         return part
 
-    def comes(self, wanted: str) -> Parsing[bool]:
+    def is_next(self, wanted: str) -> Parsing[bool]:
         """True if the wanted text comes next. Reads nothing."""
         while (rest := self.text[self.at : self.at + len(wanted)]) != wanted:
-            if not wanted.startswith(rest):
+            if self.ended or not wanted.startswith(rest):
                 return False
             yield
         return True
 
     def accept(self, wanted: str) -> Parsing[bool]:
         """Read the wanted text, if it comes next."""
-        if not (yield from self.comes(wanted)):
+        if not (yield from self.is_next(wanted)):
             return False
         self.take(len(wanted))
         return True
@@ -162,29 +184,29 @@ class CallParser:
         if not (yield from self.accept(wanted)):
             raise NotACallError(wanted)
 
-    def span(self, pattern: re.Pattern[str], sink: Sink) -> Parsing[None]:
+    def read_span(self, pattern: re.Pattern[str], sink: Sink) -> Parsing[None]:
         """Pass on what matches, up to the first character that doesn't. The pattern must be a repeated class of
         characters."""
         while True:
             found = pattern.match(self.text, self.at)
             sink(self.take(len(found[0]) if found else 0))
-            if self.at < len(self.text):
+            if self.ended or self.at < len(self.text):
                 return
             yield
 
-    def whitespace(self) -> Parsing[None]:
+    def read_whitespace(self) -> Parsing[None]:
         """Read white space, if there is any."""
-        yield from self.span(WHITE, forget)
+        yield from self.read_span(WHITE, drop_text)
 
-    def word(self) -> Parsing[str]:
+    def read_name(self) -> Parsing[str]:
         """Read the name of a function or a call; raise NotACallError if there is none."""
         parts: list[str] = []
-        yield from self.span(WORD, parts.append)
+        yield from self.read_span(WORD, parts.append)
         if not (name := "".join(parts)):
             raise NotACallError("a name")
         return name
 
-    def until(self, marker: str) -> Parsing[str]:
+    def read_until(self, marker: str) -> Parsing[str]:
         """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it; the text
         before the end has then been read, however it came."""
         text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)))
@@ -194,16 +216,19 @@ class CallParser:
         return text
 
     def up_to(self, *marks: str) -> Parsing[tuple[str, str]]:
-        """Read the text before the first of the marks; return it and the mark, which is not read."""
+        """Read the text before the first of the marks; return it and the mark, which is not read. Without a mark: the
+        text up to the end, and ""."""
         parts: list[str] = []
         while True:
             ends = [(end, mark) for mark in marks if (end := self.text.find(mark, self.at)) >= 0]
             # a mark that is not all there could begin before one that is
-            keep = max(partial_marker(self.unread, mark) for mark in marks)
+            keep = 0 if self.ended else max(partial_marker(self.unread, mark) for mark in marks)
             if ends and (end := min(ends))[0] <= len(self.text) - keep:
                 parts.append(self.take(end[0] - self.at))
                 return "".join(parts), end[1]
             parts.append(self.take(len(self.text) - self.at - keep))
+            if self.ended:
+                return "".join(parts), ""
             yield
 
     def content_up_to(self, closing: str) -> Parsing[None]:
@@ -212,10 +237,37 @@ class CallParser:
         self.undecided, self.passing = False, True
         while (end := self.text.find(closing, self.at)) < 0:
             self.add_content(self.take(len(self.text) - self.at - partial_marker(self.unread, closing)))
-            yield
+            yield from self.wait_for_text()
         self.add_content(self.take(end - self.at))
         self.take(len(closing))
         self.drop()
+
+    def give_back(self, text: str) -> None:
+        """Take back the text that was read last."""
+        held = self.held
+        self._held = [held[: len(held) - len(text)]]
+        self.text, self.at = text + self.unread, 0
+
+    def mark(self) -> int:
+        """Return the place for `read_from` and `give_back_from`, if nothing is sent until then."""
+        return len(self._held)
+
+    @contextmanager
+    def keep_held(self) -> Iterator[None]:
+        """Hold the text that is held, whatever is sent within this context."""
+        held = self._held.copy()
+        yield
+        self._held = held
+
+    def read_from(self, place: int) -> str:
+        """Return the text that was read since `mark` returned the place."""
+        return "".join(self._held[place:])
+
+    def give_back_from(self, place: int) -> None:
+        """Take back the text that was read since `mark` returned the place."""
+        text, self.gave_back = self.read_from(place), True
+        del self._held[place:]
+        self.text, self.at = text + self.unread, 0
 
     def drop(self) -> None:
         """What was read is no content."""
@@ -226,7 +278,7 @@ class CallParser:
         """Read the closing marker, if it comes next after white space."""
         if self.closing is None:
             return False
-        yield from self.whitespace()
+        yield from self.read_whitespace()
         self._closed = yield from self.accept(self.closing)
         if self._closed and not self.undecided:
             self._held.clear()
@@ -244,14 +296,33 @@ class CallParser:
         yield from self.expect(first)
         if not self.undecided:
             self._held = [first]
+        while first and first != "{" and (yield from self.accept(first)):
+            pass  # some models write a marker twice
         self._begun = len(self._held) - 1
-        self.undecided = True
+        self.undecided, self._named = True, None
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The markers of the block: what is open before one of these was left open."""
+        return tuple(mark for mark in (self.closing, self.opening.strip()) if mark)
+
+    def comes_one(self, marks: Iterable[str]) -> Parsing[bool]:
+        """True if one of the texts comes next. Reads nothing."""
+        for mark in marks:
+            if (yield from self.is_next(mark)):
+                return True
+        return self.closed_by_end
+
+    @property
+    def closed_by_end(self) -> bool:
+        """All text has been read, and its end closes what is open."""
+        return self.finished and self.closes
 
     def opened_by(self, text: str) -> bool:
         """True if the marker that opened the block ends with this text, which has been read then."""
         return self.opening.endswith(text)
 
-    def reject(self) -> None:
+    def reject_call(self) -> None:
         """What was read since `begin_call` is no call. It is content, also if other calls of the block are calls."""
         text = "".join(self._held[self._begun :])
         if self.num_calls:
@@ -264,6 +335,7 @@ class CallParser:
     def add_content(self, text: str) -> None:
         """Send text that is content although it stands in the block."""
         if text:
+            self._emit_arguments()
             self._out.append(text)
             self._held.clear()
 
@@ -273,14 +345,22 @@ class CallParser:
         if not name or (self.bare and self.tools and name not in self.tools):
             raise NotACallError(name)
 
+    def require_name(self, name: str) -> None:
+        """Raise NotACallError if there is no name."""
+        if not name:
+            raise NotACallError("a name")
+
     def parameters_of(self, name: str) -> Declared:
         """What the request declares of a function's arguments."""
         return self.tools.get(name, ANYTHING)
 
+    def name_call(self, name: str | None, id: str | None = None) -> None:
+        """The name of a call is known, but not whether arguments follow. None: what follows is no arguments."""
+        self._named = None if self.bare or name is None else (name, id)
+
     def start_call(self, name: str, id: str | None = None) -> None:
         """Send the function's name. After this `add_arguments` sends its arguments."""
-        if not name:
-            raise NotACallError("a name")
+        self.require_name(name)
         if self._rejected:
             self._out.append("".join(self._rejected))
             self._rejected.clear()
@@ -294,6 +374,17 @@ class CallParser:
         if part:
             self._arguments.append(part)
             self._held.clear()
+
+    def complete_call(self) -> None:
+        """The arguments are complete, whatever becomes of the text behind."""
+        self.unfinished = False
+
+    def skip_ends(self, end: str) -> Parsing[None]:
+        """Read the marker behind a call again. Some models write a marker twice."""
+        yield from self.read_whitespace()
+        while end and (yield from self.accept(end)):
+            self.end_call()
+            yield from self.read_whitespace()
 
     def end_call(self) -> None:
         """End the call. Text that was read after its arguments was wrapper and is dropped."""
@@ -323,5 +414,5 @@ def in_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def forget(text: str) -> None:
+def drop_text(text: str) -> None:
     """A sink for wrapper text: drops it."""

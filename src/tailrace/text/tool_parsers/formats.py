@@ -8,62 +8,17 @@ To add a format of a known shape: an entry here, and examples in tests/tool_exam
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
 
-from tailrace.text.tool_parsers.call_parser import CallParser, Parsing
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
 from tailrace.text.tool_parsers.pythonic import Pythonic
+from tailrace.text.tool_parsers.recent_formats import RECENT
 from tailrace.text.tool_parsers.sections import Sectioned
+from tailrace.text.tool_parsers.tag_tree import TagTree
 from tailrace.text.tool_parsers.tagged import InChannels, Tagged
-from tailrace.text.tool_parsers.trees import Gemma, TagTree
+from tailrace.text.tool_parsers.tool_format import ToolFormat, json_format, list_section_markers
+from tailrace.text.tool_parsers.trees import Gemma
 from tailrace.text.tool_parsers.wrapped import JsonCalls, Mistral
 
-Markers = tuple[tuple[str, str | None], ...]
-
-
-class Shape(Protocol):
-    """How calls are read and written."""
-
-    def read(self, parser: CallParser, /) -> Parsing[None]:
-        """Read the calls of a block."""
-        ...
-
-    def grammar(self, writer: GrammarWriter, /) -> CallGrammar:
-        """The grammar of the same calls."""
-        ...
-
-
-class ToolFormat(NamedTuple):
-    """One way to write tool calls.
-
-    shape: its parser and its grammar. markers: (opening, closing or None) of a block of calls. evidence: groups of
-    texts; a model that is known to write all texts of one group uses this format; none: it must be named. models: which
-    write it, for people. bare: an answer that begins with this may be a block without markers. inner: further markers,
-    which a vocabulary may have as special tokens. vllm, sglang: what their parsers of this format are called.
-    """
-
-    shape: Shape
-    markers: Markers
-    evidence: tuple[tuple[str, ...], ...]
-    models: str
-    bare: str = ""
-    inner: tuple[str, ...] = ()
-    vllm: tuple[str, ...] = ()
-    sglang: tuple[str, ...] = ()
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """All markers that the parser must see in the text, even where they are special tokens."""
-        return (*dict.fromkeys(mark for pair in self.markers for mark in pair if mark is not None), *self.inner)
-
-    def parse(self, parser: CallParser) -> Parsing[None]:
-        """Read the calls of a block."""
-        return self.shape.read(parser)
-
-    def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The grammar of the same calls."""
-        return self.shape.grammar(writer)
-
+__all__ = ["ALIASES", "TOOL_FORMATS", "ToolFormat", "iter_peer_names"]
 
 TAGS = ("<tool_call>", "</tool_call>")
 LONGCAT = ("<longcat_tool_call>", "</longcat_tool_call>")
@@ -136,35 +91,26 @@ V3 = Sectioned(
 )
 
 
-def section(shape: Sectioned) -> tuple[Markers, tuple[str, ...]]:
-    """The markers of a section, of which the outer ones may be missing, and the inner ones."""
-    return ((shape.opening, shape.closing), (shape.begin, shape.closing)), (shape.separator, shape.end)
-
-
-def json_format(*pairs: tuple[str, str | None], **how: object) -> tuple[JsonCalls, Markers]:
-    """Objects between these markers."""
-    return JsonCalls(pairs, **how), pairs  # pyright: ignore[reportArgumentType], its fields
-
-
 # In order of recognition: of formats that share a marker the one with more evidence comes first, formats without
 # markers last.
 TOOL_FORMATS: dict[str, ToolFormat] = {
+    **RECENT,
     "qwen3_coder": ToolFormat(
         QWEN,
         (TAGS, ("<function=", TAGS[1])),
         ((TAGS[0], "<function="),),
         "Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5",
-        vllm=("qwen3_coder", "qwen3_xml", "step3p5"),
+        vllm=("qwen3_coder", "qwen3_xml", "step3p5", "step5"),
         sglang=("qwen3_coder", "step3p5", "nanbeige"),
     ),
     "glm4": ToolFormat(
         GLM,
         (TAGS,),
         ((TAGS[0], "<arg_key>"),),
-        "GLM-4.5 to 4.7",
+        "GLM-4.5 to 4.7, Ling 3, Laguna, Spark 2.5",
         inner=ARG_TAGS,
-        vllm=("glm45", "glm47"),
-        sglang=("glm", "glm45", "glm47"),
+        vllm=("glm45", "glm47", "ling3", "poolside_v1"),
+        sglang=("glm", "glm45", "glm47", "ling3", "poolside_v1", "spark25"),
     ),
     "gemma4": ToolFormat(
         Gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
@@ -185,10 +131,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "deepseek_v3": ToolFormat(
         V3,
-        section(V3)[0],
+        list_section_markers(V3)[0],
         ((V3.opening,),),
         "DeepSeek V3, R1, V3.1",
-        inner=section(V3)[1],
+        inner=list_section_markers(V3)[1],
         vllm=("deepseek_v3", "deepseek_v31"),
         sglang=("deepseekv3", "deepseekv31"),
     ),
@@ -228,7 +174,13 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         sglang=("minimax-m3",),
     ),
     "kimi_k2": ToolFormat(
-        K2, section(K2)[0], ((K2.opening,),), "Kimi K2", inner=section(K2)[1], vllm=("kimi_k2",), sglang=("kimi_k2",)
+        K2,
+        list_section_markers(K2)[0],
+        ((K2.opening,),),
+        "Kimi K2",
+        inner=list_section_markers(K2)[1],
+        vllm=("kimi_k2",),
+        sglang=("kimi_k2",),
     ),
     "kimi_k3": ToolFormat(
         InChannels(K3, K3_CONTENT, "<|close|>message<|sep|>"),
@@ -238,6 +190,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         inner=("<|open|>", "<|close|>", "<|sep|>"),
         vllm=("kimi_k3",),
         sglang=("kimi_k3",),
+        optional=False,
     ),
     "seed_oss": ToolFormat(SEED, ((SEED.opening, SEED.closing),), ((SEED.opening,),), "Seed-OSS", vllm=("seed_oss",)),
     "step3": ToolFormat(
@@ -261,9 +214,9 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(
         *json_format(TAGS, listed=False, apart=True, line="\n", between="\n"),
         (TAGS,),
-        "Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4",
-        vllm=("hermes", "qwen3_json", "granite4"),
-        sglang=("hermes", "qwen", "qwen25"),
+        "Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4, Ernie 4.5, Trinity",
+        vllm=("hermes", "qwen3_json", "granite4", "ernie45"),
+        sglang=("hermes", "qwen", "qwen25", "trinity"),
     ),
     "mistral": ToolFormat(
         Mistral(),
@@ -367,10 +320,12 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 }
 
 
-def names_of(format: ToolFormat) -> Iterator[str]:
+def iter_peer_names(format: ToolFormat) -> Iterator[str]:
     """What the peers call the format, as they are known in the field."""
-    yield from (*format.vllm, *format.sglang)
+    yield from (*format.vllm, *format.sglang, *format.also)
 
 
 # other names under which a format can be chosen
-ALIASES = {other: name for name, one in TOOL_FORMATS.items() for other in names_of(one) if other not in TOOL_FORMATS}
+ALIASES = {
+    other: name for name, one in TOOL_FORMATS.items() for other in iter_peer_names(one) if other not in TOOL_FORMATS
+}

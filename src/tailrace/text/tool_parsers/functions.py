@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from tailrace.base.schema_branches import join_branches
 from tailrace.errors import ParameterError
-from tailrace.text.tool_parsers.resolve import all_with_null
-from tailrace.text.tool_parsers.schemas import check_form
+from tailrace.text.tool_parsers.dialects import standard_schema
+from tailrace.text.tool_parsers.resolve import JOINED, named_kinds
+from tailrace.text.tool_parsers.schemas import check_depth, check_form
 
 NAME = re.compile(r"[\w.:/@$-]+", re.ASCII)  # what every parser reads as one word
 MAX_NAME = 256  # characters; OpenAI takes 64
@@ -20,26 +22,36 @@ OPEN = frozenset(
 
 class Function(NamedTuple):
     """One function. parameters: the JSON schema of its arguments object. strict: the arguments must always fit the
-    schema."""
+    schema. loose: calls may have any arguments, and the schema is not enforced."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+    loose: bool = False
 
 
-def functions_of(tools: list[dict[str, Any]] | None) -> list[Function]:
+def functions_of(
+    tools: list[dict[str, Any]] | None, names: Collection[str] | None = None, forced: bool = True
+) -> list[Function]:
     """The functions of tools that passed `check_tools`.
 
+    Args:
+        names: of the functions that are wanted; None is all. forced: all are enforced, else strict functions only.
+
     Raises:
-        ParameterError: a schema can't be served; the message names tools[i].
+        ParameterError: a schema can't be enforced; the message names tools[i].
     """
     found: list[Function] = []
     for i, tool in enumerate(tools or ()):
         nested = "function" in tool
         function = tool["function"] if nested else tool
-        place = f"tools[{i}]{'.function' if nested else ''}.parameters"
+        if names is not None and function["name"] not in names:
+            continue
+        place = f"tools[{i}]{'.function' if nested else ''}.parameters ({function['name']})"
         strict = function.get("strict", tool.get("strict")) is True
-        found.append(Function(function["name"], closed(function.get("parameters"), place), strict))
+        enforced, given = forced or strict, function.get("parameters")
+        parameters = close_schema(given, place) if enforced else given or {}
+        found.append(Function(function["name"], parameters, strict, loose=not enforced))
     return found
 
 
@@ -54,30 +66,30 @@ def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
     for i, tool in enumerate(tools or ()):
         place = f"tools[{i}]"
         if tool.get("type", "function") != "function" or (nested and "type" not in tool and "function" not in tool):
-            raise wrong(f"{place}.type", '"function"', tool.get("type"))
+            raise make_value_error(f"{place}.type", '"function"', tool.get("type"))
         function = tool.get("function") if nested else tool
         place += ".function" if nested else ""
         if not isinstance(function, dict):
-            raise wrong(place, "an object", function)
+            raise make_value_error(place, "an object", function)
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or len(name) > MAX_NAME or not NAME.fullmatch(name):
-            raise wrong(f"{place}.name", f"1 to {MAX_NAME} letters, digits or _ . : / @ $ -", name)
+            raise make_value_error(f"{place}.name", f"1 to {MAX_NAME} letters, digits or _ . : / @ $ -", name)
         if name in names:
             raise ParameterError(f"{place}.name: there is a function {name!r:.100} already", f"{place}.name")
         names.add(name)
         if parameters is not None and not isinstance(parameters, dict):
-            raise wrong(f"{place}.parameters", "a JSON schema of an object", parameters)
+            raise make_value_error(f"{place}.parameters", "a JSON schema of an object", parameters)
         for key, kind in (("description", str), ("strict", bool)):
             if not isinstance(function.get(key), kind | None):
-                raise wrong(f"{place}.{key}", "a string" if kind is str else "true or false", function[key])
+                raise make_value_error(f"{place}.{key}", "a string" if kind is str else "true or false", function[key])
 
 
-def wrong(place: str, wanted: str, got: Any) -> ParameterError:
+def make_value_error(place: str, wanted: str, got: Any) -> ParameterError:
     """The error for a wrong value at a place."""
     return ParameterError(f"{place} must be {wanted}, got {got!r:.100}", place)
 
 
-def closed(schema: Any, field: str) -> dict[str, Any]:
+def close_schema(schema: Any, field: str) -> dict[str, Any]:
     """The schema of arguments that is enforced: an object without undeclared properties, unless the schema allows some.
 
     Raises:
@@ -85,20 +97,29 @@ def closed(schema: Any, field: str) -> dict[str, Any]:
     """
     if schema is None:
         schema = {}
-    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise ParameterError(f'{field} must be a JSON schema of type "object", got {schema!r:.100}', "tools")
+    if not isinstance(schema, dict):
+        raise no_object(schema, field)
+    check_depth(schema, field, "tools")
+    schema = {key: one for key, one in standard_schema(schema).items() if one is not None or key not in JOINED}
+    if "object" not in (named_kinds(schema) or ("object",)):
+        raise no_object(schema, field)
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not isinstance(schema.get("required", []), list):
         raise ParameterError(f"{field}: properties must be an object, and required a list", "tools")
     check_form(schema, field)
-    schema = all_with_null(schema)
-    properties = schema.get("properties", {})
-    whole = {"type": "object"} | schema | {"properties": properties}
+    whole = {"type": "object"}  # never null, also if the schema allows that
+    schema = whole | join_branches(schema) | whole
     if OPEN & schema.keys():
-        return whole
+        return schema
+    properties = schema.get("properties", {})
     more = schema.get("additionalProperties", True)
     undeclared = [name for name in schema.get("required", []) if name not in properties]
     if undeclared and more is False:
         raise ParameterError(f"{field}: {undeclared[0]!r:.100} is required, and not among the properties", "tools")
     declared = properties | {name: {} if more is True else more for name in undeclared}
-    return {"additionalProperties": False} | whole | {"properties": declared}
+    return {"additionalProperties": False} | schema | {"properties": declared}
+
+
+def no_object(schema: Any, field: str) -> ParameterError:
+    """The error for arguments that are no object."""
+    return ParameterError(f'{field} must be a JSON schema of type "object", got {schema!r:.100}', "tools")

@@ -38,12 +38,12 @@ def optional_grammar(format: ToolFormat, writer: GrammarWriter, content: Mapping
                 "tools: this model's calls can't be told apart from JSON, so calls and a JSON answer can't be combined",
                 "tools",
             )
-        writer.rule("start", f"{writer.mark(written.opening)} {written.rest} | {writer.json(content)}")
+        writer.rule("start", f"{writer.mark(written.opening)} {written.rest} | {writer.write_json(content)}")
         return writer.source()
     openings = tuple(opening for opening, _ in format.markers)
     text = writer.rule("SAID", text_without(*openings))
     if not written.opening:
-        text = writer.rule("OTHER", f"{text} & ~/{written.alike}/")
+        text = writer.rule("OTHER", f"{text} & ~/({written.alike})/")
         writer.rule("start", f"{text} | {written.rest}")
     elif (halves := writer.head_of(written.opening))[1]:
         head, token = halves

@@ -13,7 +13,7 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tailrace.json_schema import subschemas
+from tailrace.base.json_schema import iter_subschemas
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.schemas import check_characters, check_counts
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
 ANY = "(?s:.*)"
+BLANK = r"[\s\x1c-\x1f]*"  # what parsers read as white space
 # no \u and no \/, as in grammar/llguidance.py: with them a name could be spelled in a way that the schema forbids
+ANY_OBJECT = {"type": "object"}
 ESCAPES = 'nrbtf\\"'
 
 
@@ -50,67 +52,81 @@ class GrammarWriter:
     def __init__(
         self, functions: Sequence[Function], tokenizer: Tokenizer, many: bool = True, whitespace: int = 8
     ) -> None:
-        self.functions, self.tokenizer, self.many = functions, tokenizer, many
+        self.functions, self.tokenizer, self.many = list(functions), tokenizer, many
         for function in functions:
+            if function.loose:
+                continue
             check_counts(function.parameters, f"tools: {function.name}")
         # llguidance's own keys; this pattern is tried once at each place where JSON may have white space
         blanks: dict[str, Any] = (
             {"whitespace_pattern": rf"[ \n\r\t]{{1,{whitespace}}}"} if whitespace else {"whitespace_flexible": False}
         )
         self._options = blanks | {"json_allowed_escapes": ESCAPES}
-        self._places = {function.name: place for place, function in enumerate(functions)}
         self._lines: dict[str, str] = {}
+        self._fields: dict[str, str] = {}  # terminal → what it is for
 
     def rule(self, name: str, body: str) -> str:
         """Define a rule (or, in capitals, a terminal); return its name."""
         self._lines[name] = body
         return name
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """JSON that fits the schema."""
+    def label(self, name: str, field: str) -> None:
+        """Say which field a terminal is for. If no text fits the terminal, the error names the field."""
+        self._fields[name] = field
+
+    def write_json(self, schema: Mapping[str, Any], field: str = "") -> str:
+        """JSON that fits the schema. field: what an error about the schema names."""
         check_characters(schema)
-        return f"%json {json.dumps({**without_options(schema), 'x-guidance': self._options})}"
+        options = self._options | ({"field": field} if field else {})
+        return f"%json {json.dumps({**without_options(schema), 'x-guidance': options})}"
 
     def arguments(self, function: Function) -> str:
         """The object of a function's arguments, as a rule."""
-        return self.rule(f"args_{self.place(function)}", self.json(function.parameters))
+        schema = ANY_OBJECT if function.loose else function.parameters
+        return self.rule(f"args_{self.place(function)}", self.write_json(schema, function.name))
 
     def place(self, function: Function) -> int:
         """The function's number, for names of rules."""
-        return self._places[function.name]
+        return next(place for place, one in enumerate(self.functions) if one is function)
 
     def mark(self, marker: str) -> str:
         """A marker as text, except for what of it is a token of its own."""
         parts = [part for part in added_tokens(self.tokenizer).split(marker) if part]
-        ids = [self.token(part) if added_tokens(self.tokenizer).fullmatch(part) else None for part in parts]
-        return " ".join(quoted(part) if id is None else f"<[{id}]>" for part, id in zip(parts, ids, strict=True))
+        ids = [self.find_marker_id(part) if added_tokens(self.tokenizer).fullmatch(part) else None for part in parts]
+        return " ".join(quote_literal(part) if id is None else f"<[{id}]>" for part, id in zip(parts, ids, strict=True))
 
     def head_of(self, marker: str) -> tuple[str, str]:
         """A marker as the text before its first token, and the grammar of the rest."""
         text = added_tokens(self.tokenizer).split(marker)[0]
         return text, self.mark(marker[len(text) :])
 
-    def token(self, marker: str) -> int | None:
+    def plain_tokens(self, *texts: str) -> list[str]:
+        """The tokens of their own in these texts that are not special. A matcher reads such a token as text, too."""
+        found = dict.fromkeys(part for text in texts for part in added_tokens(self.tokenizer).findall(text))
+        return [part for part in found if self.find_marker_id(part) not in self.tokenizer.special_ids]
+
+    def find_marker_id(self, marker: str) -> int | None:
         """The id of a marker that is one token, else None."""
         return self.tokenizer.backend.token_to_id(marker)
 
     def model_writes(self, marker: str) -> bool:
         """True if the model is known to write the marker."""
-        return self.token(marker) is not None or self.tokenizer.writes(marker)
+        return self.find_marker_id(marker) is not None or self.tokenizer.may_write_marker(marker)
 
-    def calls(self, form: Callable[[Function], str], separator: str) -> str:
+    def write_calls(self, form: Callable[[Function], str], separator: str) -> str:
         """A call of one of the functions, each written by `form`; if many are allowed, several with `separator` between
         them."""
         one = self.rule("call", " | ".join(form(function) for function in self.functions))
-        return self.repeated(one, separator)
+        return self.repeat_item(one, separator)
 
-    def repeated(self, one: str, separator: str) -> str:
+    def repeat_item(self, one: str, separator: str) -> str:
         """One item; if many are allowed, one or more."""
         return f"{one} ({separator} {one})*" if self.many else one
 
     def source(self) -> str:
         """The text of the grammar."""
-        return "\n".join(f"{name}: {body}" for name, body in self._lines.items())
+        labels = (f"// {name}: {json.dumps(field)}" for name, field in self._fields.items())
+        return "\n".join([*(f"{name}: {body}" for name, body in self._lines.items()), *labels])
 
 
 @lru_cache(maxsize=16)
@@ -123,33 +139,33 @@ def added_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
 def without_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the schema without llguidance's own options."""
     whole = deepcopy(dict(schema))
-    for _, node in subschemas(whole):
+    for _, node in iter_subschemas(whole):
         node.pop("x-guidance", None)
     return whole
 
 
-def quoted(text: str) -> str:
+def quote_literal(text: str) -> str:
     """The text as a literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def escaped(text: str) -> str:
+def escape_pattern(text: str) -> str:
     """A pattern that matches this text only, for use between slashes."""
     return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
 
 
 def text_without(*texts: str) -> str:
     """A terminal: any text that contains none of these."""
-    return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escaped, texts))}){ANY}/" if texts else f"/{ANY}/"
+    return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escape_pattern, texts))}){ANY}/" if texts else f"/{ANY}/"
 
 
 def text_ending(end: str, others: tuple[str, ...]) -> str:
     """A terminal: any text that ends with `end`, and contains none of the others. Text and its end must be one
     terminal, because a matcher takes the longest match."""
-    return f"/{ANY}{escaped(end)}/ & ~/{ANY}({'|'.join(map(escaped, others))}){ANY}/"
+    return f"/{ANY}{escape_pattern(end)}/ & ~/{ANY}({'|'.join(map(escape_pattern, others))}){ANY}/"
 
 
 def text_up_to(end: str, *others: str) -> str:
     """A terminal: any text that ends with `end`, with none of the texts (nor `end`) before that. Text and its end must
     be one terminal, because a matcher takes the longest match."""
-    return f"/{ANY}{escaped(end)}/ & ~/{ANY}({'|'.join(map(escaped, (end, *others)))})(?s:.+)/"
+    return f"/{ANY}{escape_pattern(end)}/ & ~/{ANY}({'|'.join(map(escape_pattern, (end, *others)))})(?s:.+)/"

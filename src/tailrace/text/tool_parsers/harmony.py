@@ -10,7 +10,13 @@ from tailrace.text.reasoning import HARMONY_MARKS
 from tailrace.text.tool_parsers import ToolFormat
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted, text_up_to, text_without
+from tailrace.text.tool_parsers.grammar_writer import (
+    CallGrammar,
+    GrammarWriter,
+    quote_literal,
+    text_up_to,
+    text_without,
+)
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
 
@@ -31,13 +37,13 @@ def harmony_calls(writer: GrammarWriter) -> CallGrammar:
     writes it, or before it, where the template does."""
     channel, constrain, message = (writer.mark(mark) for mark in (CHANNEL, CONSTRAIN, MESSAGE))
 
-    def call(function: Function) -> str:
+    def write_harmony_call(function: Function) -> str:
         arguments = writer.arguments(function)
-        behind = f'{channel} {quoted(f"commentary to=functions.{function.name} ")} {constrain}? "json"'
-        before = f'{quoted(f" to=functions.{function.name}")} {channel} "commentary " {constrain}? "json"'
+        behind = f'{channel} {quote_literal(f"commentary to=functions.{function.name} ")} {constrain}? "json"'
+        before = f'{quote_literal(f" to=functions.{function.name}")} {channel} "commentary " {constrain}? "json"'
         return f"({behind} | {before}) {message} {arguments}"
 
-    return CallGrammar("", writer.rule("call", " | ".join(map(call, writer.functions))))
+    return CallGrammar("", writer.rule("call", " | ".join(map(write_harmony_call, writer.functions))))
 
 
 def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any] | None = None) -> str:
@@ -50,7 +56,7 @@ def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any
         ParameterError: a schema that no grammar can express.
     """
     channel, message, start = (writer.mark(mark) for mark in (CHANNEL, MESSAGE, START))
-    if writer.token(END) is None:
+    if writer.find_marker_id(END) is None:
         writer.rule("BODY", text_up_to(END, *(mark for mark in HARMONY_MARKS if mark != END)))
         body = "BODY"
     else:
@@ -59,7 +65,7 @@ def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any
     before = [f'({channel} "{name}" {message} {again})?' for name in ("analysis", "commentary")]
     last = harmony_calls(writer).rest
     if not must:
-        said = writer.rule("SAID", text_without(*HARMONY_MARKS)) if content is None else writer.json(content)
+        said = writer.rule("SAID", text_without(*HARMONY_MARKS)) if content is None else writer.write_json(content)
         last = f'({last} | {channel} "final" {message} {said})'
     writer.rule("start", " ".join([*before, last]))
     return writer.source()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 import warnings
 
 from tailrace.text.tool_parsers.call_parser import NotACallError, in_json
+from tailrace.text.utf8 import without_halves
 
 NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without the sign
 LINE = re.compile(rb"\r\n|\r|\n")
-SURROGATE = re.compile(r"[\ud800-\udfff]")
+NOT_FINITE = ("nan", "infinity", "inf", "undefined")  # JSON has none of these; null is what JavaScript writes
 ERRORS = (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 
@@ -26,7 +26,7 @@ def syntax_of(text: str) -> tuple[ast.expr, list[bytes]]:
         return ast.parse(text, mode="eval").body, LINE.split(text.encode())
 
 
-def literal(text: str) -> str | None:
+def convert_literal(text: str) -> str | None:
     """A Python literal as JSON; None if the text is none, or one that JSON does not know."""
     try:
         return in_json_of(*syntax_of(text))
@@ -42,7 +42,7 @@ def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
     """
     match node:
         case ast.Constant(value=str(text)):
-            return in_json(text) if not SURROGATE.search(text) else json.dumps(text)
+            return in_json(without_halves(text))
         case ast.Constant(value=bool() | None):
             return in_json(node.value)
         case ast.Constant(value=int() | float() as number):
@@ -57,6 +57,10 @@ def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
             return ("-" if isinstance(node.op, ast.USub) else "") + in_json_of(node.operand, lines)
         case ast.Name(id="true" | "false" | "null"):
             return node.id
+        case ast.Name(id=name) | ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Name(id=name)) if (
+            name.lower() in NOT_FINITE
+        ):
+            return "null"
         case ast.List() | ast.Tuple():
             return f"[{','.join(in_json_of(one, lines) for one in node.elts)}]"
         case ast.Dict():

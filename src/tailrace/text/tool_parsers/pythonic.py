@@ -1,22 +1,36 @@
-"""Calls as a Python list: [f(a=1), g(b="x")]. Parsed as literals, never run. Sent when the list is complete."""
+"""Calls as a Python list: [f(a=1), g(b="x")]. Values are parsed as literals, never run. Sent when the list is
+complete."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from keyword import iskeyword
 from typing import NamedTuple
 
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
+from tailrace.text.tool_parsers.grammar_writer import (
+    ANY,
+    BLANK,
+    CallGrammar,
+    GrammarWriter,
+    escape_pattern,
+    quote_literal,
+)
+from tailrace.text.tool_parsers.parameter_list import ParameterList, not_expressible, parameter_lists
 from tailrace.text.tool_parsers.python_values import ERRORS, in_json_of, syntax_of
-from tailrace.text.tool_parsers.tree_grammar import separated
-from tailrace.text.tool_parsers.unquoted import not_expressible, parameters
-from tailrace.text.tool_parsers.values import PYTHON, nested
+from tailrace.text.tool_parsers.tree_grammar import join_optional_parts
+from tailrace.text.tool_parsers.values import BRACKETS, read_brackets
 
-NAME = re.compile(r"[A-Za-z_][\w.]*")
+NAME = re.compile(r"[\w.:/@$-]+")
+HEAD = re.compile(r"\s*(?P<name>[\w.:/@$-]+)\s*\(")
+KEY = r"[^\s=,()\[\]{}'\"#\\]+"  # of an argument; Python's own words as well
+KEYWORD = re.compile(rf"\s*(?P<name>{KEY})\s*=(?!=)\s*")
+CLOSED = re.compile(r"\s*\)")
+AFTER_VALUE = re.compile(r"\s*(?:,|(?=\)))")
+AFTER_CALL = re.compile(r"\s*(?:,\s*|\Z|(?=[\w.:/@$-]))")
+STRINGS = (rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'"))
+PIECE = re.compile(rf"{'|'.join(STRINGS)}|#[^\n]*|[^\[\](){{}}'\",#]+|[\[\](){{}},]", re.DOTALL)
 
 
 class Pythonic(NamedTuple):
@@ -30,14 +44,14 @@ class Pythonic(NamedTuple):
         """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
         content."""
         calls: list[tuple[str, dict[str, str]]] = []
-        yield from parser.whitespace()
-        if self.listed or (yield from parser.comes("[")):
+        yield from parser.read_whitespace()
+        if self.listed or (yield from parser.is_next("[")):
             yield from parser.expect("[")
-            calls = calls_of("[" + (yield from self.call(parser, "]")))
+            calls = calls_of((yield from self.call(parser, "]")).removesuffix("]"))
         else:
-            while not (yield from parser.close()):
-                calls += calls_of(f"[{yield from self.call(parser, '')}]")
-                yield from parser.whitespace()
+            while not (yield from self.closed(parser, bool(calls))):
+                calls += calls_of((yield from self.call(parser, "")))
+                yield from parser.read_whitespace()
                 yield from parser.accept(",")
         for name, _ in calls:
             parser.require_declared(name)
@@ -47,16 +61,20 @@ class Pythonic(NamedTuple):
             parser.add_call(name, arguments.items())
         yield from parser.close()
 
+    def closed(self, parser: CallParser, called: bool) -> Parsing[bool]:
+        """Read the closing marker, which may be missing behind calls."""
+        return (yield from parser.close()) or (called and (yield from parser.comes_one(parser.ends)))
+
     def call(self, parser: CallParser, closing: str) -> Parsing[str]:
         """The text of a call; up to the closing bracket if there is one."""
-        yield from parser.whitespace()
-        name = yield from parser.word()
-        yield from parser.whitespace()
+        yield from parser.read_whitespace()
+        name = yield from parser.read_name()
+        yield from parser.read_whitespace()
         if not NAME.fullmatch(name) or (yield from parser.peek()) != "(":
             raise NotACallError(name)
         parser.require_declared(name)
         parts = [name]
-        yield from nested(parser, parts.append, PYTHON, closing)
+        yield from read_brackets(parser, parts.append, closing)
         return "".join(parts)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
@@ -64,72 +82,123 @@ class Pythonic(NamedTuple):
         if not self.pairs:
             # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the
             # longest match.
-            first = writer.rule("first", " | ".join(form(writer, function, "[") for function in writer.functions))
-            more = f'(", " {one_of(writer)})*' if writer.many else ""
-            return CallGrammar("", f'{first} {more} "]"', r"\s*\[\s*[A-Za-z_][\w.]*\s*\((?s:.*)")
+            first = writer.rule(
+                "first", " | ".join(write_python_call(writer, function, "[") for function in writer.functions)
+            )
+            more = f'(", " {write_any_call(writer)})*' if writer.many else ""
+            names = "|".join(escape_pattern(function.name) for function in writer.functions)
+            return CallGrammar(
+                "", f'{first} {more} "]"', rf"\s*\[\s*[\w.:\/@$\-]+\s*\({ANY}|{ANY}\[{BLANK}({names}){BLANK}\({ANY}"
+            )
         known = [pair for pair in self.pairs if writer.model_writes(pair[0])]
         opening, closing = (known or self.pairs)[0]
-        calls = writer.repeated(one_of(writer), '", "' if self.listed else r'"\n"')
+        calls = writer.repeat_item(write_any_call(writer), '", "' if self.listed else r'"\n"')
         body = f'"[" {calls} "]"' if self.listed else calls
         return CallGrammar(opening, f"{body} {writer.mark(closing) if closing else ''}")
 
 
-def one_of(writer: GrammarWriter) -> str:
+def write_any_call(writer: GrammarWriter) -> str:
     """A call of one of the functions."""
-    return writer.rule("call", " | ".join(form(writer, function) for function in writer.functions))
+    return writer.rule("call", " | ".join(write_python_call(writer, function) for function in writer.functions))
 
 
-def form(writer: GrammarWriter, function: Function, before: str = "") -> str:
+def write_python_call(writer: GrammarWriter, function: Function, before: str = "") -> str:
     """One call, with text before it."""
-    if not is_python_name(function.name, dotted=True):
-        raise not_expressible(function.name, "a name that is none in Python,")
-    return f'"{before}{function.name}(" {keywords(writer, function)} ")"'
+    return f'"{before}{function.name}(" {write_keywords(writer, function)} ")"'
 
 
 def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Names and arguments, the arguments in JSON.
+    """Names and arguments, the arguments in JSON. A name need not be one in Python.
 
     Raises:
-        NotACallError: the text is not a list of calls with keywords and literals that JSON knows.
+        NotACallError: the text is not calls with keywords and literals that JSON knows.
     """
+    found: list[tuple[str, dict[str, str]]] = []
+    at = 0
+    while at < len(text):
+        if (head := HEAD.match(text, at)) is None:
+            raise NotACallError("a call")
+        arguments, at = arguments_at(text, head.end())
+        found.append((head["name"], arguments))
+        at = matched(AFTER_CALL, text, at).end()
+    return found
+
+
+def arguments_at(text: str, at: int) -> tuple[dict[str, str], int]:
+    """The arguments that begin behind a call's bracket, and where the call ends."""
+    found: dict[str, str] = {}
+    while (end := CLOSED.match(text, at)) is None:
+        key = matched(KEYWORD, text, at)
+        value = value_at(text, key.end())
+        found[key["name"]] = literal_of(value)
+        at = matched(AFTER_VALUE, text, key.end() + len(value)).end()
+    return found, end.end()
+
+
+def value_at(text: str, begin: int) -> str:
+    """The text of a value, up to a comma or a bracket that it does not open."""
+    at, depth = begin, 0
+    while depth or text[at : at + 1] not in (",", ")", ""):
+        found = matched(PIECE, text, at)
+        depth += (found[0] in BRACKETS) - (found[0] in BRACKETS.values())
+        at = found.end()
+    return text[begin:at]
+
+
+def literal_of(text: str) -> str:
+    """A literal as JSON. It may have several lines."""
+    if not text.strip():
+        raise NotACallError("a value")
     try:
-        tree, lines = syntax_of(text)
-        return [call_of(node, lines) for node in tree.elts] if isinstance(tree, ast.List) else []
+        return in_json_of(*syntax_of(f"({text.strip()}\n)"))
     except ERRORS as error:
         raise NotACallError(str(error)) from None
 
 
-def call_of(node: ast.expr, lines: list[bytes]) -> tuple[str, dict[str, str]]:
-    """The name and arguments of one call."""
-    if not isinstance(node, ast.Call) or node.args or not NAME.fullmatch(name := ast.unparse(node.func)):
-        raise NotACallError("a call with keywords only")
-    arguments: dict[str, str] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise NotACallError("**")
-        arguments[keyword.arg] = in_json_of(keyword.value, lines)
-    return name, arguments
+def matched(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
+    """The match at a place.
+
+    Raises:
+        NotACallError: there is none.
+    """
+    if (found := pattern.match(text, at)) is None:
+        raise NotACallError(pattern.pattern)
+    return found
 
 
 # ---- the grammar
 
 
-def keywords(writer: GrammarWriter, function: Function) -> str:
+def write_keywords(writer: GrammarWriter, function: Function) -> str:
     """name=value pairs, with a comma before each but the first one written."""
-    parts = [(f"{quoted(f'{name}=')} {value}", required) for name, value, required in values(writer, function)]
-    return separated(writer, parts, str(writer.place(function)), '", "')
+    if function.loose:
+        pair = f'{writer.rule("ANY_NAME", "/[A-Za-z_][A-Za-z0-9_]*/")} "=" {any_literal(writer)}'
+        return f'({pair} (", " {pair})*)?'
+    place, lists = str(writer.place(function)), list[str]()
+    for i, one in enumerate(parameter_lists(function)):
+        parts = [
+            (f"{quote_literal(f'{name}=')} {value}", required)
+            for name, value, required in write_values(writer, function, one)
+        ]
+        lists.append(join_optional_parts(writer, parts, f"{place}_{i}" if i else place, '", "'))
+    return f"({' | '.join(lists)})"
 
 
-def values(writer: GrammarWriter, function: Function) -> Iterator[tuple[str, str, bool]]:
+def any_literal(writer: GrammarWriter) -> str:
+    """The rule of any literal that JSON knows too."""
+    text = writer.rule("ANY_TEXT", r"""/"([^"\\\n\r]|\\[nrtbf"'\\])*"/ | /'([^'\\\n\r]|\\[nrtbf"'\\])*'/""")
+    number = writer.rule("ANY_NUMBER", r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/")
+    words = " | ".join(map(quote_literal, ("True", "False", "None", "true", "false", "null")))
+    one = writer.rule("any_literal", f"{text} | {number} | {words} | any_list | any_dict")
+    writer.rule("any_list", f'"[" ({one} ("," " "? {one})*)? "]"')
+    writer.rule("any_dict", f'"{{" ({text} ":" " "? {one} ("," " "? {text} ":" " "? {one})*)? "}}"')
+    return one
+
+
+def write_values(writer: GrammarWriter, function: Function, given: ParameterList) -> Iterator[tuple[str, str, bool]]:
     """Each parameter's name, the grammar of its value, and whether it is required."""
-    for name, schema, required in parameters(function):
-        if not is_python_name(name):
+    for name, schema, required in given.fields:
+        if not re.fullmatch(KEY, name):
             raise not_expressible(function.name, f"the name {name!r:.100}")
         plain = schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}
-        yield name, '("True" | "False")' if plain else writer.json(schema), required
-
-
-def is_python_name(name: str, dotted: bool = False) -> bool:
-    """True if Python reads the text as a name."""
-    parts = name.split(".") if dotted else [name]
-    return name.isascii() and all(part.isidentifier() and not iskeyword(part) for part in parts)
+        yield name, '("True" | "False")' if plain else writer.write_json(schema, f"{function.name}.{name}"), required

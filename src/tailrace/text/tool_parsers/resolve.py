@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tailrace.json_schema import pointed, subschemas
+from tailrace.base.json_schema import NOTES, as_list, resolve_pointer
+from tailrace.base.schema_conflicts import is_equal, kinds_of_value
+from tailrace.text.tool_parsers.dialects import plain_type, with_null
 
 MAX_STEPS = 256  # references and alternatives that are followed for one value; a schema may refer to itself
-NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly"})
-SHARED = ("$defs", "definitions")
-VALUES = ("enum", "const", "default", "examples")  # hold values, not schemas
+JOINED = ("properties", "required")
+# keywords that mean something together
+TIED = (("items", "prefixItems", "additionalItems"), ("contains", "minContains", "maxContains"), ("if", "then", "else"))
 KINDS = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array"), (dict, "object"))
 
 
@@ -28,34 +30,34 @@ class Declared(NamedTuple):
         return self.schema if self.root is None else self.root
 
     def plain(self) -> Any:
-        """The schema without $ref and allOf at its top and at the top of its alternatives; see `simplified`."""
-        return simplified(self.schema, self.document)
+        """The schema without $ref and allOf at its top and at the top of its alternatives; see `simplify_schema`."""
+        return simplify_schema(self.schema, self.document)
 
-    def kinds(self) -> set[str]:
+    def get_kinds(self) -> set[str]:
         """The types that a value may have; empty if any."""
         return kinds_of(self.plain())
 
-    def values(self) -> list[Any] | None:
+    def get_values(self) -> list[Any] | None:
         """The values of enum and const, also in alternatives; None if other values may fit."""
-        return listed(self.plain())
+        return list_schema_values(self.plain())
 
-    def property(self, name: str) -> Declared:
+    def get_property(self, name: str) -> Declared:
         """A property of an object, in any of the alternatives."""
-        for choice in choices(self.plain()):
+        for choice in iter_choices(self.plain()):
             properties = choice.get("properties")
             if isinstance(properties, Mapping) and name in properties:
                 return Declared(properties[name], self.document)
-        more = [choice.get("additionalProperties") for choice in choices(self.plain())]
+        more = [choice.get("additionalProperties") for choice in iter_choices(self.plain())]
         return Declared(next((one for one in more if isinstance(one, Mapping)), {}), self.document)
 
     def names(self) -> list[str]:
         """The names of an object's declared properties."""
-        found = (choice.get("properties") for choice in choices(self.plain()))
+        found = (choice.get("properties") for choice in iter_choices(self.plain()))
         return list(dict.fromkeys(name for one in found if isinstance(one, Mapping) for name in one))
 
     def items(self) -> Declared:
         """The items of a list, in any of the alternatives."""
-        found = (choice.get("items") for choice in choices(self.plain()))
+        found = (choice.get("items") for choice in iter_choices(self.plain()))
         return Declared(next((one for one in found if isinstance(one, Mapping)), {}), self.document)
 
 
@@ -76,7 +78,7 @@ class Steps:
         return there
 
 
-def simplified(schema: Any, root: Any, steps: Steps | None = None) -> Any:
+def simplify_schema(schema: Any, root: Any, steps: Steps | None = None) -> Any:
     """The same schema, with its $ref and allOf put in their places as far as keywords don't collide, the same in each
     of its alternatives, and `nullable` as a type. Nested values keep their references, and so does what comes behind
     MAX_STEPS. steps: those that are left."""
@@ -85,21 +87,21 @@ def simplified(schema: Any, root: Any, steps: Steps | None = None) -> Any:
     steps = Steps() if steps is None else steps
     parts, rest = [], dict(schema)
     if isinstance(ref := rest.get("$ref"), str) and ref.startswith("#") and steps.take(1):
-        target = root if ref == "#" else pointed(root, ref)
+        target = root if ref == "#" else resolve_pointer(root, ref)
         if isinstance(target, Mapping | bool):
             parts.append(target)
             del rest["$ref"]
     if isinstance(given := rest.get("allOf"), list) and steps.take(len(given)):
         parts += rest.pop("allOf")
     if parts:
-        return together([simplified(part, root, steps) for part in [*parts, rest]])
+        return combine_schemas([simplify_schema(part, root, steps) for part in [*parts, rest]])
     for key in ("anyOf", "oneOf"):
         if isinstance(given := rest.get(key), list) and steps.take(len(given)):
-            rest[key] = [simplified(choice, root, steps) for choice in given]
-    return with_null(flat(rest))
+            rest[key] = [simplify_schema(choice, root, steps) for choice in given]
+    return with_null(flatten_alternatives(rest))
 
 
-def flat(schema: dict[str, Any]) -> dict[str, Any]:
+def flatten_alternatives(schema: dict[str, Any]) -> dict[str, Any]:
     """An alternative that is itself nothing but alternatives becomes several; a single one takes their place."""
     if not isinstance(given := schema.get("anyOf"), list):
         return schema
@@ -116,12 +118,7 @@ def flat(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"anyOf": found}
 
 
-def only_alternatives(schema: Any) -> bool:
-    """True if the schema says nothing but anyOf."""
-    return isinstance(schema, Mapping) and not schema.keys() - NOTES - {"anyOf"}
-
-
-def together(parts: list[Any]) -> Any:
+def combine_schemas(parts: list[Any]) -> Any:
     """One schema of several that must all fit; those that collide stay in an allOf."""
     if any(part is False for part in parts):
         return False
@@ -131,7 +128,10 @@ def together(parts: list[Any]) -> Any:
         if not isinstance(part, Mapping):
             continue
         own = {key: value for key, value in part.items() if key not in NOTES}
-        if all(key not in whole or whole[key] == value for key, value in own.items()):
+        if are_independent(whole, own):
+            joint = joint_keywords(whole, own)
+            own, whole = own | joint, whole | joint
+        if are_independent(whole, own) and all(whole.get(key, value) == value for key, value in own.items()):
             whole |= own
         else:
             rest.append(part)
@@ -139,36 +139,45 @@ def together(parts: list[Any]) -> Any:
     return whole | ({"allOf": rest} if rest else {})
 
 
-def with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """`nullable` of OpenAPI as a type of JSON Schema."""
-    if schema.get("nullable") is not True:
+def are_independent(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if no keyword of one schema changes what another keyword of the other schema means."""
+    for tied in TIED:
+        mine, theirs = ([schema.get(key) for key in tied] for schema in (one, other))
+        if any(mine) and any(theirs) and mine != theirs:
+            return False
+    names = [set(schema.get("properties") or ()) for schema in (one, other)]
+    free = [schema.get("additionalProperties", True) in (True, {}) for schema in (one, other)]
+    return (free[0] or names[1] <= names[0]) and (free[1] or names[0] <= names[1])
+
+
+def joint_keywords(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The types, properties and required names of two schemas of one value."""
+    found: dict[str, Any] = {}
+    mine, theirs = one.get("properties"), other.get("properties")
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        both = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+        found["properties"] = {**mine, **theirs, **{name: {"allOf": [mine[name], theirs[name]]} for name in both}}
+    if isinstance(mine := one.get("required"), list) and isinstance(theirs := other.get("required"), list):
+        found["required"] = list(dict.fromkeys([*mine, *theirs]))
+    if one.get("type") != other.get("type") and (kinds := shared_kinds(named_kinds(one), named_kinds(other))):
+        found["type"] = sorted(kinds) if len(kinds) > 1 else kinds.pop()
+    return found
+
+
+def with_listed_types(schema: Any) -> Any:
+    """The schema of an enum or a const with those values that fit its types, and the types of these values only. False
+    if no value does. Any other schema as it is."""
+    if not isinstance(schema, Mapping) or (values := own_values(schema)) is None:
         return schema
-    schema = {key: value for key, value in schema.items() if key != "nullable"}
-    named = schema.get("type")
-    if isinstance(named, str) or (isinstance(named, list) and "null" not in named):
-        schema["type"] = [*([named] if isinstance(named, str) else named), "null"]
-    if isinstance(values := schema.get("enum"), list) and None not in values:
-        schema["enum"] = [*values, None]
-    for key in ("anyOf", "oneOf"):
-        if isinstance(given := schema.get(key), list) and "type" not in schema:
-            schema[key] = [*given, {"type": "null"}]
-    return schema
+    kinds = named_kinds(schema)
+    kept = [value for value in values if not kinds or kinds & kinds_of_value(value)]
+    if "const" in schema and isinstance(others := schema.get("enum"), list):
+        kept = [value for value in kept if any(is_equal(value, one) for one in others)]
+    found = {key: value for key, value in schema.items() if key != "const"}
+    return bool(kept) and found | {"enum": kept, "type": sorted({json_type_of(value) for value in kept})}
 
 
-def all_with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with every `nullable` as a type. The schema itself if it has none."""
-    if not any(node.get("nullable") is True for _, node in subschemas(schema)):
-        return schema
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return with_null({key: one if key in VALUES else changed(one) for key, one in value.items()})
-        return [changed(one) for one in value] if isinstance(value, list) else value
-
-    return changed(schema)
-
-
-def choices(schema: Any) -> Iterator[Mapping[str, Any]]:
+def iter_choices(schema: Any) -> Iterator[Mapping[str, Any]]:
     """The schema itself and all its alternatives and parts, of a simplified one."""
     waiting = [schema]
     while waiting:
@@ -176,7 +185,7 @@ def choices(schema: Any) -> Iterator[Mapping[str, Any]]:
         if isinstance(node, Mapping):
             yield node
             for key in ("anyOf", "oneOf", "allOf"):
-                waiting += _list(node.get(key))
+                waiting += as_list(node.get(key))
 
 
 def kinds_of(schema: Any) -> set[str]:
@@ -184,49 +193,56 @@ def kinds_of(schema: Any) -> set[str]:
     none, or one alternative may be anything."""
     if not isinstance(schema, Mapping):
         return set()
-    named = schema.get("type")
-    kinds = {named} if isinstance(named, str) else {kind for kind in _list(named) if isinstance(kind, str)}
-    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    if not kinds and values:
-        kinds = {kind_of(value) for value in values}
+    kinds = named_kinds(schema)
+    if not kinds and (values := own_values(schema)):
+        kinds = {json_type_of(value) for value in values}
     for key in ("anyOf", "oneOf"):
-        if given := _list(schema.get(key)):
+        if given := as_list(schema.get(key)):
             each = [kinds_of(choice) for choice in given if choice is not False]
-            kinds = both(kinds, set().union(*each) if all(each) else set())
-    for part in _list(schema.get("allOf")):
-        kinds = both(kinds, kinds_of(part))
+            kinds = intersect_kinds(kinds, set().union(*each) if all(each) else set())
+    for part in as_list(schema.get("allOf")):
+        kinds = intersect_kinds(kinds, kinds_of(part))
     return kinds
 
 
-def both(kinds: set[str], others: set[str]) -> set[str]:
+def intersect_kinds(kinds: set[str], others: set[str]) -> set[str]:
     """The types that fit two demands, of which an empty one demands nothing."""
     if not kinds or not others:
         return kinds or others
-    shared = kinds & others
-    for one, other in ((kinds, others), (others, kinds)):
-        if "number" in one and "integer" in other:
-            shared = shared | {"integer"}
-    return shared or kinds
+    return shared_kinds(kinds, others) or kinds
 
 
-def kind_of(value: Any) -> str:
+def shared_kinds(kinds: set[str], others: set[str]) -> set[str]:
+    """The types among both."""
+    wider, other = [one | ({"integer"} if "number" in one else set()) for one in (kinds, others)]
+    shared = wider & other
+    return shared - {"integer"} if "number" in shared else shared
+
+
+def named_kinds(schema: Mapping[str, Any]) -> set[str]:
+    """The types that `type` names."""
+    named = plain_type(schema.get("type"))
+    return {named} if isinstance(named, str) else {kind for kind in as_list(named) if isinstance(kind, str)}
+
+
+def own_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values of const, or else of enum; None if there is neither."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def json_type_of(value: Any) -> str:
     """The JSON type of a value."""
     return next((name for kind, name in KINDS if isinstance(value, kind)), "null")
 
 
-def listed(schema: Any) -> list[Any] | None:
+def list_schema_values(schema: Any) -> list[Any] | None:
     """The values of enum and const of a simplified schema, also in alternatives; None if others may fit."""
     if not isinstance(schema, Mapping):
         return None
-    if "const" in schema:
-        return [schema["const"]]
-    if isinstance(values := schema.get("enum"), list):
+    if (values := own_values(schema)) is not None:
         return values
-    given = _list(schema.get("anyOf")) or _list(schema.get("oneOf"))
-    each = [[None] if kinds_of(choice) == {"null"} else listed(choice) for choice in given]
+    given = as_list(schema.get("anyOf")) or as_list(schema.get("oneOf"))
+    each = [[None] if kinds_of(choice) == {"null"} else list_schema_values(choice) for choice in given]
     found = [values for values in each if values is not None]
     return [value for values in found for value in values] if given and len(found) == len(given) else None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tailrace.base.json_schema import free_counts, iter_subschemas
 from tailrace.errors import ParameterError
-from tailrace.json_schema import free_counts, subschemas
 
 MAX_DEPTH = 64  # of nested JSON, as for every other schema
 
@@ -20,7 +20,7 @@ def check_form(schema: Mapping[str, Any], field: str, param: str = "tools") -> N
         ParameterError: a keyword's value is not what the standard says, or the schema is nested too deep.
     """
     check_depth(schema, field, param)
-    for place, node in subschemas(schema):
+    for place, node in iter_subschemas(schema):
         for key, value in node.items():
             if not is_valid(key, value, place):
                 raise ParameterError(f"{field}: no JSON schema: {key} at {place} can't be {value!r:.100}", param)
@@ -85,27 +85,27 @@ SPELT = re.compile(
 def check_characters(schema: Mapping[str, Any]) -> None:
     """Raise ParameterError if a listed value, a name or a pattern has characters that calls can't write: control
     characters (except those with an escape of their own) and halves of surrogate pairs."""
-    for place, node in subschemas(schema):
+    for place, node in iter_subschemas(schema):
         for key in ("const", "enum", "properties", "required"):
             value = node.get(key)
-            if any(map(UNWRITABLE.search, strings(list(value) if key == "properties" and value else value))):
-                raise unwritable(key, place)
+            if any(map(UNWRITABLE.search, iter_strings(list(value) if key == "properties" and value else value))):
+                raise make_character_error(key, place)
         for key in ("pattern", "patternProperties"):
-            if any(UNWRITABLE.search(text) or SPELT.search(text) for text in patterns(node.get(key))):
-                raise unwritable(key, place)
+            if any(UNWRITABLE.search(text) or SPELT.search(text) for text in list_patterns(node.get(key))):
+                raise make_character_error(key, place)
 
 
-def unwritable(key: str, place: str) -> ParameterError:
+def make_character_error(key: str, place: str) -> ParameterError:
     """The error for such a character."""
     return ParameterError(f"tools: {key} at {place}: control characters can't be written in calls", "tools")
 
 
-def patterns(value: Any) -> list[str]:
+def list_patterns(value: Any) -> list[str]:
     """The patterns of `pattern` or `patternProperties`."""
     return [value] if isinstance(value, str) else list(value or ())
 
 
-def strings(value: Any) -> Iterator[str]:
+def iter_strings(value: Any) -> Iterator[str]:
     """All strings in a value, names included."""
     waiting = [value]
     while waiting:

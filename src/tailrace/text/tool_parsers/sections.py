@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from tailrace.text.tool_parsers.call_object import call_or_arguments, skip_braces
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
-from tailrace.text.tool_parsers.values import json_value
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quote_literal
 
 NUMBERED = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
 FENCE = ("```json", "```")
@@ -17,7 +17,8 @@ class Sectioned(NamedTuple):
     """opening, closing: the markers of the section, which may be missing. begin, separator, end: the markers of a call,
     before its name, before and after its arguments. numbered: the name stands in functions.NAME:NUMBER, which is the
     call's id, and which the model expects to see again with its result. fence: the arguments may stand in a JSON code
-    block, with the word "function" in the name's place and the name behind the separator."""
+    block, with the word "function" in the name's place and the name behind the separator. name: the marker between a
+    call's id, which the model makes, and its name."""
 
     opening: str
     closing: str
@@ -26,30 +27,37 @@ class Sectioned(NamedTuple):
     end: str
     numbered: bool = False
     fence: bool = False
+    name: str = ""
 
     def read(self, parser: CallParser) -> Parsing[None]:
         """The calls, up to the closing marker."""
         while True:
-            yield from parser.whitespace()
+            yield from parser.read_whitespace()
             yield from parser.begin_call(self.begin)
-            yield from parser.whitespace()
-            id = yield from parser.word()
-            yield from parser.whitespace()
+            yield from parser.read_whitespace()
+            id = yield from parser.read_name()
+            yield from parser.read_whitespace()
+            made = id
+            if self.name:
+                yield from parser.expect(self.name)
+                id = yield from parser.read_name()
             yield from parser.expect(self.separator)
-            yield from parser.whitespace()
-            fenced = self.fence and (yield from parser.peek()) != "{"
+            yield from parser.read_whitespace()
+            fenced = self.fence and (yield from parser.peek()) not in "{`"
             if fenced:
                 id = yield from self.name_behind(parser, id)
             numbered = NUMBERED.fullmatch(id) if self.numbered else None
             name = numbered["name"] if numbered else id.removeprefix("functions.") if self.numbered else id
-            parser.start_call(name, id if numbered else None)
-            yield from json_value(parser, parser.add_arguments)
-            yield from parser.whitespace()
+            made = made if numbered or self.name else None
+            yield from call_or_arguments(parser, name, made, (self.end, FENCE[1]))
+            yield from skip_braces(parser)
+            yield from parser.read_whitespace()
             if fenced:
                 yield from parser.expect(FENCE[1])
-                yield from parser.whitespace()
+                yield from parser.read_whitespace()
             yield from parser.expect(self.end)
             parser.end_call()
+            yield from parser.skip_ends(self.end)
             if (yield from parser.close()):
                 return
 
@@ -57,10 +65,10 @@ class Sectioned(NamedTuple):
         """The name, up to the arguments in their code block."""
         if kind != "function":
             raise NotACallError(kind)
-        name = yield from parser.word()
-        yield from parser.whitespace()
+        name = yield from parser.read_name()
+        yield from parser.read_whitespace()
         yield from parser.expect(FENCE[0])
-        yield from parser.whitespace()
+        yield from parser.read_whitespace()
         return name
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
@@ -69,13 +77,18 @@ class Sectioned(NamedTuple):
         begin, separator, end, closing = map(writer.mark, (self.begin, self.separator, self.end, self.closing))
         fenced = self.fence and writer.model_writes(FENCE[0])
         number = writer.rule("NUMBER", "/[0-9]{1,4}/") if self.numbered else ""
+        made = writer.rule("ID", "/[a-z0-9]{10}/") if self.name else ""
 
-        def call(name: str, arguments: str) -> str:
+        def write_section_call(name: str, arguments: str) -> str:
             if fenced:
-                return rf'"function" {separator} {quoted(name)} "\n```json\n" {arguments} "\n```"'
-            head = f"{quoted(f'functions.{name}:')} {number}" if self.numbered else quoted(name)
+                return rf'"function" {separator} {quote_literal(name)} "\n```json\n" {arguments} "\n```"'
+            head = f"{quote_literal(f'functions.{name}:')} {number}" if self.numbered else quote_literal(name)
+            if self.name:
+                head = f"{made} {writer.mark(self.name)} {head}"
             return f"{head} {separator} {arguments}"
 
-        between = quoted("\n") if fenced else '""'
-        calls = writer.calls(lambda f: f"{begin} {call(f.name, writer.arguments(f))} {end}", between)
+        between = quote_literal("\n") if fenced else '""'
+        calls = writer.write_calls(
+            lambda f: f"{begin} {write_section_call(f.name, writer.arguments(f))} {end}", between
+        )
         return CallGrammar(self.opening, f"{calls} {closing}")

@@ -4,24 +4,25 @@ others. A call is sent when it is complete."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from functools import lru_cache
+from typing import NamedTuple
 
+from tailrace.text.tool_parsers.call_object import json_in_place
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
-from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
-from tailrace.text.tool_parsers.resolve import Declared, kinds_of
-from tailrace.text.tool_parsers.unquoted import (
-    is_text,
-    not_expressible,
-    parameter_sequence,
-    text_terminal,
-    without_null,
-)
-from tailrace.text.tool_parsers.values import is_json, json_of, unquoted
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
+from tailrace.text.tool_parsers.json_escapes import replace_halves
+from tailrace.text.tool_parsers.lookahead import HOLE
+from tailrace.text.tool_parsers.resolve import Declared
+from tailrace.text.tool_parsers.tagged_grammar import CallWriter
+from tailrace.text.tool_parsers.tagged_values import Tags, ValueReader, tags_of
+from tailrace.text.tool_parsers.values import is_json, json_of
+from tailrace.text.tool_parsers.wrapped import JsonCalls
 
-HOLE = re.compile(r"(NAME|KEY|TYPE|INDEX|\n)")
 LINE = r'"\n"'
+LINES = re.compile(r"\A\r?\n|\r?\n\Z")  # around a value on lines of its own
+NO_KEY = re.compile(r"[<>\n]")
+CDATA = ("<![CDATA[", "]]>")
 TEXT = Declared({"type": "string"})
 
 
@@ -33,6 +34,7 @@ class Tagged(NamedTuple):
     parameter, close: around one value. several: one pair of markers has all calls. own_line: a value stands on a line
     of its own. types: what TYPE is where the value is text, and a grammar of what it may be where the value is JSON.
     line: the grammar of a line break. start: a text that opens calls although the opening marker is missing.
+    cdata: a value may stand in a CDATA section, as in XML.
     """
 
     opening: str
@@ -46,106 +48,89 @@ class Tagged(NamedTuple):
     types: tuple[str, str] | None = None
     line: str = LINE
     start: str = ""
+    cdata: bool = False
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls, up to the closing marker."""
-        parser.bare |= bool(self.start) and parser.opened_by(self.start)
+        """The calls, up to the closing marker. Models that know JSON better write that between the same markers."""
+        alone = bool(self.start) and parser.opened_by(self.start)
+        parser.bare |= alone
+        yield from parser.read_whitespace()
+        if not alone and (yield from parser.peek()) in "[{`":
+            yield from JsonCalls().read(parser)
+            return
         while True:
-            yield from parser.whitespace()
-            name = (yield from holes(parser, self.call, first=True))["NAME"]
+            yield from parser.read_whitespace()
+            name = (yield from read_holes(parser, self.call, first=True))["NAME"]
             parser.require_declared(name)
-            parameters, arguments = parser.parameters_of(name), list[tuple[str, str]]()
-            over = False
-            while not over and not (yield from self.ended(parser)):
-                key, value, over = yield from self.argument(parser, parameters)
-                arguments.append((key, value))
+            if (yield from json_in_place(parser, name, (self.end, self.closing))):
+                if not (yield from self.ended(parser, True)):
+                    raise NotACallError(self.end)
+                parser.end_call()
+                if not self.end or (yield from parser.close()):
+                    return
+                continue
+            arguments: list[tuple[str, str]] = []
+            while not (yield from self.ended(parser, bool(arguments) or name in parser.tools)):
+                before = {key for key, _ in arguments}
+                arguments.append((yield from self.read_argument(parser, parser.parameters_of(name), before, alone)))
             parser.add_call(name, arguments)
+            yield from parser.skip_ends(self.end)
             if not self.end or (yield from parser.close()):
                 return
 
-    def ended(self, parser: CallParser) -> Parsing[bool]:
-        """Read what ends a call, if it comes next."""
-        yield from parser.whitespace()
-        if not self.end:
-            return (yield from parser.close())
-        return (yield from parser.accept(self.end))
+    @property
+    def tags(self) -> Tags:
+        """The tags as sequences."""
+        return tags_of(self.opening, self.closing, self.call, self.end, self.parameter, self.close)
 
-    def argument(self, parser: CallParser, parameters: Declared) -> Parsing[tuple[str, str, bool]]:
-        """One parameter's name and its value in JSON, and whether the call ended with it. The tag that closes the value
-        may be missing before the tag of another declared parameter, and before the end of the call."""
-        found = yield from holes(parser, self.parameter)
+    def ended(self, parser: CallParser, whole: bool) -> Parsing[bool]:
+        """Read what ends a call, if it comes next. A last tag may be missing, if the call is whole without it."""
+        yield from parser.read_whitespace()
+        if self.end and (yield from parser.accept(self.end)):
+            return True
+        if not self.end and (yield from parser.close()):
+            return True
+        missing = (parser.finished and not parser.cut) or (
+            yield from parser.comes_one((self.opening, *((self.closing,) if self.end else ())))
+        )
+        return whole and missing
+
+    def read_argument(
+        self, parser: CallParser, parameters: Declared, before: Collection[str], alone: bool
+    ) -> Parsing[tuple[str, str]]:
+        """One parameter's name and its value in JSON."""
+        found = yield from read_holes(parser, self.parameter)
         key, kind = found["KEY"].strip(), found.get("TYPE")
-        declared = parameters.property(key)
+        if NO_KEY.search(key):  # a tag is torn
+            raise NotACallError(key)
+        declared = parameters.get_property(key)
         if self.types is not None and kind == self.types[0]:
             declared = TEXT
-        heads = tuple(self.head(other) for other in parameters.names() if other != key and self.types is None)
-        then = (HOLE.split(self.parameter)[0], *([self.end] if self.end else []))
-        text, end = yield from unquoted(parser, declared, self.close, heads, then)
-        if over := end == parser.closing:
-            text, ended, rest = text.rpartition(self.end or self.closing)
-            if not ended or rest.strip():
-                raise NotACallError(self.close)
-        if over or end in heads:
-            text = text.removesuffix("\n")
+        if self.cdata and (yield from parser.accept(CDATA[0])):
+            text = yield from parser.read_until(CDATA[1] + self.close)
+            return key, json_of(text, declared)
+        others = {name for name in parameters.names() if name != key and name not in before}
+        reader = ValueReader(parser, self.tags, declared, others, self.own_line, alone)
+        text, closed = yield from reader.read()
+        if not closed:
+            text = make_torn_pattern(self.close).sub("", text).removesuffix("\n")
         if self.own_line:
-            text = text.removeprefix("\n").removesuffix("\n")
+            text = LINES.sub("", text)
         if self.types is not None and kind != self.types[0] and is_json(text.strip()):
-            return key, text.strip(), over  # the model has said that this is JSON
-        return key, json_of(text, declared), over
-
-    def head(self, key: str) -> str:
-        """The tag before a parameter's value."""
-        return self.parameter.replace("KEY", key)
+            return key, replace_halves(text.strip())  # the model has said that this is JSON
+        return key, json_of(text, declared)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
         """The calls of the writer's functions."""
         opening, closing, line = writer.mark(self.opening), writer.mark(self.closing), self.line
         if self.several:
-            calls = writer.calls(lambda function: self.written(writer, function), line)
+            between = line
         elif self.end:
             between = f"{line} {closing} {line} {opening} {line}"
-            calls = writer.calls(lambda function: self.written(writer, function), between)
         else:
-            calls = writer.calls(lambda function: self.written(writer, function), f"{closing} {line} {opening}")
-        return CallGrammar(self.opening, f"{line} {calls} {line} {closing}" if self.end else f"{calls} {closing}")
-
-    def written(self, writer: GrammarWriter, function: Function) -> str:
-        """One call."""
-
-        def parameter(name: str, schema: Mapping[str, Any], id: str) -> str:
-            field, own = key_of(function, name), "\n" if self.own_line else ""
-            others = [self.head(other) for other in function.parameters["properties"] if other != name]
-            ends = (self.close, self.closing, *(others if self.types is None else ()))
-            close, last = own + self.close, self.line or ""
-
-            def pair(value: str, kind: str) -> str:
-                tag, _, rest = self.head(name).partition("TYPE")
-                head = f"{self.tag(writer, tag)} {kind} {self.tag(writer, rest)}" if rest else self.tag(writer, tag)
-                return f"{head} {quoted(own) if own else ''} {value} {last}"
-
-            def text(schema: Mapping[str, Any]) -> str:
-                return text_terminal(writer, schema, id, field, ends, close)
-
-            if self.types is None:
-                value = text(schema) if is_text(schema) else f"{writer.json(schema)} {writer.mark(close)}"
-                return pair(value, "")
-            kinds, (as_text, as_json) = kinds_of(schema), self.types
-            if not is_text(schema) or "string" not in kinds:
-                return pair(f"{writer.json(schema)} {writer.mark(close)}", f"({as_json})")
-            void = f'"null" {writer.mark(close)}'
-            said = pair(text(without_null(schema)), quoted(as_text))
-            return said if "null" not in kinds else f"{said} | {pair(void, f'({as_json})')}"
-
-        call = self.call.replace("NAME", function.name)
-        head, _, rest = call.partition("INDEX")
-        number = writer.rule("NUMBER", "/[1-9][0-9]{0,3}/") if rest else ""
-        head = f"{self.tag(writer, head)} {number} {self.tag(writer, rest)}"
-        return f"{head} {parameter_sequence(writer, function, parameter)} {writer.mark(self.end) if self.end else ''}"
-
-    def tag(self, writer: GrammarWriter, text: str) -> str:
-        """The grammar of a tag, of which every line break is `line`."""
-        parts = [writer.mark(part) if part else "" for part in text.split("\n")]
-        return f" {self.line} ".join(parts)
+            between = f"{line} {opening}"
+        calls = writer.write_calls(lambda function: CallWriter(self, writer, function).written(), between)
+        return CallGrammar(self.opening, f"{line} {calls} {line} {closing}" if self.end else calls)
 
 
 class InChannels(NamedTuple):
@@ -170,7 +155,14 @@ class InChannels(NamedTuple):
         return self.calls.grammar(writer)
 
 
-def holes(parser: CallParser, tag: str, first: bool = False) -> Parsing[dict[str, str]]:
+@lru_cache(maxsize=64)
+def make_torn_pattern(tag: str) -> re.Pattern[str]:
+    """The tag at the end of a text, with a character missing, wrong or too many."""
+    ways = [re.escape(tag[1:]), *(f"{re.escape(tag[:i])}.{{0,2}}{re.escape(tag[i + 1 :])}" for i in range(1, len(tag)))]
+    return re.compile(rf"(?:{'|'.join(ways)})\s*\Z", re.DOTALL)
+
+
+def read_holes(parser: CallParser, tag: str, first: bool = False) -> Parsing[dict[str, str]]:
     """Read a tag; return what stands in its holes. first: the tag begins a call."""
     parts = HOLE.split(tag)
     found: dict[str, str] = {}
@@ -179,23 +171,12 @@ def holes(parser: CallParser, tag: str, first: bool = False) -> Parsing[dict[str
     while at < len(parts):
         hole, then = parts[at], parts[at + 1]
         if hole == "\n":
-            yield from parser.whitespace()
+            yield from parser.read_whitespace()
             yield from parser.expect(then)
         elif hole == "KEY":
-            found[hole] = yield from parser.until(then)
+            found[hole] = yield from parser.read_until(then)
         else:
-            found[hole] = yield from parser.word()
+            found[hole] = yield from parser.read_name()
             yield from parser.expect(then)
         at += 2
     return found
-
-
-def key_of(function: Function, name: str) -> str:
-    """The parameter's place, for messages.
-
-    Raises:
-        ParameterError: the name can't stand between tags.
-    """
-    if not name or name != name.strip() or set('<>"&\n') & set(name):
-        raise not_expressible(function.name, f"the name {name!r:.100}")
-    return f"{function.name}.{name}"

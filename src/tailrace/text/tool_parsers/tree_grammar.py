@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from tailrace.text.tool_parsers.call_parser import in_json
+from tailrace.base.json_schema import NOTES, SHARED
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import GrammarWriter, quoted
-from tailrace.text.tool_parsers.resolve import SHARED, kinds_of, listed, simplified
-from tailrace.text.tool_parsers.unquoted import TIES, not_expressible, without_null
+from tailrace.text.tool_parsers.grammar_writer import GrammarWriter, escape_pattern
+from tailrace.text.tool_parsers.parameter_list import ParameterList, not_expressible, parameter_list, parameter_lists
+from tailrace.text.tool_parsers.resolve import kinds_of, own_values, simplify_schema, with_listed_types
+from tailrace.text.tool_parsers.unquoted import Bounds, without_null
 
 KEY = re.compile(r"[^\s:,{}\[\]\"<>]*")
+OF_CONTENT = {"additionalProperties", "patternProperties", "propertyNames", "minItems", "maxItems", "prefixItems"}
+MAX_DEPTH = 64  # of nested values that are read
 SCALARS = {"number", "integer", "boolean", "null"}
 
 
@@ -22,7 +27,8 @@ class Tree:
 
     Args:
         text: (schema, suffix for rules, place) → a text. whole: (name, value, required) of each field, suffix → an
-            object. many: item, schema → a list. tail: what follows every value; `text` has written it.
+            object. many: item, schema → a list. tail: what follows every value; `text` has written it. free: type →
+            the rule of values of this type whose inside the schema does not name.
 
     Raises:
         ParameterError: a schema that can't be expressed.
@@ -35,18 +41,19 @@ class Tree:
         whole: Callable[[list[tuple[str, str, bool]], str], str],
         many: Callable[[str, Mapping[str, Any]], str],
         tail: str = "",
+        free: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.writer, self.text, self.whole, self.many, self.tail = writer, text, whole, many, tail
+        self.writer, self.text, self.whole, self.many, self.tail, self.free = writer, text, whole, many, tail, free
         self._rules: dict[str, str] = {}
         self._objects = 0
 
     def arguments(self, function: Function) -> str:
         """The arguments of a function."""
-        return self.object(function.parameters, function.parameters, function.name)
+        return f"({' | '.join(self.object(one, function.name) for one in parameter_lists(function))})"
 
     def value(self, schema: Any, root: Mapping[str, Any], field: str) -> str:
         """The rule of a value. A schema that comes again, even in itself, has the same rule."""
-        plain = simplified(schema, root)
+        plain = with_listed_types(simplify_schema(schema, root))
         if not isinstance(plain, Mapping) or "allOf" in plain or "oneOf" in plain or "not" in plain:
             raise not_expressible(field, "such a schema")
         key = json.dumps(plain, sort_keys=True)
@@ -60,47 +67,49 @@ class Tree:
         id, kinds = str(len(self._rules)), kinds_of(plain)
         shared = {key: root[key] for key in SHARED if key in root}
         if given := plain.get("anyOf"):
-            beside = {key: value for key, value in plain.items() if key == "type"}
-            return " | ".join(self.value(choice | beside, root, field) for choice in given)
+            beside = {key: value for key, value in plain.items() if key not in ("anyOf", *NOTES, *SHARED)}
+            found = [simplify_schema({"allOf": [beside, choice]}, root) for choice in given]
+            found = [choice for choice in found if with_listed_types(choice) is not False]
+            if not found:
+                raise not_expressible(field, "anyOf of which no value fits")
+            return " | ".join(dict.fromkeys(self.value(choice, root, field) for choice in found))
+        if any(isinstance(value, list | dict) for value in own_values(plain) or ()):
+            raise not_expressible(field, "an enum of lists or objects")
         if kinds == {"string", "null"}:
             return f'{self.text(without_null(plain), id, field)} | "null" {self.tail}'
         if kinds == {"string"}:
             return self.text(plain, id, field)
-        if (values := listed(plain)) is not None:
-            texts = [value for value in values if isinstance(value, str)]
-            if any(isinstance(value, list | dict) for value in values):
-                raise not_expressible(field, "an enum of lists or objects")
-            parts = [f"{quoted(in_json(value))} {self.tail}" for value in values if not isinstance(value, str)]
-            return " | ".join([*parts, *([self.value({"enum": texts}, root, field)] if texts else [])])
         if not kinds:  # anything: of that the values without an inside
             kinds = {"string", *SCALARS} - {"integer"}
         if kinds <= SCALARS:
-            return f"{self.writer.json(shared | plain)} {self.tail}"
-        if kinds == {"array"}:
+            return f"{self.writer.write_json(shared | plain, field)} {self.tail}"
+        if kinds == {"array"} and int(plain.get("minItems", 0)) > plain.get("maxItems", math.inf):
+            raise not_expressible(field, "a minItems above maxItems")
+        if kinds == {"array"} and ("items" in plain or "array" not in self.free):
             return f"{self.many(self.value(plain.get('items', {}), root, field), plain)} {self.tail}"
         if kinds == {"object"} and plain.get("properties"):
-            return f"{self.object(plain, root, field)} {self.tail}"
+            return f"{self.object(parameter_list(field, plain, root), field)} {self.tail}"
+        if kinds == {"object"} and plain.get("additionalProperties") is False:
+            return f"{self.object(ParameterList((), None), field)} {self.tail}"
+        if len(kinds) == 1 and (kind := next(iter(kinds))) in self.free and not plain.keys() & OF_CONTENT:
+            return f"{self.free[kind]} {self.tail}"
         if len(kinds) > 1:
             return " | ".join(self.value(plain | {"type": kind}, root, field) for kind in sorted(kinds))
         raise not_expressible(field, "a value of which the schema does not say what it is")
 
-    def object(self, schema: Mapping[str, Any], root: Mapping[str, Any], field: str) -> str:
+    def object(self, parameters: ParameterList, field: str) -> str:
         """The grammar of an object with the properties that it declares."""
-        if ties := TIES & schema.keys():
-            raise not_expressible(field, sorted(ties)[0])
         fields = []
-        for name, inner in schema.get("properties", {}).items():
+        for name, inner, required in parameters.fields:
             if not KEY.fullmatch(name) or not name or name == "item":
                 raise not_expressible(field, f"the name {name!r:.100}")
-            if inner is not False:
-                value = self.value(inner if isinstance(inner, Mapping) else {}, root, f"{field}.{name}")
-                fields.append((name, value, name in schema.get("required", ())))
+            fields.append((name, self.value(inner, inner, f"{field}.{name}"), required))
         self._objects += 1
         id = f"o{self._objects}"
         return self.writer.rule(f"object_{id}", self.whole(fields, id))
 
 
-def separated(writer: GrammarWriter, parts: list[tuple[str, bool]], id: str, comma: str = '","') -> str:
+def join_optional_parts(writer: GrammarWriter, parts: list[tuple[str, bool]], id: str, comma: str = '","') -> str:
     """Parts in order, each required or not, with a comma before each but the first one written."""
     rest = '""'
     for i, (part, required) in reversed(list(enumerate(parts))):
@@ -113,10 +122,15 @@ def separated(writer: GrammarWriter, parts: list[tuple[str, bool]], id: str, com
     return rest.replace("after_", "first_")
 
 
-def counted(item: str, schema: Mapping[str, Any], comma: str) -> str:
+def repeat_counted(item: str, schema: Mapping[str, Any], comma: str) -> str:
     """As many items as the schema allows."""
     low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
     if high is not None and high <= 0:
         return '""'
     more = f"({comma} {item}){{{max(low - 1, 0)},{'' if high is None else int(high) - 1}}}"
     return f"{item} {more}" if low else f"({item} {more})?"
+
+
+def bounds_of(writer: GrammarWriter, pattern: str, *marks: str) -> Bounds:
+    """What texts can't hold. marks: also the tokens in these that a matcher reads as text."""
+    return Bounds("|".join([pattern, *map(escape_pattern, writer.plain_tokens(*marks))]))

@@ -4,19 +4,26 @@ MiniMax M3's tags in tags. A call is sent when it is complete."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.call_object import skip_braces
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.enclosed_text import Enclosure
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
+from tailrace.text.tool_parsers.grammar_writer import BLANK, CallGrammar, GrammarWriter, escape_pattern, quote_literal
+from tailrace.text.tool_parsers.json_quotes import FENCE, OPENINGS, StringPlace
+from tailrace.text.tool_parsers.json_strings import json_string, json_text
+from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences
 from tailrace.text.tool_parsers.resolve import Declared
-from tailrace.text.tool_parsers.tree_grammar import KEY, Tree, counted, separated
-from tailrace.text.tool_parsers.unquoted import text_terminal
-from tailrace.text.tool_parsers.values import json_of, json_string, json_text
+from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, Tree, bounds_of, join_optional_parts, repeat_counted
+from tailrace.text.tool_parsers.unquoted import Tail, text_terminals
+from tailrace.text.tool_parsers.values import json_of
 
 BARE = re.compile(r"[^,}\]\[{\"<]*")
-MAX_DEPTH = 64  # of nested values
+
+SCALAR = {"type": ["number", "boolean", "null"]}
+IN_LIST = (WHITE, ",")
 
 
 class Gemma(NamedTuple):
@@ -26,65 +33,102 @@ class Gemma(NamedTuple):
     closing: str
     quote: str
 
+    def text(self, parser: CallParser, *followers: tuple[Part, ...]) -> Parsing[str]:
+        """Read a text and the mark behind it."""
+        call = (self.opening, WHITE, "call:")
+        enclosure = Enclosure(call, self.closing, (self.closing, WHITE, *call))
+        return (
+            yield from enclosure.read(parser, self.quote, followers, [(WHITE, mark) for mark in (*",}]", self.closing)])
+        )
+
+    def list_followers(self, depth: int) -> list[tuple[Part, ...]]:
+        """What may follow a value in an object. depth: 1 is the object of all arguments."""
+        end = (WHITE, "}", WHITE)
+        over = [(*end, self.closing), (*end, self.opening), (*end, "call:"), (*end, END)] if depth == 1 else [end[:2]]
+        return [*((WHITE, *one) for one in self.next_keys()), *over]
+
+    def next_keys(self) -> list[tuple[Part, ...]]:
+        """A comma and what may follow it in an object."""
+        marks = (self.quote, *OPENINGS, "}")
+        return [(",", WHITE, KEY, WHITE, ":"), *((",", WHITE, mark) for mark in marks)]
+
     def read(self, parser: CallParser) -> Parsing[None]:
         """One call, or several."""
         while True:
-            yield from parser.whitespace()
+            yield from parser.read_whitespace()
             yield from parser.begin_call("call:")
-            name = yield from parser.word()
+            name = yield from parser.read_name()
             parser.require_declared(name)
-            yield from parser.whitespace()
-            pairs = yield from self.pairs(parser, parser.parameters_of(name), 0)
+            yield from parser.read_whitespace()
+            pairs = yield from self.read_pairs(parser, parser.parameters_of(name), 0)
             parser.add_call(name, pairs)
+            yield from skip_braces(parser)
             if (yield from parser.close()) or (yield from parser.peek()) != "c":
                 return
 
-    def pairs(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[list[tuple[str, str]]]:
+    def read_pairs(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[list[tuple[str, str]]]:
         """An object's keys and values."""
         found: list[tuple[str, str]] = []
         yield from parser.expect("{")
-        yield from parser.whitespace()
-        while not (yield from parser.accept("}")):
+        yield from parser.read_whitespace()
+        while not (yield from self.read_bracket(parser, "}", found)):
             if found:
                 yield from parser.expect(",")
-                yield from parser.whitespace()
+                yield from parser.read_whitespace()
+                if (yield from parser.accept("}")):
+                    break
             key = yield from self.key(parser)
-            yield from parser.whitespace()
+            yield from parser.read_whitespace()
             yield from parser.expect(":")
-            found.append((key, (yield from self.value(parser, declared.property(key), depth + 1))))
-            yield from parser.whitespace()
+            inner, then = declared.get_property(key), self.list_followers(depth + 1)
+            found.append((key, (yield from self.value(parser, inner, depth + 1, then))))
+            yield from parser.read_whitespace()
         return found
+
+    def read_bracket(self, parser: CallParser, bracket: str, found: Sequence[Any]) -> Parsing[bool]:
+        """Read a closing bracket, which may be missing at the end of the block."""
+        return (yield from parser.accept(bracket)) or (bool(found) and (yield from parser.comes_one(parser.ends)))
 
     def key(self, parser: CallParser) -> Parsing[str]:
         """A key, which some models quote."""
         if (yield from parser.accept(self.quote)):
-            return (yield from parser.until(self.quote))
-        if (yield from parser.peek()) == '"':
+            return (yield from self.text(parser, (WHITE, ":")))
+        if (yield from parser.peek()) in OPENINGS:
             return (yield from json_text(parser))
         parts: list[str] = []
-        yield from parser.span(KEY, parts.append)
+        yield from parser.read_span(KEY, parts.append)
         if not (key := "".join(parts)):
             raise NotACallError("a key")
         return key
 
-    def value(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[str]:
-        """A value in JSON."""
+    def value(
+        self, parser: CallParser, declared: Declared, depth: int, then: Sequence[tuple[Part, ...]]
+    ) -> Parsing[str]:
+        """A value in JSON. then: what may follow a text."""
         if depth > MAX_DEPTH:
             raise NotACallError("deeper")
-        yield from parser.whitespace()
+        yield from parser.read_whitespace()
         if (yield from parser.accept(self.quote)):
-            return in_json((yield from parser.until(self.quote)))
+            return in_json((yield from self.text(parser, *then)))
         char = yield from parser.peek()
         parts: list[str] = []
-        if char == '"':
-            yield from json_string(parser, parts.append)
+        if char in OPENINGS and not (yield from parser.is_next(FENCE)):
+            closers = "]" * (then[0] == IN_LIST) + "}" * depth
+            yield from json_string(parser, parts.append, StringPlace(parser.ends, closers))
             return "".join(parts)
         if char == "{":
-            pairs = yield from self.pairs(parser, declared, depth)
+            pairs = yield from self.read_pairs(parser, declared, depth)
             return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in pairs)}}}"
         if char == "[":
             return (yield from self.items(parser, declared.items(), depth))
-        yield from parser.span(BARE, parts.append)
+        yield from parser.read_span(BARE, parts.append)
+        while (
+            then[0] != IN_LIST
+            and (yield from parser.is_next(","))
+            and not (yield from match_sequences(parser, self.next_keys()))
+        ):
+            parts.append(parser.take(1))
+            yield from parser.read_span(BARE, parts.append)
         if not (text := "".join(parts)).strip():
             raise NotACallError("a value")
         return json_of(text.strip(), declared)
@@ -93,113 +137,58 @@ class Gemma(NamedTuple):
         """A list in JSON."""
         found: list[str] = []
         yield from parser.expect("[")
-        yield from parser.whitespace()
-        while not (yield from parser.accept("]")):
+        yield from parser.read_whitespace()
+        while not (yield from self.read_bracket(parser, "]", found)):
             if found:
                 yield from parser.expect(",")
-            found.append((yield from self.value(parser, declared, depth + 1)))
-            yield from parser.whitespace()
+                yield from parser.read_whitespace()
+                if (yield from parser.accept("]")):
+                    break
+            found.append((yield from self.value(parser, declared, depth + 1, (IN_LIST, (WHITE, "]")))))
+            yield from parser.read_whitespace()
         return f"[{', '.join(found)}]"
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
         """One call between each pair of markers."""
         opening, closing, quote = map(writer.mark, (self.opening, self.closing, self.quote))
 
-        def text(schema: Mapping[str, Any], id: str, field: str) -> str:
-            return f"{quote} {text_terminal(writer, schema, id, field, (self.quote, self.closing), self.quote)}"
+        bounds = bounds_of(
+            writer,
+            f"{escape_pattern(self.quote)}{BLANK}([,:}}\\]]|{escape_pattern(self.closing)})|{escape_pattern(self.opening)}{BLANK}call:",
+            self.quote,
+            self.closing,
+        )
+        before, rest = writer.head_of(self.quote)
+        tails = {"quoted": Tail(escape_pattern(before), rest, False)}
 
-        def whole(fields: list[tuple[str, str, bool]], id: str) -> str:
-            parts = [(f"{quoted(f'{name}:')} {value}", required) for name, value, required in fields]
-            return f'"{{" {separated(writer, parts, id)} "}}"'
+        def write_string(schema: Mapping[str, Any], id: str, field: str) -> str:
+            return f"{quote} {text_terminals(writer, schema, id, field, bounds, tails)['quoted']}"
 
-        def many(item: str, schema: Mapping[str, Any]) -> str:
-            return f'"[" {counted(item, schema, quoted(","))} "]"'
+        def write_object(fields: list[tuple[str, str, bool]], id: str) -> str:
+            parts = [(f"{quote_literal(f'{name}:')} {value}", required) for name, value, required in fields]
+            return f'"{{" {join_optional_parts(writer, parts, id)} "}}"'
 
-        tree = Tree(writer, text, whole, many)
-        calls = writer.calls(lambda f: f"{quoted(f'call:{f.name}')} {tree.arguments(f)}", f"{closing} {opening}")
-        return CallGrammar(self.opening, f"{calls} {closing}")
+        def write_array(item: str, schema: Mapping[str, Any]) -> str:
+            return f'"[" {repeat_counted(item, schema, quote_literal(","))} "]"'
 
+        free = self.anything(writer, write_string({"type": "string"}, "FREE", ""))
+        tree = Tree(writer, write_string, write_object, write_array, free=free)
 
-class TagTree(NamedTuple):
-    """Objects as tags of their keys, and lists as tags `item`, of MiniMax M3. mark: stands before every tag."""
+        def write_function(function: Function) -> str:
+            arguments = free["object"] if function.loose else tree.arguments(function)
+            return f"{quote_literal(f'call:{function.name}')} {arguments}"
 
-    mark: str
-    opening: str
-    closing: str
+        return CallGrammar(self.opening, f"{writer.write_calls(write_function, f'{closing} {opening}')} {closing}")
 
-    def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls, up to the closing marker."""
-        while True:
-            yield from parser.whitespace()
-            yield from parser.begin_call(f'{self.mark}<invoke name="')
-            name = yield from parser.word()
-            yield from parser.expect('">')
-            parameters = parser.parameters_of(name)
-            pairs: list[tuple[str, str]] = []
-            while not (yield from self.ends(parser, "invoke")):
-                pairs.append((yield from self.pair(parser, parameters, 0)))
-            parser.add_call(name, pairs)
-            if (yield from parser.close()):
-                return
-
-    def ends(self, parser: CallParser, key: str) -> Parsing[bool]:
-        """Read the closing tag, if it comes next after white space."""
-        yield from parser.whitespace()
-        return (yield from parser.accept(f"{self.mark}</{key}>"))
-
-    def pair(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[tuple[str, str]]:
-        """A key and its value in JSON."""
-        if depth > MAX_DEPTH:
-            raise NotACallError("deeper")
-        yield from parser.expect(f"{self.mark}<")
-        key = yield from parser.until(">")
-        inner = declared.items() if key == "item" and "array" in declared.kinds() else declared.property(key)
-        text, _ = yield from parser.up_to(self.mark)
-        if not text.strip() and not (yield from parser.comes(f"{self.mark}</{key}>")):
-            pairs: list[tuple[str, str]] = []
-            while not (yield from self.ends(parser, key)):
-                pairs.append((yield from self.pair(parser, inner, depth + 1)))
-            return key, tree_of(pairs, inner)
-        yield from parser.expect(f"{self.mark}</{key}>")
-        kinds = inner.kinds()
-        if not text.strip() and kinds & {"object", "array"} and "string" not in kinds:
-            return key, "[]" if "array" in kinds else "{}"
-        return key, json_of(text, inner)
-
-    def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """All calls between one pair of markers."""
-        closing = writer.mark(self.closing)
-
-        def end(key: str) -> str:
-            return f"{self.mark}</{key}>"
-
-        def text(schema: Mapping[str, Any], id: str, field: str) -> str:
-            return text_terminal(writer, schema, id, field, (self.mark,), self.mark)
-
-        def whole(fields: list[tuple[str, str, bool]], id: str) -> str:
-            parts = []
-            for i, (name, value, required) in enumerate(fields):
-                tag = f"{writer.mark(f'{self.mark}<{name}>')} {value} {quoted(f'</{name}>')}"
-                rule = writer.rule(f"pair_{id}_{i}", tag)
-                parts.append(rule if required else f"{rule}?")
-            return " ".join(parts) or '""'
-
-        def many(item: str, schema: Mapping[str, Any]) -> str:
-            return counted(f"{writer.mark(f'{self.mark}<item>')} {item} {quoted('</item>')}", schema, '""')
-
-        tree = Tree(writer, text, whole, many, writer.mark(self.mark))
-        last = writer.mark(end("invoke"))
-
-        def written(function: Function) -> str:
-            head = writer.mark(f'{self.mark}<invoke name="{function.name}">')
-            return f"{head} {tree.arguments(function)} {last}"
-
-        calls = writer.calls(written, quoted("\n"))
-        return CallGrammar(self.opening, rf'"\n" {calls} "\n" {closing}')
-
-
-def tree_of(pairs: list[tuple[str, str]], declared: Declared) -> str:
-    """Tags in JSON: a list if they are all `item` and no object with such a key is declared."""
-    if all(key == "item" for key, _ in pairs) and "item" not in declared.names():
-        return f"[{', '.join(value for _, value in pairs)}]"
-    return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in pairs)}}}"
+    def anything(self, writer: GrammarWriter, text: str) -> dict[str, str]:
+        """The rules of objects and lists with any values. text: the grammar of a text."""
+        key, scalar = (
+            writer.rule("ANY_KEY", "/[A-Za-z0-9_.$\\-]+/"),
+            writer.rule("any_scalar", writer.write_json(SCALAR)),
+        )
+        value = writer.rule("any_value", f"{text} | {scalar} | any_object | any_list")
+        pair = writer.rule("any_pair", f'{key} ":" {value}')
+        return {
+            "object": writer.rule("any_object", f'"{{" ({pair} ("," {pair})*)? "}}"'),
+            "array": writer.rule("any_list", f'"[" ({value} ("," {value})*)? "]"'),
+        }

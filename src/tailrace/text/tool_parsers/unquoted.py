@@ -7,68 +7,19 @@ quoted. values.json_of reads them the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.ecma import enclosing
+from tailrace.grammar.ecma import enclose_pattern
 from tailrace.grammar.formats import LONGEST, PATTERNS, REFUSED
-from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import ANY, GrammarWriter, escaped, quoted, text_without
-from tailrace.text.tool_parsers.resolve import SHARED, kinds_of, simplified
+from tailrace.text.tool_parsers.grammar_writer import ANY, GrammarWriter, quote_literal
+from tailrace.text.tool_parsers.parameter_list import not_expressible
+from tailrace.text.tool_parsers.resolve import kinds_of
 
-# keywords of the arguments object that tie parameters to each other, which a list of separate parameters can't express
-TIES = frozenset(
-    {
-        "$ref",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-    }
-)
+MAX_LENGTH = 1_000  # of a counted text: each character is several states of the matcher, which has 20,000
 BEYOND = frozenset({"$ref", "allOf", "not", "if"})  # of one string
-
-
-def parameters(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Each parameter's name, its schema as a document of its own, and whether it is required.
-
-    Raises:
-        ParameterError: the schema ties parameters to each other.
-    """
-    schema = function.parameters
-    if ties := TIES & schema.keys():
-        raise not_expressible(function.name, sorted(ties)[0])
-    shared = {key: schema[key] for key in SHARED if key in schema}
-    properties, required = schema["properties"], schema.get("required", [])
-    for name in dict.fromkeys([*properties, *required]):
-        own = simplified(properties.get(name, {}), schema)
-        if own is not False:
-            yield name, shared | (own if isinstance(own, dict) else {}), name in required
-        elif name in required:
-            raise not_expressible(function.name, f"the parameter {name!r:.100}, of which no value fits,")
-
-
-def parameter_sequence(
-    writer: GrammarWriter, function: Function, write: Callable[[str, dict[str, Any], str], str]
-) -> str:
-    """All parameters in order; those that are not required are optional. write: (name, schema, suffix for rule names) →
-    grammar."""
-    place = writer.place(function)
-    parts: list[str] = []
-    for i, (name, schema, required) in enumerate(parameters(function)):
-        rule = writer.rule(f"arg_{place}_{i}", write(name, schema, f"{place}_{i}"))
-        parts.append(rule if required else f"{rule}?")
-    return " ".join(parts) or '""'
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
@@ -88,87 +39,123 @@ def without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     return text
 
 
-def text_terminal(
-    writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, ends: tuple[str, ...], end: str
-) -> str:
-    """Bare text that contains none of `ends`, and `end` after it.
+class Bounds(NamedTuple):
+    """What a text can't hold, as a pattern. id: a suffix for the names of rules."""
+
+    pattern: str
+    id: str = "0"
+
+    def write_outside(self, writer: GrammarWriter, closed: bool) -> str:
+        """A terminal of what a text with its tail may be: nothing with a match. closed: the match may be at the end.
+
+        Behind a match any bytes are refused, not characters: with these, a matcher would have to prove that no text
+        of any length ends within a character.
+        """
+        name, bytes = ("BYTES", '~(/[a&&b]/ | "")') if closed else ("ANY_BYTES", "~/[a&&b]/")
+        return f"~(/{ANY}({self.pattern})/ {writer.rule(name, bytes)})"
+
+
+class Tail(NamedTuple):
+    """What comes behind a text. pattern: the part that belongs to the text's terminal. rest: the grammar behind it.
+    closed: the pattern of what a text can't hold matches the text with its tail, at the end."""
+
+    pattern: str
+    rest: str
+    closed: bool
+
+
+def text_terminals(
+    writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, bounds: Bounds, tails: Mapping[str, Tail]
+) -> dict[str, str]:
+    """Bare text with each of the tails.
 
     Raises:
         ParameterError: the schema demands what a terminal can't express.
     """
-    texts = writer.rule(f"SAID_{id}", " | ".join(alternatives(schema, field, ends)))
-    clean = writer.rule(f"CLEAN_{id}", text_without(*ends))
-    whole = writer.rule(f"TEXT_{id}", f"{texts} & {clean}")
-    text, rest = writer.head_of(end)
-    if not text:
-        return f"{whole} {rest}"
-    ended = writer.rule(f"ENDED_{id}", f"{whole} {quoted(text)}")
-    if rest:  # the token behind it ends the text
-        return f"{ended} {rest}"
-    return writer.rule(f"VALUE_{id}", f"{ended} & ~/{ANY}({'|'.join(map(escaped, ends))})(?s:.+)/")
+    forms = list(write_alternatives(schema, field, bounds.pattern))
+    plain = forms == [f"/{ANY}/"]
+    text = "" if plain else writer.rule(f"TEXT_{id}", " | ".join(forms))
+    found: dict[str, str] = {}
+    for name, (pattern, rest, closed) in tails.items():
+        bound = bounds.write_outside(writer, closed)
+        if plain:
+            whole = f"/{ANY}{pattern}/"
+        else:  # there may be many
+            whole = writer.rule(f"TAILED_{name.upper()}_{id}", f"{text} /{pattern}/") if pattern else text
+            bound = writer.rule(f"{'ONCE' if closed else 'CLEAN'}_{bounds.id}", f"/{ANY}/ & {bound}")
+        terminal = writer.rule(f"{name.upper()}_{id}", f"{whole} & {bound}")
+        if not plain:
+            writer.label(terminal, field)
+        found[name] = f"{terminal} {rest}"
+    return found
 
 
-def alternatives(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> Iterator[str]:
-    """The alternatives for the text, as parts of a terminal."""
+def write_alternatives(schema: Mapping[str, Any], field: str, forbidden: str) -> Iterator[str]:
+    """The alternatives for the text."""
     if beyond := BEYOND & schema.keys():
         raise not_expressible(field, sorted(beyond)[0])
     nested = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key, ())]
-    if nested and (
-        schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength"} or {"anyOf", "oneOf"} <= schema.keys()
-    ):
+    beside = {"enum", "const", "pattern", "format", "minLength", "maxLength"} & schema.keys()
+    if nested and (beside or {"anyOf", "oneOf"} <= schema.keys()):
         raise not_expressible(field, "anyOf beside other keywords")
     if any(not isinstance(choice, dict) for choice in nested):
         raise not_expressible(
             field, f"{str(next(c for c in nested if not isinstance(c, dict))).lower()} as an alternative"
         )
-    if "oneOf" in schema and overlapping(nested):
+    if "oneOf" in schema and has_overlapping_choices(nested):
         raise not_expressible(field, "oneOf of which a text may fit two")
     for choice in nested:
         kinds = kinds_of(choice) & kinds_of({"type": schema.get("type", ["string", "null"])})
         if kinds:
-            yield from alternatives(choice | {"type": sorted(kinds)}, field, ends)
-    if nested:
-        return
+            yield from write_alternatives(choice | {"type": sorted(kinds)}, field, forbidden)
+    if not nested:
+        yield from own_forms(schema, field, forbidden)
+
+
+def own_forms(schema: Mapping[str, Any], field: str, forbidden: str) -> Iterator[str]:
+    """The alternatives for the text of a schema without anyOf and oneOf."""
     if "enum" in schema or "const" in schema:
-        beside = "".join(f" & {one}" for one in patterns(schema, field))
-        yield from (quoted(text) + (beside if bound else "") for text, bound in listed_texts(schema, field, ends))
+        beside = "".join(f" & {one}" for one in iter_text_patterns(schema, field))
+        for text, bound in listed_texts(schema, field, forbidden):
+            yield quote_literal(text) + (beside if bound else "")
         return
     kinds = kinds_of(schema)
     if "string" in kinds:
-        yield " & ".join([lengths(schema), *patterns(schema, field)])
+        yield " & ".join([make_length_pattern(schema, field), *iter_text_patterns(schema, field)])
     if "null" in kinds:
         yield '"null"'
 
 
-def overlapping(choices: list[dict[str, Any]]) -> bool:
+def has_overlapping_choices(choices: list[dict[str, Any]]) -> bool:
     """True if a text may fit two of the choices, judged by their types and listed values."""
     kinds = [kind for choice in choices for kind in kinds_of(choice)]
     if len(kinds) == len(set(kinds)):
         return False
-    values = [value for choice in choices for value in listed(choice)]
-    return not all(map(listed, choices)) or len(values) != len(set(values))
+    values = [value for choice in choices for value in list_enum_values(choice)]
+    return not all(map(list_enum_values, choices)) or len(values) != len(set(values))
 
 
-def listed(schema: Mapping[str, Any]) -> list[Any]:
+def list_enum_values(schema: Mapping[str, Any]) -> list[Any]:
     """The values of an enum and a const."""
     found = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else []
     return [value for value in found if "const" not in schema or value == schema["const"]]
 
 
-def listed_texts(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -> list[tuple[str, bool]]:
+def listed_texts(schema: Mapping[str, Any], field: str, forbidden: str) -> list[tuple[str, bool]]:
     """The texts of an enum or a const that also fit the other keywords, and whether each is a string (which a pattern
     restricts)."""
-    values, kinds = listed(schema), kinds_of(schema)
+    values, kinds = list_enum_values(schema), kinds_of(schema)
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if any(
-        (value is not None and not isinstance(value, str)) or any(end in (value or "") for end in ends)
-        for value in values
-    ):
+    if any((value is not None and not isinstance(value, str)) or re.search(forbidden, value or "") for value in values):
         raise not_expressible(field, "an enum of other than strings, or with a tag in one")
     strings = [
         v
         for v in values
-        if isinstance(v, str) and "string" in kinds and low <= len(v) and (high is None or len(v) <= high)
+        if isinstance(v, str)
+        and "string" in kinds
+        and low <= len(v)
+        and (high is None or len(v) <= high)
+        and has_format(v, schema.get("format"))
     ]
     nulls = [v for v in values if v is None and "null" in kinds]
     if nulls and "null" in strings:
@@ -178,15 +165,26 @@ def listed_texts(schema: Mapping[str, Any], field: str, ends: tuple[str, ...]) -
     return [(text, True) for text in strings] + [("null", False) for _ in nulls[:1]]
 
 
-def lengths(schema: Mapping[str, Any]) -> str:
+def has_format(text: str, name: Any) -> bool:
+    """True if the text has the format, or the format has no pattern here."""
+    return not isinstance(name, str) or name not in PATTERNS or re.fullmatch(PATTERNS[name], text) is not None
+
+
+def make_length_pattern(schema: Mapping[str, Any], field: str) -> str:
     """minLength and maxLength as a pattern."""
-    low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+    bounds = {key: int(schema[key]) for key in ("minLength", "maxLength") if schema.get(key) is not None}
+    for key, bound in bounds.items():
+        if bound > MAX_LENGTH:
+            raise not_expressible(field, f"{key} {bound}, more than {MAX_LENGTH},")
+    low, high = bounds.get("minLength", 0), bounds.get("maxLength")
+    if high is not None and low > high:
+        raise not_expressible(field, "a minLength above maxLength")
     if not low and high is None:
         return f"/{ANY}/"
-    return f"/(?s:.{{{low},{'' if high is None else int(high)}}})/"
+    return f"/(?s:.{{{low},{'' if high is None else high}}})/"
 
 
-def patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
+def iter_text_patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
     """`pattern` and `format` as patterns of the whole text. An unknown format is an annotation."""
     name = schema.get("format")
     if name is not None and not isinstance(name, str):
@@ -194,16 +192,11 @@ def patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
     if name in REFUSED:
         raise not_expressible(field, f"the format {name}")
     if name in PATTERNS:
-        yield f"/{enclosing(f'^(?:{PATTERNS[name]})$')}/"
+        yield f"/{enclose_pattern(f'^(?:{PATTERNS[name]})$')}/"
     if name in LONGEST:
         yield f"/(?s:.{{0,{LONGEST[name]}}})/"
     if "pattern" in schema:
         try:
-            yield f"/{enclosing(schema['pattern'])}/"
+            yield f"/{enclose_pattern(schema['pattern'])}/"
         except UnsupportedError as error:
             raise not_expressible(field, str(error)) from error
-
-
-def not_expressible(where: str, what: str) -> ParameterError:
-    """The error for a schema that the model's format can't express."""
-    return ParameterError(f"tools: {where}: {what} can't be enforced in the way this model writes tool calls", "tools")

@@ -6,16 +6,20 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
-from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing, Sink, forget
+from tailrace.text.tool_parsers.call_object import NAMES, call_or_arguments, json_call, keyed_call, skip_braces
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quoted
-from tailrace.text.tool_parsers.values import json_string, json_text, json_value
+from tailrace.text.tool_parsers.grammar_writer import (
+    ANY,
+    BLANK,
+    CallGrammar,
+    GrammarWriter,
+    escape_pattern,
+    quote_literal,
+)
+from tailrace.text.tool_parsers.json_arguments import close_fence, open_fence
+from tailrace.text.tool_parsers.lookahead import match_sequences
 
-NAMES = ("name", "tool_name", "function")
-ARGUMENTS = ("arguments", "parameters")
-BESIDE = ("type", "id", "tool_call_id")  # other keys of a call; a bare object that begins with any other is content
 BEGINNING = r'\s*%s\s*"(name|parameters|arguments|type|id|function|tool_name|tool_call_id)"(?s:.*)'
 
 
@@ -39,158 +43,74 @@ class JsonCalls(NamedTuple):
     weak: tuple[str, ...] = ()
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """One object, a list of them, or several, separated by semicolons or nothing."""
+        """One object, a list of objects, or several, separated by semicolons or nothing."""
         parser.bare |= any(map(parser.opened_by, self.weak))
-        yield from parser.whitespace()
+        yield from parser.read_whitespace()
+        fenced = not parser.bare and (yield from open_fence(parser))
         listed = parser.opened_by("[") or (yield from parser.accept("["))
+        parser.around = "}]" if listed else "}"
         while True:
-            yield from parser.whitespace()
+            yield from parser.read_whitespace()
             yield from parser.begin_call("{")
+            yield from parser.accept("{")  # as templates of templates have it
             yield from keyed_call(parser) if self.keyed else json_call(parser, listed)
-            yield from parser.whitespace()
-            again = yield from parser.accept("," if listed else ";")
+            yield from skip_braces(parser)
+            again = (yield from parser.accept(",")) if listed else (yield from self.read_separator(parser))
+            if again and listed:
+                yield from parser.read_whitespace()
+                again = not (yield from parser.is_next("]"))
             if not again and (listed or (yield from parser.peek()) != "{"):
                 break
         if listed:
-            yield from parser.expect("]")
+            if not (yield from parser.accept("]")) and not (yield from parser.comes_one(parser.ends)):
+                raise NotACallError("]")
             if not parser.undecided:
                 parser.end_call()
+        if fenced:
+            yield from close_fence(parser)
         yield from parser.close()
+
+    def read_separator(self, parser: CallParser) -> Parsing[bool]:
+        """Read what stands between two calls that are in no list: a semicolon, or a comma before a brace."""
+        if (yield from parser.accept(";")):
+            return True
+        if not (yield from match_sequences(parser, [(",", WHITE, "{")])):
+            return False
+        return (yield from parser.accept(","))
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
         """The calls of the writer's functions."""
         known = [pair for pair in self.pairs if writer.model_writes(pair[0])]
         opening, closing = (known or self.pairs or (("", None),))[0]
-        end = f"{quoted(self.line) if self.line else ''} {writer.mark(closing) if closing else ''}"
-        start = quoted(self.line) if self.line else ""
+        end = f"{quote_literal(self.line) if self.line else ''} {writer.mark(closing) if closing else ''}"
+        start = quote_literal(self.line) if self.line else ""
         if self.apart:
-            between = f"{end} {quoted(self.between)} {writer.mark(opening)} {start}"
-            return CallGrammar(opening, f"{start} {writer.calls(partial(self.written, writer), between)} {end}")
+            between = f"{end} {quote_literal(self.between)} {writer.mark(opening)} {start}"
+            return CallGrammar(opening, f"{start} {writer.write_calls(partial(self.written, writer), between)} {end}")
         if self.listed and not opening:
             # one literal up to the name: until there the text may be other text, and a matcher takes the longest match
             first = writer.rule("first", " | ".join(self.written(writer, one, "[") for one in writer.functions))
             call = writer.rule("call", " | ".join(self.written(writer, one) for one in writer.functions))
-            more = f"({quoted(self.between)} {call})*" if writer.many else ""
-            return CallGrammar("", f'{first} {more} "]"', BEGINNING % r"\[\s*\{")
-        calls = writer.calls(partial(self.written, writer), quoted(self.between))
+            more = f"({quote_literal(self.between)} {call})*" if writer.many else ""
+            return CallGrammar("", f'{first} {more} "]"', make_call_pattern(writer, listed=True))
+        calls = writer.write_calls(partial(self.written, writer), quote_literal(self.between))
         if self.listed:
             calls = f'{calls} "]"' if opening.endswith("[") else f'"[" {calls} "]"'
-        return CallGrammar(opening, f"{start} {calls} {end}", "" if opening else BEGINNING % r"\{")
+        return CallGrammar(opening, f"{start} {calls} {end}", "" if opening else make_call_pattern(writer))
 
     def written(self, writer: GrammarWriter, function: Function, before: str = "") -> str:
         """One call as an object, with text before it."""
         first, *rest = (before + self.head).replace("NAME", function.name).split("ID")
         number = writer.rule("NUMBER", "/[0-9]{1,4}/") if rest else ""
-        head = " ".join([quoted(first), *(f"{number} {quoted(part)}" for part in rest)])
+        head = " ".join([quote_literal(first), *(f"{number} {quote_literal(part)}" for part in rest)])
         return f'{head} {writer.arguments(function)} "}}"'
 
 
-def json_call(parser: CallParser, listed: bool = False) -> Parsing[None]:
-    """The rest of a call after its opening brace, with keys in any order. Arguments that come before the name wait for
-    it. Without a marker the name waits for the arguments. listed: an object that turns out to be no call is passed
-    over, and is content if another in the list is a call."""
-    found = JsonCall(parser)
-    while not (yield from parser.accept("}")):  # an object without keys is no call
-        yield from found.key()
-        yield from parser.whitespace()
-        if (yield from parser.accept("}")):
-            break
-        yield from parser.expect(",")
-    if parser.undecided and listed and not found.name and not parser.bare:
-        parser.reject()
-    else:
-        found.end()
-
-
-class JsonCall:
-    """What is known of a call whose keys are being read."""
-
-    def __init__(self, parser: CallParser) -> None:
-        self.parser = parser
-        self.name, self.early, self.given = "", list[str](), False
-
-    def key(self) -> Parsing[None]:
-        """Read a key and its value."""
-        parser = self.parser
-        key = yield from json_key(parser)
-        if key in NAMES and not self.name:
-            if key == "function" and (yield from parser.accept("{")):
-                yield from self.inner()
-                return
-            self.name = yield from json_text(parser)
-            parser.require_declared(self.name)
-            if self.given or not parser.bare:
-                self.start()
-        elif key in ARGUMENTS and not self.given:
-            self.given = True
-            if self.name and parser.undecided:
-                self.start()
-            yield from arguments(parser, parser.add_arguments if self.name else self.early.append)
-        elif key in BESIDE or not (parser.bare and parser.undecided):
-            yield from json_value(parser, forget)
-        else:
-            raise NotACallError(key)
-
-    def inner(self) -> Parsing[None]:
-        """The call that stands in {"type": "function", "function": {…}}, after its brace."""
-        while True:
-            yield from self.key()
-            yield from self.parser.whitespace()
-            if (yield from self.parser.accept("}")):
-                return
-            yield from self.parser.expect(",")
-
-    def start(self) -> None:
-        """Send the name."""
-        self.parser.start_call(self.name)
-        self.parser.add_arguments("".join(self.early))
-
-    def end(self) -> None:
-        """End the call, which may have had no arguments."""
-        if self.parser.undecided:
-            self.start()
-        if not self.given:
-            self.parser.add_arguments("{}")
-        self.parser.end_call()
-
-
-def arguments(parser: CallParser, sink: Sink) -> Parsing[None]:
-    """The arguments; where they are a string that holds a JSON object, that object (Granite 4)."""
-    if (yield from parser.peek()) != '"':
-        yield from json_value(parser, sink)
-        return
-    parts: list[str] = []
-    yield from json_string(parser, parts.append)
-    text = "".join(parts)
-    try:
-        inner = msgspec.json.decode(text, type=str)
-        whole = isinstance(msgspec.json.decode(inner), dict)
-    except (msgspec.DecodeError, RecursionError):
-        inner, whole = "", False
-    sink(inner if whole else text)
-
-
-def keyed_call(parser: CallParser) -> Parsing[None]:
-    """The rest of a call {"NAME": {…}}."""
-    name = yield from json_key(parser)
-    parser.require_declared(name)
-    if (yield from parser.peek()) != "{":
-        raise NotACallError("{")
-    parser.start_call(name)
-    yield from json_value(parser, parser.add_arguments)
-    yield from parser.whitespace()
-    yield from parser.expect("}")
-    parser.end_call()
-
-
-def json_key(parser: CallParser) -> Parsing[str]:
-    """A key and its colon."""
-    yield from parser.whitespace()
-    key = yield from json_text(parser)
-    yield from parser.whitespace()
-    yield from parser.expect(":")
-    yield from parser.whitespace()
-    return key
+def make_call_pattern(writer: GrammarWriter, listed: bool = False) -> str:
+    """A pattern of texts that begin like a call, or have the name of a function where a call has it."""
+    names = "|".join(escape_pattern(function.name) for function in writer.functions)
+    begun = BEGINNING % (r"\[\s*\{" if listed else r"\{")
+    return f"{begun}|{ANY}({'|'.join(NAMES)})[\"']?{BLANK}:{BLANK}[\"']({names})[\"']{ANY}"
 
 
 class Mistral(NamedTuple):
@@ -204,20 +124,18 @@ class Mistral(NamedTuple):
     def read(self, parser: CallParser) -> Parsing[None]:
         """The list, or one call of the newer form."""
         parser.short_ids = True  # the templates of these models refuse any other id in the next turn
-        yield from parser.whitespace()
+        yield from parser.read_whitespace()
         if (yield from parser.peek()) in "[{":
             yield from JsonCalls().read(parser)
             return
-        name, id = (yield from parser.word()), None
+        name, id = (yield from parser.read_name()), None
         if (yield from parser.accept(self.id)):
-            id = yield from parser.word()
+            id = yield from parser.read_name()
         yield from parser.accept(self.separator)
-        yield from parser.whitespace()
-        if (yield from parser.peek()) != "{":
-            raise NotACallError("{")
-        parser.start_call(name, id)
-        yield from json_value(parser, parser.add_arguments)
+        yield from parser.read_whitespace()
+        yield from call_or_arguments(parser, name, id)
         parser.end_call()
+        yield from skip_braces(parser)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
         """The newer form if the model knows its marker, else a list."""
@@ -225,5 +143,7 @@ class Mistral(NamedTuple):
             listed = JsonCalls(((self.opening, None),)).grammar(writer)
             return CallGrammar(self.opening, f'" "? {listed.rest}')
         separator = writer.mark(self.separator)
-        calls = writer.calls(lambda f: f"{quoted(f.name)} {separator} {writer.arguments(f)}", writer.mark(self.opening))
+        calls = writer.write_calls(
+            lambda f: f"{quote_literal(f.name)} {separator} {writer.arguments(f)}", writer.mark(self.opening)
+        )
         return CallGrammar(self.opening, calls)

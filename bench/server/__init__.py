@@ -1,0 +1,1 @@
+"""Benchmarks of whole servers over HTTP, and of the front end alone."""

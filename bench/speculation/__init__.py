@@ -1,0 +1,1 @@
+"""Benchmarks of drafts: a server with a drafter, and the verification of drafts."""

@@ -1,0 +1,16 @@
+"""Warnings in an answer's headers: what was accepted and does not do what the client probably wants (RFC 7234, section
+5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.datastructures import MutableHeaders
+
+WARNING = "warning"
+
+
+def write_warnings(headers: MutableHeaders, texts: Iterable[str]) -> None:
+    """Write the warnings of a request. 299 is any persistent warning; the agent is this server."""
+    for text in texts:
+        headers.append(WARNING, f'299 tailrace "{text}"')

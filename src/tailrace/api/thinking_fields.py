@@ -1,0 +1,186 @@
+"""The fields by which clients ask how much a model should think → the variables of the chat template, and a budget.
+
+`reasoning_effort`, `enable_thinking` (Qwen), `thinking` (Anthropic, GLM, Kimi, DeepSeek) and `reasoning` (OpenRouter)
+are names of the same wishes. A wish that the template has no variable for is logged once, except thinking that is
+turned off: then a thought is closed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from tailrace.api.body import log_once
+from tailrace.errors import ParameterError
+from tailrace.text.reasoning_probe import EFFORTS, SWITCHES
+
+if TYPE_CHECKING:
+    from tailrace.api.schema.chat import Conversation
+    from tailrace.api.service import Service
+    from tailrace.text.tokenizer import Tokenizer
+
+OWN = "chat_template_kwargs."
+KNOWN = (*SWITCHES, *EFFORTS)
+C = TypeVar("C", bound="Conversation")
+
+
+class Wish(NamedTuple):
+    """A request's settings for thinking.
+
+    - switch: on or off.
+    - budget_field: the client's name for the budget.
+    - variables: further variables of the template.
+    - off_field: the client's name for the field that turns thinking off; "" if thinking stays on.
+    - own_switches, own_efforts: the values in chat_template_kwargs under known names.
+    """
+
+    switch: bool | None
+    effort: str | None
+    budget: int | None
+    budget_field: str
+    variables: dict[str, Any]
+    off_field: str = ""
+    own_switches: tuple[tuple[str, bool], ...] = ()
+    own_efforts: tuple[tuple[str, Any], ...] = ()
+
+
+def wish_of(ask: Conversation) -> Wish:
+    """Return what the request says of thinking, under whatever names.
+
+    Raises:
+        ParameterError: two of its fields contradict each other.
+    """
+    kwargs, thinking, reasoning = ask.chat_template_kwargs or {}, ask.thinking, ask.reasoning
+    switches: list[tuple[str, Any]] = [("enable_thinking", ask.enable_thinking)]
+    efforts: list[tuple[str, Any]] = [("reasoning_effort", ask.reasoning_effort)]
+    budgets: list[tuple[str, Any]] = [("thinking_token_budget", ask.thinking_token_budget)]
+    if isinstance(thinking, bool):
+        switches.append(("thinking", thinking))
+    elif thinking is not None:
+        switches.append(("thinking.type", thinking.type != "disabled"))
+        budgets.append(("thinking.budget_tokens", thinking.budget_tokens))
+        if thinking.type == "disabled" and thinking.budget_tokens is not None:
+            raise ParameterError("thinking.budget_tokens: thinking is disabled", "thinking.budget_tokens")
+    if reasoning is not None:
+        switches.append(("reasoning.enabled", reasoning.enabled))
+        efforts.append(("reasoning.effort", reasoning.effort))
+        budgets.append(("reasoning.max_tokens", reasoning.max_tokens))
+        if reasoning.exclude:
+            raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
+    own = [
+        (f"{OWN}{name}", kwargs[name] == on) for name, (on, off) in SWITCHES.items() if kwargs.get(name) in (on, off)
+    ]
+    own_efforts = [(f"{OWN}{name}", kwargs[name]) for name in EFFORTS if kwargs.get(name) is not None]
+    switch = read_agreed_value(switches, own)
+    effort = read_agreed_value(efforts, [entry for entry in own_efforts if entry[0] == f"{OWN}reasoning_effort"])
+    off = next((name for name, on in (*own, *switches) if on is False), "")
+    if not off and not any(on for _, on in (*own, *switches)):
+        off = next((name for name, value in (*own_efforts, *efforts) if value == "none"), "")
+    given = {name: getattr(ask, name) for name in ("verbosity",) if getattr(ask, name) is not None}
+    if thinking is not None and not isinstance(thinking, bool) and thinking.clear_thinking is not None:
+        given["clear_thinking"] = thinking.clear_thinking
+    budget_field, budget = find_agreed_field(budgets)
+    return Wish(switch, effort, budget, budget_field, given, off, tuple(own), tuple(own_efforts))
+
+
+def read_agreed_value(fields: list[tuple[str, Any]], own: Sequence[tuple[str, Any]] = ()) -> Any:
+    """Return the one value that the fields give.
+
+    Raises:
+        ParameterError: two fields differ, or one and what chat_template_kwargs holds: own.
+    """
+    found = find_agreed_field(fields)
+    if found[1] is not None:
+        find_agreed_field([found, *own])
+    return found[1]
+
+
+def find_agreed_field(fields: list[tuple[str, Any]]) -> tuple[str, Any]:
+    """Return the one value that the fields give, with the first field that gives it.
+
+    Raises:
+        ParameterError: two fields differ.
+    """
+    given = [(name, value) for name, value in fields if value is not None]
+    for name, value in given[1:]:
+        if value != given[0][1]:
+            raise ParameterError(
+                f"{given[0][0]} ({given[0][1]!r:.100}) and {name} ({value!r:.100}) differ", given[0][0]
+            )
+    return given[0] if given else fields[0]
+
+
+def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
+    """The request with its wishes in the variables that the chat template reads. The effort "none" turns thinking off,
+    any other effort turns it on, where the template has a switch and no field says otherwise. What chat_template_kwargs
+    holds stays.
+
+    Raises:
+        ParameterError: see `wish_of`.
+    """
+    wish, reads = wish_of(ask), tokenizer.template_reads
+    found = variables_of(wish, reads)
+    asked = {"reasoning_effort": wish.effort, **wish.variables}
+    for name in (name for name, value in asked.items() if value is not None):
+        if not (found if name == "reasoning_effort" else name in found):
+            log_once(f"{name} (the chat template does not ask for it)")
+    kwargs = {**found, **(ask.chat_template_kwargs or {})} or None
+    settled = dict.fromkeys(("reasoning_effort", "enable_thinking", "thinking", "reasoning", "verbosity"))
+    settled |= {"chat_template_kwargs": kwargs, "thinking_token_budget": wish.budget}
+    return msgspec.structs.replace(ask, **settled)  # type: ignore[arg-type, return-value]
+
+
+def variables_of(wish: Wish, reads: Callable[[str], bool]) -> dict[str, Any]:
+    """Return the template's variables for a wish. What chat_template_kwargs hold under a name that the template does
+    not read is a wish, too. reads: tells whether the template reads a name."""
+    effort = read_unread_value(wish.own_efforts, reads) if wish.effort is None else wish.effort
+    on = read_unread_value(wish.own_switches, reads) if wish.switch is None else wish.switch
+    if on is None and effort is not None:
+        on = effort != "none"
+    found: dict[str, Any] = {}
+    if on is not None:
+        found = {name: values[not on] for name, values in SWITCHES.items() if reads(name)}
+    if on is False and effort is None:
+        effort = "none"
+    if effort is not None and (effort != "none" or not found):
+        found |= {name: effort for name in EFFORTS if reads(name)}
+    return found | {name: value for name, value in wish.variables.items() if reads(name)}
+
+
+def read_unread_value(own: Sequence[tuple[str, Any]], reads: Callable[[str], bool]) -> Any:
+    """Return the value of entries of chat_template_kwargs, none of which the template reads; else None.
+
+    Raises:
+        ParameterError: two entries differ.
+    """
+    return None if any(reads(name.removeprefix(OWN)) for name, _ in own) else find_agreed_field([*own, ("", None)])[1]
+
+
+def list_unread_names(tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the names in chat_template_kwargs that the template does not read, and that are not read as a known
+    switch. Thinking that is turned off asks for nothing where the template has no switch."""
+    reads = tokenizer.template_reads
+    switched = any(reads(name) for name in KNOWN)
+    off = {name: values[1] for name, values in SWITCHES.items()} | dict.fromkeys(EFFORTS, "none")
+    heard = {name for name, value in kwargs.items() if name in KNOWN and (switched or value == off[name])}
+    return [name for name in kwargs if not reads(name) and name not in heard]
+
+
+def closes_thoughts(service: Service, wish: Wish) -> bool:
+    """Return True if thinking is turned off and the template has no variable for that, so that the engine has to close
+    each thought at once."""
+    form, reads = service.reasoning, service.tokenizer.template_reads
+    closable = form is not None and form.split and not form.harmony and not form.again
+    switched = any(reads(name) for name in KNOWN)
+    return bool(wish.off_field) and closable and wish.budget is None and not switched
+
+
+def check_budget(service: Service, wish: Wish) -> None:
+    """Raise ParameterError for a budget that can't be kept."""
+    if wish.budget is not None and (service.reasoning is None or not service.reasoning.split):
+        raise ParameterError(
+            f"{wish.budget_field}: how this model marks its thinking is not known (--reasoning-parser names it)",
+            wish.budget_field,
+        )

@@ -1,0 +1,1 @@
+"""Modules that every package may use: extras, logs, JSON Schema, settings from outside, one token's logprobs."""

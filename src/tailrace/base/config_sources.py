@@ -1,0 +1,117 @@
+"""Reads the settings. A flag overrides the environment (TAILRACE_<SECTION>_<FIELD>), which overrides the file (TOML,
+one table per section), which overrides the default."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.config import (
+    ENGINE_SECTIONS,
+    MODEL_NAME,
+    MODELS,
+    SECTIONS,
+    CacheConfig,
+    Config,
+    GrammarConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
+from tailrace.errors import ConfigError
+
+
+def load_config(
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Config:
+    """Return the settings from flags ({section: {field: value}}; None is skipped), environment and file, in that
+    precedence.
+
+    Settings of one model ({"models": {name: {section: {field: value}}}} in flags and file) override the common ones. A
+    common model.model applies to the models that set none.
+
+    Raises:
+        ConfigError: an unknown table or field, a wrong type, a file that can't be read, or a model that would not be
+            served; the message names the field.
+    """
+    merged: dict[str, dict[str, Any]] = {name: {} for name in (*SECTIONS, MODELS)}
+    if file is not None:
+        try:
+            tables = tomllib.loads(Path(file).read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file}: {error}") from error
+        for name, table in tables.items():
+            if name not in merged or not isinstance(table, dict):
+                raise ConfigError(f"{file}: unknown table [{name}]; there are {', '.join((*SECTIONS, MODELS))}")
+            (merge_models if name == MODELS else dict.update)(merged[name], table)
+    env = os.environ if env is None else env
+    for name in SECTIONS:
+        for field in list_fields(name):
+            value = env.get(f"TAILRACE_{name}_{field}".upper())
+            if value is not None:
+                merged[name][field] = value
+    for name, given in (flags or {}).items():
+        if name == MODELS:
+            merge_models(merged[MODELS], given)
+            continue
+        merged[name].update({field: value for field, value in given.items() if value is not None})
+    check_taken(merged)
+    merged[MODELS] = {name: model_sections(name, own, merged) for name, own in merged[MODELS].items()}
+    try:
+        return msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def merge_models(models: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Add the settings of single models: {name: {section: {field: value}}}."""
+    for name, own in given.items():
+        if not isinstance(own, Mapping) or not all(isinstance(table, Mapping) for table in own.values()):
+            raise ConfigError(f"models.{name} must hold tables, one per section: {', '.join(ENGINE_SECTIONS)}")
+        for section, table in own.items():
+            models.setdefault(name, {}).setdefault(section, {}).update(table)
+        models.setdefault(name, {})
+
+
+def check_taken(merged: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a model without a name that no model by name uses: it would not be served."""
+    unnamed, named = merged["model"].get("model"), merged[MODELS]
+    if unnamed is not None and named and all("model" in own.get("model", {}) for own in named.values()):
+        raise ConfigError(
+            f"model.model {unnamed!r:.200} (--model) has no name, and the models with names ({', '.join(named)}; "
+            f"--model NAME=MODEL, [models.NAME.model]) have their own: give it one (--model NAME={unnamed:.200}) to "
+            "serve it beside them, or leave it out"
+        )
+
+
+def model_sections(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of one model: its own fields over the common ones, with its name."""
+    if not MODEL_NAME.fullmatch(name):
+        raise ConfigError(f"a model's name must be 1 to 128 letters, digits or any of . _ : @ / + -, got {name!r:.200}")
+    if "name" in own.get("model", {}) or common["model"].get("name") is not None:
+        raise ConfigError(
+            f"the model {name!r} has its name already; it takes no other (--served-model-name, model.name)"
+        )
+    sections = {section: {**common[section], **own.get(section, {})} for section in ENGINE_SECTIONS}
+    sections["model"]["name"] = name
+    return {**own, **sections}
+
+
+def list_fields(section: str) -> tuple[str, ...]:
+    """Return the field names of a section."""
+    return {
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "speculation": SpeculationConfig,
+        "grammar": GrammarConfig,
+        "server": ServerConfig,
+    }[section].__struct_fields__

@@ -1,0 +1,159 @@
+"""vLLM's `Sampler.forward`: a token of each request of the batch that tailrace follows.
+
+vLLM's own functions are called outside of what is attempted, and get logits that nobody has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none, fall_back
+from tailrace.integrations.vllm.layout import Function
+from tailrace.integrations.vllm.requests import PLACEHOLDER, BatchFollower, FollowedBatch
+from tailrace.sampling import Rows, token_for_each
+from tailrace.sampling.sampler import Pending
+
+BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
+
+
+def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
+    """Who follows this batch; None in vLLM's warm-up, which has no requests."""
+    return next((one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
+
+
+def check_batch(metadata: SamplingMetadata, mode: str, width: int, known: int) -> None:
+    """width: of the logits; known: the model's configuration has so many tokens.
+
+    Raises:
+        LeftToVllmError: tailrace can't sample such a batch.
+    """
+    if width != known:
+        raise LeftToVllmError(f"logits of {width} tokens for a model of {known}")
+    processors = metadata.logitsprocs
+    for one in (*processors.argmax_invariant, *processors.non_argmax_invariant):
+        if not isinstance(one, BUILT_IN):
+            raise LeftToVllmError(f"a custom logits processor ({type(one).__name__})")
+    thinking = getattr(metadata, "thinking_budget_state_holder", None)
+    if thinking is not None and thinking.has_tracked_requests():
+        raise LeftToVllmError("thinking_token_budget")
+    if metadata.max_num_logprobs is not None and not mode.endswith("_logprobs"):
+        raise LeftToVllmError(f"logprobs_mode {mode}")
+
+
+def prepare_batch(metadata: SamplingMetadata, mode: str, width: int, count: int) -> FollowedBatch | None:
+    """The batch as it stands; None where vLLM's own sampler serves it all. count: its rows, as vLLM has them.
+
+    Raises:
+        LeftToVllmError: tailrace can't sample such a batch.
+    """
+    follower = follower_of(metadata)
+    if follower is None or not follower.rows:
+        return None
+    batch = follower.ready(count)
+    check_batch(metadata, mode, width, follower.slots.vocab_size)
+    for reason in batch.refusals:
+        fall_back(reason)
+    return batch if batch.served else None
+
+
+def begin_again(metadata: SamplingMetadata) -> None:
+    """After an error: vLLM draws this step, and the next one begins with new slots."""
+    if (follower := follower_of(metadata)) is not None:
+        follower.begin_again()
+
+
+def sample_for_vllm(
+    theirs: Function,
+    sampler: Sampler,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+    *args: Any,
+    **more: Any,
+) -> SamplerOutput:
+    """A token of each row."""
+    if args or more:  # a bonus token, for its own verification of drafts
+        return theirs(sampler, logits, sampling_metadata, *args, **more)
+
+    def prepare_rows() -> FollowedBatch | None:
+        if follower_of(sampling_metadata) is None and BatchFollower.newest is not None:
+            BatchFollower.newest.sampler.warm_up({logits.dtype}, logits.device)  # vLLM is about to measure its memory
+        return prepare_batch(sampling_metadata, sampler.logprobs_mode, logits.shape[-1], logits.shape[0])
+
+    def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
+        rows = Rows.plain(batch.slots, batch.served, batch.positions())
+        found = draw_output(sampling_metadata, batch, logits, rows, 1)
+        return found if own is None else merge_outputs(own, batch.served, found)
+
+    after = partial(begin_again, sampling_metadata)
+    batch = call_or_none("sampler", prepare_rows, after)
+    if batch is None:
+        return theirs(sampler, logits, sampling_metadata)
+    spare = call_or_none("sampler", logits.clone) if batch.refusals else None
+    if batch.refusals and spare is None:
+        return theirs(sampler, logits, sampling_metadata)
+    own = theirs(sampler, spare, sampling_metadata) if batch.refusals else None
+    found = call_or_none("sampler", lambda: draw_rows(batch, own), after)
+    if found is not None:
+        return found
+    return theirs(sampler, logits, sampling_metadata) if own is None else own
+
+
+def draw_output(
+    metadata: SamplingMetadata, batch: FollowedBatch, logits: torch.Tensor, rows: Rows, width: int
+) -> SamplerOutput:
+    """Return the draws in vLLM's form. width: columns of its tokens; −1 marks a column without a token."""
+    follower = follower_of(metadata)
+    assert follower is not None
+    pending = follower.sampler.begin(logits, rows)
+    ids, without = token_for_each(pending.token_ids, logits, rows.source[rows.start[:-1]].tolist())
+    for _ in without:
+        fall_back("a row of logits without any token (NaN, infinity, or all of it masked)")
+    ids = pad(ids, (0, width - ids.shape[1]), value=PLACEHOLDER)
+    top = metadata.max_num_logprobs
+    output = SamplerOutput(
+        ids.to(torch.int32), None if top is None else make_logprobs_tensors(pending, ids, batch, top)
+    )
+    if follower.fields["return_sampling_mask"]:
+        follower.drawn = (batch.served, pending.wait())
+    return output
+
+
+def make_logprobs_tensors(pending: Pending, ids: torch.Tensor, batch: FollowedBatch, top: int) -> LogprobsTensors:
+    """Return the logprobs in vLLM's form, of all places of all requests in order.
+
+    Each row has the sampled token first, then the likeliest. Zeros pad the row of a request that asked for fewer than
+    another, because vLLM looks up all ids of a row.
+
+    Args:
+        ids: int64 [N, W]. top: how many of the likeliest tokens the batch reports.
+    """
+    asked = [request.params.logprobs for request in batch.requests]
+    padding = (0, 0, 0, ids.shape[1] - pending.token_ids.shape[1])
+    shown, values = (pad(part, padding) for part in pending.padded_logprobs(asked, top))
+    listed = torch.cat([ids.clamp(min=0)[:, :, None], shown[:, :, 1:]], 2).to(torch.int32)
+    return LogprobsTensors(listed.flatten(0, 1), values.float().flatten(0, 1), shown[:, :, 0].flatten())
+
+
+def merge_outputs(own: SamplerOutput, served: list[int], found: SamplerOutput) -> SamplerOutput:
+    """vLLM's output with these requests' rows replaced by tailrace's. `own` stays as it is."""
+    ids = own.sampled_token_ids.clone()
+    ids[served] = found.sampled_token_ids.to(ids.dtype)
+    theirs, reports = own.logprobs_tensors, found.logprobs_tensors
+    if theirs is not None and reports is not None and theirs.logprobs.dim() == 2 and theirs.logprob_token_ids.numel():
+        width = min(theirs.logprobs.shape[1], reports.logprobs.shape[1])
+        listed, values, ranks = (part.clone().unflatten(0, ids.shape) for part in theirs[:3])
+        places = (len(served), ids.shape[1])
+        listed[served, :, :width] = reports.logprob_token_ids[:, :width].unflatten(0, places)
+        values[served, :, :width] = reports.logprobs[:, :width].unflatten(0, places)
+        ranks[served] = reports.selected_token_ranks.to(ranks.dtype).unflatten(0, places)
+        theirs = LogprobsTensors(*(part.flatten(0, 1) for part in (listed, values, ranks)), *theirs[3:])
+    return replace(own, sampled_token_ids=ids, logprobs_tensors=theirs)

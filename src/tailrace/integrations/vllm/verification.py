@@ -1,0 +1,127 @@
+"""vLLM's `RejectionSampler.forward`: which drafts stand, and the token after them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, takewhile
+
+import torch
+from torch.nn.functional import pad
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from tailrace.integrations.vllm.draws import begin_again, draw_output, follower_of, merge_outputs, prepare_batch
+from tailrace.integrations.vllm.fallbacks import call_or_none
+from tailrace.integrations.vllm.layout import Function
+from tailrace.integrations.vllm.requests import PLACEHOLDER, FollowedBatch
+from tailrace.request.options import Rule
+from tailrace.sampling import Rows
+
+HERE = "verification of drafts"
+OTHERWISE = ("synthetic_mode", "use_fly")  # rules that a server may ask for, and that keep no distribution
+
+
+def verify_drafts(
+    theirs: Function,
+    verifier: RejectionSampler,
+    metadata: SpecDecodeMetadata,
+    draft_probs: torch.Tensor | None,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+) -> SamplerOutput:
+    """Which drafts stand, and the token after them. Requests with a seed are verified by rule exact: they get the
+    tokens that they would have got without drafts. The others, where the drafts come with distributions, by rejection:
+    more drafts stand, and the distribution is the same. Drafts of a request that vLLM serves are dropped."""
+    if any(getattr(verifier, name, False) for name in OTHERWISE):
+        return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
+    counts, mode = metadata.num_draft_tokens, verifier.sampler.logprobs_mode
+
+    def prepare_rows() -> FollowedBatch | None:
+        return prepare_batch(sampling_metadata, mode, logits.shape[-1], len(counts))
+
+    def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
+        rows = make_draft_rows(batch, metadata, draft_probs, logits.shape[-1])
+        found = draw_output(sampling_metadata, batch, logits, rows, 1 + max(counts))
+        return found if own is None else merge_outputs(own, batch.served, found)
+
+    after = partial(begin_again, sampling_metadata)
+    batch = call_or_none(HERE, prepare_rows, after)
+    found = own = None
+    if batch is not None and batch.refusals:
+        own = sample_without_drafts(verifier, counts, logits, sampling_metadata)
+    if batch is not None and (own is not None or not batch.refusals):
+        found = call_or_none(HERE, lambda: draw_rows(batch, own), after)
+    if found is None and own is None and call_or_none(HERE, lambda: may_misread(logits, sampling_metadata)):
+        own = sample_without_drafts(verifier, counts, logits, sampling_metadata)
+    if found is None and own is None:
+        return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
+    return own if found is None else found
+
+
+def make_draft_rows(
+    batch: FollowedBatch, metadata: SpecDecodeMetadata, draft_probs: torch.Tensor | None, vocab_size: int
+) -> Rows:
+    """Return the rows that verify the drafts.
+
+    The first id that is no token ends a request's drafts. vLLM writes −1 after the drafter's last token, and from the
+    first token that a grammar refuses. An n-gram may also repeat an image's placeholder, which may have no logit.
+    Later rows of logits are not read.
+    """
+    counts = metadata.num_draft_tokens
+    listed = [part.tolist() for part in metadata.draft_token_ids.cpu().split(counts)]
+    drafts = [list(takewhile(lambda id: 0 <= id < vocab_size, listed[row])) for row in batch.served]
+    rules: list[Rule] = ["exact"] * len(drafts)
+    dense = None
+    if draft_probs is not None:
+        rules = ["rejection" if one.params.seed is None else "exact" for one in batch.requests]
+        given = draft_probs.split(counts)
+        dense = [given[row][: len(ids)] if ids else None for row, ids in zip(batch.served, drafts, strict=True)]
+    first = first_rows(counts)
+    return Rows.drafted(
+        batch.slots,
+        batch.positions(),
+        drafts,
+        rules,
+        dense,
+        source=[first[row] for row in batch.served],
+        trusted=True,  # vLLM's drafter makes them by softmax
+    )
+
+
+def first_rows(counts: list[int]) -> list[int]:
+    """Return the first row of logits of each request. counts: drafts per request."""
+    return list(accumulate((count + 1 for count in counts[:-1]), initial=0))
+
+
+def may_misread(logits: torch.Tensor, metadata: SamplingMetadata) -> bool:
+    """Return whether vLLM's own verification of this batch would read uninitialized memory.
+
+    Its CPU versions of the kernels do so for sampled requests. With top-k its engine ends (docs/integrations/vllm.md).
+    """
+    follower = follower_of(metadata)
+    return logits.is_cpu and not metadata.all_greedy and follower is not None and bool(follower.rows)
+
+
+def sample_without_drafts(
+    verifier: RejectionSampler, counts: list[int], logits: torch.Tensor, metadata: SamplingMetadata
+) -> SamplerOutput | None:
+    """A token of each request by vLLM's own sampler, without its drafts. None after an error in tailrace."""
+    first = call_or_none(HERE, lambda: logits[first_rows(counts)])
+    if first is None:
+        return None
+    own = verifier.sampler(first, metadata, predict_bonus_token=False)  # so named, tailrace passes it on
+    return call_or_none(HERE, lambda: pad_output(own, max(counts)))
+
+
+def pad_output(own: SamplerOutput, behind: int) -> SamplerOutput:
+    """One token of each request as vLLM's verification has them, with so many places behind it."""
+    reports = own.logprobs_tensors
+    if reports is not None:
+        parts = (pad(part[:, None], (*(0, 0) * (part.dim() - 1), 0, behind)).flatten(0, 1) for part in reports[:3])
+        reports = LogprobsTensors(*parts, *reports[3:])
+    return replace(
+        own, sampled_token_ids=pad(own.sampled_token_ids, (0, behind), value=PLACEHOLDER), logprobs_tensors=reports
+    )

@@ -1,0 +1,69 @@
+"""The settings of a folder's language model, with the sizes that config.json leaves to the default of the model's class
+in transformers.
+
+transformers' `save_pretrained` leaves out what equals the class's default: Gemma 3's `text_config` states no
+`vocab_size`. Only transformers knows these defaults, and it imports torch. So a process without transformers asks a
+child: `python -m tailrace.models.class_settings FOLDER REMOTE_CODE` prints the settings. A folder that states all that
+is asked for costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tailrace.models.config_files import language_config, nested_config, read_json
+
+
+def read_settings(folder: Path, needed: Sequence[Sequence[str]], remote_code: bool = False) -> dict[str, Any]:
+    """Return the language model's settings. Those of the class are added if config.json lacks a needed one.
+
+    Args:
+        needed: settings, each by all of its names.
+        remote_code: the folder's own code may run.
+
+    Raises:
+        ModelLoadError: config.json can't be read.
+    """
+    config = read_json(folder, "config.json", required=True)
+    stated, own = language_config(config), nested_config(config) or config
+    if all(any(own.get(name) is not None for name in names) for names in needed) or "model_type" not in config:
+        return stated
+    changed = (folder / "config.json").stat().st_mtime_ns
+    return {**stated, **class_settings(folder, changed, remote_code)}
+
+
+@lru_cache(maxsize=32)
+def class_settings(folder: Path, changed: int, remote_code: bool) -> dict[str, Any]:
+    """Return the settings that transformers makes of config.json, without those that are None.
+
+    {} if transformers fails; the runner reports the reason later. changed: config.json's time, so that a new file is
+    read again.
+    """
+    if "transformers" in sys.modules:
+        return ask_transformers(folder, remote_code)
+    command = [sys.executable, "-m", "tailrace.models.class_settings", str(folder), str(int(remote_code))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout.strip() else {}
+
+
+def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
+    """The same, in a process that may import transformers."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
+        text = config.get_text_config()
+        found: dict[str, Any] = json.loads(text.to_json_string(use_diff=False))
+    except Exception:  # whatever a model's code raises
+        return {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+if __name__ == "__main__":
+    print(json.dumps(ask_transformers(Path(sys.argv[1]), sys.argv[2] == "1")))

@@ -1,0 +1,226 @@
+"""A GGUF file's metadata. A field that the conversion reads is marked. A field of the architecture that nobody reads is
+refused: it may change the arithmetic. Part of convert.py's process; knows no architecture.
+
+llama.cpp's names: gguf.constants.Keys.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader
+
+from tailrace.errors import ModelLoadError
+from tailrace.models.check_weights import MAX_SIZE
+
+REQUIRED: Any = object()
+# fields that no computation uses: sizes that tensors state themselves, and how a file was made
+IRRELEVANT = frozenset({"vocab_size", "rope.scaling.finetuned", "attention.temperature_length"})
+SIGNED = ("rope.scaling.yarn_ext_factor",)  # −1: not set
+OFF = (0, False)
+ONE = (0, 1)  # llama.cpp takes 0 for "not set"
+# values that leave the arithmetic as it is, of fields that are refused otherwise unless an architecture reads them
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), OFF),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "attention.output_scale"), ONE),
+    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), OFF),
+    **dict.fromkeys(("attention.sliding_window", "attention.temperature_scale", "attention.shared_kv_layers"), OFF),
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "expert_gating_func"), OFF),
+    **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), OFF),
+    **dict.fromkeys(("expert_weights_norm", "leading_dense_block_count", "interleave_moe_layer_step"), OFF),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count", "expert_weights_scale"), ONE),
+    **dict.fromkeys(("nextn_predict_layers", "n_deepstack_layers", "pooling_type", "swin_norm"), OFF),
+    **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp", "rescale_every_n_layers"), OFF),
+    **dict.fromkeys(("rope.scaling.alpha", "rope.dimension_sections", "rope.dimension_count_swa"), OFF),
+    "attention.causal": (True,),
+    "tensor_data_layout": ("Meta AI original pth",),  # of llama's queries and keys, as in every file
+}
+
+
+def is_count(value: Any, least: int) -> bool:
+    """Return True for a whole number of at least `least` that sizes may be."""
+    return type(value) is int and least <= value <= MAX_SIZE
+
+
+def are_flags(value: Any, layers: int) -> bool:
+    """Return True for a list that has true or false for each layer."""
+    return isinstance(value, list) and len(value) >= layers and all(entry in (False, True) for entry in value)
+
+
+def plain_value(value: Any) -> Any:
+    """Return a float32 as the shortest decimal number that it is the nearest to: 1e-05. Other values as they are."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+class Fields:
+    """The fields of a file. tensors: by name."""
+
+    def __init__(self, path: Path) -> None:
+        reader = GGUFReader(path)
+        self._fields, self._read = reader.fields, set[str]()
+        self.tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+        self.taken = set[str]()  # tensors that became settings
+        self.architecture: str = self.get_field("general.architecture", "")
+
+    def get_field(self, name: str, default: Any = None) -> Any:
+        """Return the value of a field by its whole name."""
+        return plain_value(self._fields[name].contents()) if name in self._fields else default
+
+    def name(self, key: str) -> str:
+        """Return the whole name of a field of the architecture."""
+        return f"{self.architecture}.{key}"
+
+    def names(self) -> list[str]:
+        """Return all fields' whole names."""
+        return list(self._fields)
+
+    def each(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return the value of a field of the architecture, and mark the field as read. A list has an entry for each
+        layer.
+
+        Raises:
+            ModelLoadError: the file lacks the field.
+        """
+        name = self.name(key)
+        self._read.add(name)
+        value = self.get_field(name, default)
+        if value is REQUIRED:
+            raise ModelLoadError(f"the field {name} is missing")
+        return value
+
+    def take(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return the value of a field that is the same for all layers.
+
+        Raises:
+            ModelLoadError: the file lacks the field, or its layers differ.
+        """
+        value = self.each(key, default)
+        if isinstance(value, list):
+            if not value or len(value) != self.get_field(self.name("block_count")) or value != value[:1] * len(value):
+                self.refuse(key, value)
+            return value[0]
+        return value
+
+    def count(self, key: str, default: Any = REQUIRED, least: int = 0) -> int:
+        """Return a whole number of at least `least`.
+
+        Raises:
+            ModelLoadError: as `take`, or the value is another.
+        """
+        value = self.take(key, default)
+        if not is_count(value, least):
+            self.refuse(key, value)
+        return value
+
+    def size(self, key: str, default: Any = REQUIRED) -> int:
+        """Return a whole number above 0."""
+        return self.count(key, default, least=1)
+
+    def of_layers(self, key: str, default: Any, layers: int) -> list[int]:
+        """Return a whole number for each layer. A file has one for all, or a list.
+
+        Raises:
+            ModelLoadError: the list has not one entry for each layer, or an entry is another.
+        """
+        value = self.each(key, default)
+        entries = value if isinstance(value, list) else [value] * layers
+        whole = len(entries) in (layers, self.get_field(self.name("block_count")))
+        if not whole or not all(is_count(entry, 0) for entry in entries):
+            self.refuse(key, value)
+        return entries[:layers]
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return True or False.
+
+        Raises:
+            ModelLoadError: as `take`, or the value is another.
+        """
+        value = self.take(key, default)
+        if value not in (False, True):
+            self.refuse(key, value)
+        return bool(value)
+
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return a number, or the default. It is finite, and not negative but for YaRN's factor of extrapolation.
+
+        Raises:
+            ModelLoadError: as `take`, or the value is another.
+        """
+        value = self.take(key, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self.refuse(key, value)
+        if value < 0 and key not in SIGNED:
+            self.refuse(key, value)
+        return value
+
+    def positive(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return a number above 0, or the default."""
+        value = self.number(key, default)
+        if value is not default and not value:
+            self.refuse(key, value)
+        return value
+
+    def expect(self, key: str, *accepted: Any) -> None:
+        """Refuse the field unless it is missing or has an accepted value."""
+        value = self.each(key, accepted[0])
+        if value not in accepted:
+            self.refuse(key, value)
+
+    def refuse(self, key: str, value: Any) -> None:
+        """Raise ModelLoadError for a value that is not supported."""
+        raise self.refusal(key, value)
+
+    def refusal(self, key: str, value: Any) -> ModelLoadError:
+        """Return the error for a value that is not supported."""
+        return ModelLoadError(
+            f"the field {self.name(key)} is {value!r:.80}, which is not supported for {self.architecture}: "
+            "its tokens would be wrong"
+        )
+
+    def read_vector(self, name: str) -> np.ndarray | None:
+        """Return the values of a tensor that becomes a setting, and mark the tensor as used; None without it.
+
+        Raises:
+            ModelLoadError: it is in blocks.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
+        self.taken.add(name)
+        if tensor.data.dtype.kind != "f":
+            raise ModelLoadError(f"the tensor {name} is {tensor.tensor_type.name}, which is not read")
+        return np.asarray(tensor.data, np.float32).reshape(-1)
+
+    def has_tensor(self, stem: str) -> bool:
+        """Return True if the first layer, or any other, has this tensor ("attn_q.bias")."""
+        return any(name.endswith(f".{stem}") for name in self.tensors)
+
+    def rows(self, stem: str) -> int:
+        """Return the outputs of the first tensor with this name in a layer: rows of a matrix, or of each expert's.
+
+        Raises:
+            ModelLoadError: no layer has one.
+        """
+        for name, tensor in self.tensors.items():
+            if name == stem or name.endswith(f".{stem}"):
+                if len(tensor.shape) < 2:
+                    raise ModelLoadError(f"the tensor {name} has one dimension, and a matrix has two")
+                return int(tensor.shape[1])
+        raise ModelLoadError(f"the tensor {stem} is missing")
+
+    def refuse_unread(self) -> None:
+        """Raise ModelLoadError for a field of the architecture that nobody has read, unless it changes nothing."""
+        prefix = f"{self.architecture}."
+        for name in self._fields:
+            key = name.removeprefix(prefix)
+            if not name.startswith(prefix) or name in self._read or key in IRRELEVANT:
+                continue
+            value = self.get_field(name)
+            values = value if isinstance(value, list) else [value]
+            if any(entry not in NEUTRAL.get(key, ()) for entry in values):
+                self.refuse(key, value)

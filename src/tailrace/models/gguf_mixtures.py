@@ -1,0 +1,55 @@
+"""Readers of a GGUF file's fields for further mixtures of experts. Part of convert.py's process; knows nothing of
+weights."""
+
+from __future__ import annotations
+
+from tailrace.models.gguf_fields import Fields
+from tailrace.models.gguf_readers import SIGMOID, Settings
+
+LLAMA4_CHUNK = 8192
+MAVERICK = 128
+
+
+def read_dots(fields: Fields, settings: Settings) -> None:
+    """Read dots1, whose routers are a sigmoid with corrections, as DeepSeek's."""
+    fields.expect("expert_gating_func", SIGMOID, 0)
+
+
+def read_lfm2_moe(fields: Fields, settings: Settings) -> None:
+    """Read LFM2's mixture: a sigmoid with corrections, and some layers without experts at the beginning."""
+    fields.expect("expert_gating_func", SIGMOID)
+    settings["num_dense_layers"] = fields.count("leading_dense_block_count", 0)
+    settings["use_expert_bias"] = fields.has_tensor("exp_probs_b.bias")
+
+
+def read_hunyuan_moe(fields: Fields, settings: Settings) -> None:
+    """Read Hunyuan's mixture. All experts, also the shared one, have the size of the dense layers."""
+    size, layers = settings["moe_intermediate_size"], settings["num_hidden_layers"]
+    settings["intermediate_size"] = size
+    settings["moe_topk"] = [settings["num_experts_per_tok"]] * layers
+    settings["num_shared_expert"] = [fields.count("expert_shared_count", 1)] * layers
+    settings["moe_intermediate_size"] = [size] * layers
+    fields.expect("expert_shared_feed_forward_length", size)
+
+
+def read_ernie_moe(fields: Fields, settings: Settings) -> None:
+    """Read ERNIE's mixture. The size of shared experts follows from their number: the converter states another one,
+    which nobody reads."""
+    fields.each("expert_shared_feed_forward_length", None)
+    settings["moe_num_experts"] = settings.pop("num_experts")
+    settings["moe_k"] = settings.pop("num_experts_per_tok")
+    settings["moe_num_shared_experts"] = fields.count("expert_shared_count", 0)
+    settings["moe_layer_start_index"] = fields.count("leading_dense_block_count", 0)
+    settings["moe_layer_end_index"] = settings["num_hidden_layers"] - 1
+    settings["moe_layer_interval"] = fields.size("interleave_moe_layer_step", 1)
+
+
+def read_llama4(fields: Fields, settings: Settings) -> None:
+    """Read Llama 4: layers that see chunks, and what no field states: Maverick's 128 experts go without norms of
+    queries and keys."""
+    settings["intermediate_size_mlp"] = settings["intermediate_size"]
+    settings["intermediate_size"] = settings.pop("moe_intermediate_size")
+    settings["interleave_moe_layer_step"] = fields.size("interleave_moe_layer_step")
+    settings["use_qk_norm"] = settings["num_local_experts"] != MAVERICK
+    settings["attention_chunk_size"] = LLAMA4_CHUNK
+    fields.expect("attention.sliding_window", LLAMA4_CHUNK)

@@ -1,0 +1,1 @@
+"""The fields of one request, their checks, and options that are records."""

@@ -1,0 +1,59 @@
+"""Makes decode steps that run without the model's code: CUDA graphs on a GPU, recorded calls on a CPU. They are used
+only if their logits are those of the model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from tailrace.runners.fuse import explain_difference
+from tailrace.runners.graphs import GraphRecorder, Graphs, Launch
+from tailrace.runners.paged_model import PagedModel
+from tailrace.runners.recorded import RecordedSteps
+from tailrace.runners.trials import decode_trial
+
+log = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def record_graphs(
+    paged: PagedModel, most: int, width: int, capture: Callable[[Launch], Launch] | None = None
+) -> Graphs | None:
+    """Return the decode steps as graphs, or None if their logits differ. The trial's positions must be in the cache.
+
+    Args:
+        most: sequences of the largest graph. width: the most entries of a block table.
+        capture: see Graphs; None: a GPU's.
+    """
+    graphs, problem = None, ""
+    try:
+        graphs = Graphs(paged.run, most, width, paged.device, capture or GraphRecorder(paged.device))
+        for sequences in {1, min(3, most), most}:
+            batch = decode_trial(paged.vocab_size, paged.block_size, sequences)
+            problem = problem or explain_difference(paged.logits(batch), graphs(batch))
+    except RuntimeError as error:  # the model's code makes the host wait, or there is no memory left
+        problem = str(error)
+    if problem:
+        log.warning("no CUDA graphs: %s", problem)
+    return None if problem else graphs
+
+
+@torch.inference_mode()
+def record_calls(paged: PagedModel, width: int) -> RecordedSteps | None:
+    """Return the decode steps as recorded calls, or None if the model's code does more than call. The trial's positions
+    must be in the cache. width: the most entries of a block table."""
+    steps, problem = RecordedSteps(paged.run, width), ""
+    try:
+        for sequences in (1, 3):
+            # recorded with other inputs
+            steps(decode_trial(paged.vocab_size, paged.block_size, sequences, -2))
+            batch = decode_trial(paged.vocab_size, paged.block_size, sequences)
+            if not torch.equal(paged.logits(batch), steps(batch)):
+                problem = "their logits are not the model's"
+    except (RuntimeError, TypeError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        log.info("no recorded decode steps: %s", problem)
+    return None if problem else steps

@@ -1,0 +1,39 @@
+"""Finds out whether a chat template writes the tools that it is given: two short conversations are rendered with a
+tool, and its name is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tailrace.errors import RequestError
+from tailrace.text.templates.forms import Message
+from tailrace.text.templates.probe import CALLED, TOOLS, USER
+
+Render = Callable[[list[Message], dict[str, Any]], str]
+SYSTEM: Message = {"role": "system", "content": "qzsystem"}
+
+
+class ToolWriting(NamedTuple):
+    """Where a template writes tools: in a conversation that begins with a system message, and in any other one."""
+
+    with_system: bool
+    without_system: bool
+
+    def covers(self, messages: list[Message]) -> bool:
+        """True if the tools of this conversation are written."""
+        system = bool(messages) and messages[0].get("role") in ("system", "developer")
+        return self.with_system if system else self.without_system
+
+
+def probe_tools(render: Render) -> ToolWriting:
+    """Try a template. A conversation that the template refuses is no loss in silence, so its tools count as written."""
+
+    def has_probe_tool(messages: list[Message]) -> bool:
+        options = {"tools": [TOOLS["nested"]], "documents": None, "add_generation_prompt": True}
+        try:
+            return CALLED in render(messages, options)
+        except RequestError:
+            return True
+
+    return ToolWriting(has_probe_tool([SYSTEM, USER]), has_probe_tool([USER]))

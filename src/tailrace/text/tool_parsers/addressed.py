@@ -1,0 +1,86 @@
+"""Calls in models whose answers are messages with headers: Muse, whose header names the recipient, and Inkling, whose
+header may name the function."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tailrace.text.tool_parsers.call_parser import WHITE, WORD, CallParser, NotACallError, Parsing, drop_text
+from tailrace.text.tool_parsers.functions import Function
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quote_literal
+from tailrace.text.tool_parsers.lookahead import match_sequences
+from tailrace.text.tool_parsers.tagged import Tagged
+from tailrace.text.tool_parsers.tagged_grammar import CallWriter
+from tailrace.text.tool_parsers.wrapped import JsonCalls
+
+
+class Addressed(NamedTuple):
+    """Tagged calls in messages to tools.
+
+    calls: the body of such a message. to: what stands before the recipient. body: the marker behind the recipient.
+    start, end: markers before and after a message. others: recipients that are no tools.
+    """
+
+    calls: Tagged
+    to: str
+    body: str
+    start: str
+    end: str
+    others: tuple[str, ...]
+
+    def read(self, parser: CallParser) -> Parsing[None]:
+        """The calls of a message, or of a body whose header is not shown. A header to anybody else is dropped up to the
+        recipient: the rest is a marker of thoughts or content."""
+        if parser.opened_by(self.to):
+            for other in self.others:
+                if (yield from parser.is_next(other + self.body)):
+                    parser.drop()
+                    return
+            yield from parser.read_name()
+            yield from parser.expect(self.body)
+            yield from parser.read_whitespace()
+            yield from parser.expect(self.calls.opening)
+        end, parser.closing = parser.closing, self.calls.closing
+        yield from self.calls.read(parser)
+        if end != self.calls.closing:
+            parser.closing = end
+            if end is not None and (
+                yield from match_sequences(parser, [(WHITE, end)])
+            ):  # else white space may begin a header
+                yield from parser.close()
+
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """A message for each call."""
+        line, body = quote_literal("\n"), writer.mark(self.body)
+        opening, closing = writer.mark(self.calls.opening), writer.mark(self.calls.closing)
+
+        def write_message(function: Function) -> str:
+            call = CallWriter(self.calls, writer, function).written()
+            return f"{quote_literal(function.name)} {body} {opening} {line} {call} {line} {closing}"
+
+        between = f"{writer.mark(self.end)} {writer.mark(self.start + self.to)}"
+        return CallGrammar(self.to, writer.write_calls(write_message, between))
+
+
+class Headed(NamedTuple):
+    """JSON calls behind a header that may have a name. opening: the marker of a call. header: the marker of any
+    message."""
+
+    calls: JsonCalls
+    opening: str
+    header: str
+
+    def read(self, parser: CallParser) -> Parsing[None]:
+        """The calls of a message. The header of any other message is dropped."""
+        if not parser.opened_by(self.opening):
+            yield from parser.read_span(WORD, drop_text)
+            if not (yield from parser.accept(self.opening)):
+                if (yield from parser.peek()) != "<":
+                    raise NotACallError(self.opening)
+                parser.drop()
+                return
+        yield from self.calls.read(parser)
+
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """The calls alone."""
+        return self.calls.grammar(writer)

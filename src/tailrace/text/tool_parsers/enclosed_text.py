@@ -1,0 +1,84 @@
+"""Text up to the mark that closes it, where the text itself may hold that mark, and whole calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
+from tailrace.text.tool_parsers.lookahead import Part, match_sequences
+
+
+class Enclosure:
+    """What closes texts of a format.
+
+    Args:
+        call: the sequence with which a call begins, with the block's opening marker first. closing: the block's closing
+            marker. between: the sequence between two calls, which no text holds outside of calls.
+    """
+
+    def __init__(self, call: tuple[Part, ...], closing: str, between: tuple[Part, ...]) -> None:
+        self.call, self.opening, self.closing, self.between = call, str(call[0]), closing, between
+
+    def read(
+        self, parser: CallParser, close: str, followers: Sequence[tuple[Part, ...]], loose: Sequence[tuple[Part, ...]]
+    ) -> Parsing[str]:
+        """Read the text and the mark that closes it.
+
+        Args:
+            followers: a mark closes the text if one of these comes next, and if it stands in no call inside the text.
+            loose: if no mark closes the text, the first mark does behind which one of these comes.
+
+        Raises:
+            NotACallError: the text ends before it is closed.
+        """
+        found, _ = yield from self.search(parser, close, followers, loose)
+        if found is None:
+            raise NotACallError(close)
+        return found
+
+    def search(
+        self, parser: CallParser, close: str, followers: Sequence[tuple[Part, ...]], loose: Sequence[tuple[Part, ...]]
+    ) -> Parsing[tuple[str | None, str]]:
+        """Read the text and the mark that closes it, as `read`. Return the text, and all that was read. The text is
+        None if no mark closes it."""
+        text, place = yield from self._read_enclosed(parser, close, followers, loose, nests=True)
+        if place is None:
+            parser.give_back(text)
+            text, place = yield from self._read_enclosed(parser, close, followers, loose, nests=False)
+        if place is None:
+            return None, text
+        if place < len(text):
+            parser.give_back(text[place:])
+        parser.take(len(close))
+        return text[:place], text
+
+    def _read_enclosed(
+        self,
+        parser: CallParser,
+        close: str,
+        followers: Sequence[tuple[Part, ...]],
+        loose: Sequence[tuple[Part, ...]],
+        nests: bool,
+    ) -> Parsing[tuple[str, int | None]]:
+        """Read up to the mark that closes the text, or else to the end. Return what was read, and where the text ends
+        in it."""
+        parts, depth = list[str](), 0
+        place: int | None = None
+        while True:
+            part, mark = yield from parser.up_to(close, self.opening, self.closing, str(self.between[0]))
+            parts.append(part)
+            if not mark or (
+                not depth and mark == self.between[0] and (yield from match_sequences(parser, [self.between]))
+            ):
+                return "".join(parts), place
+            if mark == self.opening and nests and (yield from match_sequences(parser, [self.call])):
+                depth += 1
+            elif mark == self.closing and depth:
+                depth -= 1
+            elif mark == close and not depth:
+                if (yield from match_sequences(parser, [(close, *one) for one in followers])):
+                    text = "".join(parts)
+                    return text, len(text)
+                if place is None and (yield from match_sequences(parser, [(close, *one) for one in loose])):
+                    place = len("".join(parts))
+            parts.append(parser.take(len(mark)))

@@ -1,0 +1,54 @@
+"""What comes next in a text of which more may come: a sequence of literals, names and white space."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from tailrace.text.tool_parsers.call_parser import WHITE, WORD, CallParser, Parsing
+
+KEY = re.compile(r"[^<>\"&\n]*")  # a parameter's name between tags
+END = re.compile(r"\Z")  # of the whole text
+Part: TypeAlias = str | re.Pattern[str]  # a literal, or a repeated class of characters
+HOLE = re.compile(r"(NAME|KEY|TYPE|INDEX|\n)")
+HOLES: dict[str, re.Pattern[str]] = {"NAME": WORD, "KEY": KEY, "TYPE": WORD, "INDEX": WORD, "\n": WHITE}
+
+
+def parts_of(tag: str) -> tuple[Part, ...]:
+    """The sequence that a tag with holes stands for."""
+    return tuple(HOLES.get(part, part) for part in HOLE.split(tag) if part)
+
+
+def match_parts(text: str, at: int, parts: Sequence[Part], ended: bool) -> int | None:
+    """Return where the sequence ends that begins at a place; -1 if another text is there, None if more text is needed.
+    ended: no more text comes."""
+    for part in parts:
+        if isinstance(part, str):
+            there = text[at : at + len(part)]
+            if there != part:
+                return None if part.startswith(there) and not ended else -1
+            at += len(part)
+            continue
+        found = part.match(text, at)
+        end = found.end() if found else at
+        if end == len(text) and not ended:
+            return None
+        if end == at and part is not WHITE and not (part is END and end == len(text)):
+            return -1
+        at = end
+    return at
+
+
+def match_sequences(parser: CallParser, sequences: Sequence[Sequence[Part]]) -> Parsing[int]:
+    """Return the length of the first of the sequences that comes next; 0 if none does. Reads nothing."""
+    while True:
+        for parts in sequences:
+            end = match_parts(parser.text, parser.at, parts, parser.ended)
+            if end is None:
+                break
+            if end >= 0:
+                return end - parser.at
+        else:
+            return 0
+        yield

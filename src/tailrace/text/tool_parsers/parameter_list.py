@@ -1,0 +1,127 @@
+"""The arguments of a function one by one, for formats that write each with its name: names, schemas, alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tailrace.base.json_schema import NOTES, SHARED, with_references_inside
+from tailrace.base.schema_conflicts import property_of
+from tailrace.errors import ParameterError
+from tailrace.text.tool_parsers.functions import Function
+from tailrace.text.tool_parsers.resolve import simplify_schema, with_listed_types
+
+# keywords of the arguments object that tie parameters to each other, which a list of separate parameters can't express
+TIES = frozenset(
+    {
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+    }
+)
+OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *SHARED})
+
+
+class ParameterList(NamedTuple):
+    """One alternative of a function's arguments.
+
+    fields: each parameter's name, its schema as a document of its own, and whether it is required. free: the schema of
+    further parameters with any names; None if there are none.
+    """
+
+    fields: tuple[tuple[str, dict[str, Any], bool], ...]
+    free: dict[str, Any] | None
+
+
+def parameter_lists(function: Function) -> list[ParameterList]:
+    """The alternatives of a function's arguments. Of a loose function: any parameters.
+
+    Raises:
+        ParameterError: the schema ties parameters to each other.
+    """
+    if function.loose:
+        return [ParameterList((), {})]
+    whole = with_references_inside(function.parameters)
+    schema = simplify_schema(whole, whole)
+    if not isinstance(schema, Mapping):
+        raise not_expressible(function.name, "such a schema")
+    found = [parameter_list(function.name, one, schema) for one in iter_alternatives(function.name, schema)]
+    if not found:
+        raise not_expressible(function.name, "a schema that no arguments fit")
+    return found
+
+
+def parameter_list(name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> ParameterList:
+    """The parameters of one alternative. root: where references point."""
+    if ties := TIES & schema.keys():
+        raise not_expressible(name, sorted(ties)[0])
+    shared = {key: root[key] for key in SHARED if key in root}
+    required = schema.get("required", [])
+    fields: list[tuple[str, dict[str, Any], bool]] = []
+    for key in dict.fromkeys([*schema.get("properties", ()), *required]):
+        plain = simplify_schema(property_of(schema, key), root)
+        own = with_listed_types(plain)
+        if own is not False:
+            fields.append((key, shared | (own if isinstance(own, dict) else {}), key in required))
+        elif plain is not False:
+            raise not_expressible(f"{name}.{key}", "an enum of which no value fits")
+        elif key in required:
+            raise not_expressible(name, f"the parameter {key!r:.100}, of which no value fits,")
+    more = schema.get("additionalProperties", False)
+    free = simplify_schema({} if more is True else more, root)
+    return ParameterList(tuple(fields), shared | free if isinstance(free, dict) else None)
+
+
+def iter_alternatives(name: str, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The alternatives of anyOf or oneOf, each with what stands beside them; the schema itself if it has none."""
+    keys = [key for key in ("anyOf", "oneOf") if key in schema]
+    if not keys:
+        yield schema
+        return
+    choices = [choice if isinstance(choice, Mapping) else {} for choice in schema[keys[0]] if choice is not False]
+    if len(keys) > 1 or any(choice.keys() - NOTES - OF_OBJECTS for choice in choices):
+        raise not_expressible(name, " and ".join(keys))
+    if any(choice.get("type", "object") != "object" for choice in choices):
+        choices = [choice for choice in choices if "object" in str(choice.get("type", "object"))]
+    if keys == ["oneOf"]:  # schema_branches makes it anyOf where it can
+        raise not_expressible(name, "oneOf of which the same arguments may fit two")
+    base = {key: value for key, value in schema.items() if key not in keys}
+    for choice in choices:
+        if (merged := merge_schemas(base, choice)) is not None:
+            yield merged
+
+
+def merge_schemas(base: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An object that fits both schemas; None if none does."""
+    pair = base, choice
+    names = dict.fromkeys([*base.get("properties", ()), *choice.get("properties", ())])
+    required = list(dict.fromkeys([*base.get("required", ()), *choice.get("required", ())]))
+    properties = {name: all_of([property_of(one, name) for one in pair]) for name in (*names, *required)}
+    if any(properties[name] is False for name in required):
+        return None
+    more = [one["additionalProperties"] for one in pair if "additionalProperties" in one]
+    free = {"additionalProperties": all_of(more)} if more else {}
+    return {**base, **choice, "properties": properties, "required": required, **free}
+
+
+def all_of(parts: list[Any]) -> Any:
+    """A schema of what fits all parts."""
+    if False in parts:
+        return False
+    different = [part for i, part in enumerate(parts) if part not in (True, {}) and part not in parts[:i]]
+    return {"allOf": different} if len(different) > 1 else different[0] if different else True
+
+
+def not_expressible(where: str, what: str) -> ParameterError:
+    """The error for a schema that the model's format can't express."""
+    return ParameterError(f"tools: {where}: {what} can't be enforced in the way this model writes tool calls", "tools")

@@ -1,0 +1,152 @@
+"""MiniMax M3's calls, whose values are tags in tags instead of JSON. A call is sent when it is complete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tailrace.base.json_schema import iter_subschemas
+from tailrace.text.tool_parsers.call_object import json_in_place
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.enclosed_text import Enclosure
+from tailrace.text.tool_parsers.functions import Function
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, escape_pattern, quote_literal
+from tailrace.text.tool_parsers.lookahead import END, match_sequences
+from tailrace.text.tool_parsers.resolve import Declared
+from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, Tree, bounds_of, repeat_counted
+from tailrace.text.tool_parsers.unquoted import Tail, text_terminals
+from tailrace.text.tool_parsers.values import json_of
+
+NAME = re.compile(r"[^<>/\s]*")  # of a tag
+
+
+class TagTree(NamedTuple):
+    """Objects as tags of their keys, and lists as tags `item`, of MiniMax M3. mark: stands before every tag."""
+
+    mark: str
+    opening: str
+    closing: str
+
+    def read(self, parser: CallParser) -> Parsing[None]:
+        """The calls, up to the closing marker."""
+        while True:
+            yield from parser.read_whitespace()
+            yield from parser.begin_call(f'{self.mark}<invoke name="')
+            name = yield from parser.read_name()
+            yield from parser.expect('">')
+            if (yield from json_in_place(parser, name, [f"{self.mark}</invoke>"])):
+                yield from parser.expect(f"{self.mark}</invoke>")
+                parser.end_call()
+            else:
+                pairs: list[tuple[str, str]] = []
+                while not (yield from self.over(parser)):
+                    pairs.append((yield from self.pair(parser, parser.parameters_of(name), "invoke", 0)))
+                parser.add_call(name, pairs)
+            yield from parser.skip_ends(f"{self.mark}</invoke>")
+            if (yield from parser.close()):
+                return
+
+    def over(self, parser: CallParser) -> Parsing[bool]:
+        """Read the tag that ends a call. It may be missing before the next call or the end of the block."""
+        if (yield from self.ends(parser, "invoke")):
+            return True
+        missing = (parser.closing or self.closing, self.opening, f"{self.mark}<invoke ")
+        return (parser.finished and not parser.cut) or (yield from parser.comes_one(missing))
+
+    def ends(self, parser: CallParser, key: str) -> Parsing[bool]:
+        """Read the closing tag, if it comes next after white space."""
+        yield from parser.read_whitespace()
+        return (yield from parser.accept(f"{self.mark}</{key}>"))
+
+    def pair(self, parser: CallParser, declared: Declared, around: str, depth: int) -> Parsing[tuple[str, str]]:
+        """A key and its value in JSON. around: the tag in which they stand."""
+        if depth > MAX_DEPTH:
+            raise NotACallError("deeper")
+        yield from parser.expect(f"{self.mark}<")
+        key = yield from parser.read_until(">")
+        inner = declared.items() if key == "item" and "array" in declared.get_kinds() else declared.get_property(key)
+        kinds = inner.get_kinds()
+        if kinds != {"string"} and (yield from match_sequences(parser, [(WHITE, f"{self.mark}<", NAME)])):
+            pairs: list[tuple[str, str]] = []
+            while not (yield from self.ends(parser, key)):
+                pairs.append((yield from self.pair(parser, inner, key, depth + 1)))
+            return key, tree_of(pairs, inner)
+        begin = f'{self.mark}<invoke name="'
+        between = (f"{self.mark}</invoke>", WHITE, begin)
+        enclosure = Enclosure((self.opening, WHITE, begin), self.closing, between)
+        followers = [(WHITE, f"{self.mark}<", NAME, ">"), (WHITE, f"{self.mark}</{around}>")]
+        followers += [(WHITE, self.closing), (WHITE, begin), (WHITE, END)] if around == "invoke" else []
+        text, rest = yield from enclosure.search(parser, f"{self.mark}</{key}>", followers, [()])
+        if text is None:  # the closing tag is missing
+            parser.give_back(rest)
+            text, found = yield from parser.up_to(f"{self.mark}<")
+            text = text.removesuffix("\n")
+            if not found or not kinds:
+                raise NotACallError(key)
+        if not text.strip() and kinds & {"object", "array"} and "string" not in kinds:
+            return key, "[]" if "array" in kinds else "{}"
+        return key, json_of(text, inner)
+
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """All calls between one pair of markers."""
+        closing = writer.mark(self.closing)
+
+        def make_end_tag(key: str) -> str:
+            return f"{self.mark}</{key}>"
+
+        bounds = bounds_of(writer, escape_pattern(self.mark))
+        before, rest = writer.head_of(self.mark)
+        tails = {"marked": Tail(escape_pattern(before), rest, True)}
+
+        def write_string(schema: Mapping[str, Any], id: str, field: str) -> str:
+            return text_terminals(writer, schema, id, field, bounds, tails)["marked"]
+
+        def write_object(fields: list[tuple[str, str, bool]], id: str) -> str:
+            parts = []
+            for i, (name, value, required) in enumerate(fields):
+                tag = f"{writer.mark(f'{self.mark}<{name}>')} {value} {quote_literal(f'</{name}>')}"
+                rule = writer.rule(f"pair_{id}_{i}", tag)
+                parts.append(rule if required else f"{rule}?")
+            return " ".join(parts) or '""'
+
+        def write_array(item: str, schema: Mapping[str, Any]) -> str:
+            return repeat_counted(
+                f"{writer.mark(f'{self.mark}<item>')} {item} {quote_literal('</item>')}", schema, '""'
+            )
+
+        tree = Tree(writer, write_string, write_object, write_array, writer.mark(self.mark))
+        last = writer.mark(make_end_tag("invoke"))
+
+        def write_function(function: Function) -> str:
+            head = writer.mark(f'{self.mark}<invoke name="{function.name}">')
+            arguments = self.anything(writer, function, write_string) if function.loose else tree.arguments(function)
+            return f"{head} {arguments} {last}"
+
+        calls = writer.write_calls(write_function, quote_literal("\n"))
+        return CallGrammar(self.opening, rf'"\n" {calls} "\n" {closing}')
+
+    def anything(
+        self, writer: GrammarWriter, function: Function, text: Callable[[dict[str, Any], str, str], str]
+    ) -> str:
+        """Any arguments with the names that the schema declares somewhere."""
+        place = writer.place(function)
+        declared = (node.get("properties") for _, node in iter_subschemas(function.parameters))
+        names = {name for properties in declared if isinstance(properties, dict) for name in properties}
+        names = sorted(name for name in names if KEY.fullmatch(name) and name and name != "item")
+        value, tag = f"any_value_{place}", f"any_tag_{place}"
+        if not names:
+            return '""'
+        tags = [
+            f"{writer.mark(f'{self.mark}<{name}>')} {value} {quote_literal(f'</{name}>')}" for name in (*names, "item")
+        ]
+        writer.rule(tag, " | ".join(tags))
+        writer.rule(value, f"{text({'type': 'string'}, f'FREE_{place}', '')} | {tag}+ {writer.mark(self.mark)}")
+        return f"({' | '.join(tags[:-1])})*"  # "item" is a tag inside others
+
+
+def tree_of(pairs: list[tuple[str, str]], declared: Declared) -> str:
+    """Tags in JSON: a list if they are all `item` and no object with such a key is declared."""
+    if all(key == "item" for key, _ in pairs) and "item" not in declared.names():
+        return f"[{', '.join(value for _, value in pairs)}]"
+    return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in pairs)}}}"

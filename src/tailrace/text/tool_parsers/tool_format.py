@@ -1,0 +1,99 @@
+"""What a format of tool calls declares: its shape, its markers, what gives such a model away, and its names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, Parsing
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
+from tailrace.text.tool_parsers.lookahead import match_sequences
+from tailrace.text.tool_parsers.sections import Sectioned
+from tailrace.text.tool_parsers.wrapped import JsonCalls
+
+T = TypeVar("T")
+Markers = tuple[tuple[str, str | None], ...]
+
+
+class Shape(Protocol):
+    """How calls are read and written."""
+
+    def read(self, parser: CallParser, /) -> Parsing[None]:
+        """Read the calls of a block."""
+        ...
+
+    def grammar(self, writer: GrammarWriter, /) -> CallGrammar:
+        """The grammar of the same calls."""
+        ...
+
+
+class ToolFormat(NamedTuple):
+    """One way to write tool calls.
+
+    shape: its parser and its grammar. markers: (opening, closing or None) of a block of calls. evidence: groups of
+    texts; a model that is known to write all texts of one group uses this format; none: it must be named. models: which
+    write it, for people. bare: an answer that begins with this may be a block without markers. inner: further markers,
+    which a vocabulary may have as special tokens. suffixed: names of tags to which a vocabulary may add a suffix, the
+    same one to all (`<tool_calls:opensource>`). header: a marker at the prompt's end that begins the answer's first
+    block. vllm, sglang: what their parsers of this format are called. also: further names. optional: a grammar can
+    write calls beside other text; it can't if the answer has markers of its own.
+    """
+
+    shape: Shape
+    markers: Markers
+    evidence: tuple[tuple[str, ...], ...]
+    models: str
+    bare: str = ""
+    inner: tuple[str, ...] = ()
+    suffixed: tuple[str, ...] = ()
+    header: str = ""
+    vllm: tuple[str, ...] = ()
+    sglang: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    optional: bool = True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All markers that the parser must see in the text, even where they are special tokens."""
+        outer = (mark for pair in self.markers for mark in pair if mark is not None)
+        return tuple(dict.fromkeys([*outer, *self.inner]))
+
+    def parse(self, parser: CallParser) -> Parsing[None]:
+        """Read the calls of a block. Some models write the opening marker twice."""
+        opening = parser.opening.strip()
+        while opening and (length := (yield from match_sequences(parser, [(WHITE, opening)]))):
+            parser.take(length)
+        yield from self.shape.read(parser)
+
+    def grammar(self, writer: GrammarWriter) -> CallGrammar:
+        """The grammar of the same calls."""
+        return self.shape.grammar(writer)
+
+    def fitted(self, vocabulary: Iterable[str]) -> ToolFormat:
+        """The format with the suffix that the tags have in this vocabulary."""
+        if not self.suffixed:
+            return self
+        tag = re.compile(rf"<(?:{'|'.join(self.suffixed)})(:[^\s<>]+)>")
+        suffix = next((found[1] for token in vocabulary if (found := tag.fullmatch(token))), "")
+        return add_suffix(self, suffix, self.suffixed) if suffix else self
+
+
+def add_suffix(value: T, suffix: str, names: tuple[str, ...]) -> T:
+    """The value with a suffix behind the names of these tags, in all texts in it."""
+    if isinstance(value, str):
+        return re.sub(rf"<(/?)({'|'.join(names)})>", rf"<\1\2{suffix}>", value)  # pyright: ignore[reportReturnType]
+    if isinstance(value, tuple):
+        inner = [add_suffix(one, suffix, names) for one in value]
+        return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)  # pyright: ignore
+    return value
+
+
+def list_section_markers(shape: Sectioned) -> tuple[Markers, tuple[str, ...]]:
+    """The markers of a section, of which the outer ones may be missing, and the inner ones."""
+    return ((shape.opening, shape.closing), (shape.begin, shape.closing)), (shape.separator, shape.end)
+
+
+def json_format(*pairs: tuple[str, str | None], **how: object) -> tuple[JsonCalls, Markers]:
+    """Objects between these markers."""
+    return JsonCalls(pairs, **how), pairs  # pyright: ignore[reportArgumentType], its fields

@@ -1,0 +1,96 @@
+"""Folders whose config.json leaves sizes to the default of the model's class, as transformers' save_pretrained does in
+sections of multimodal models, are read like folders that state them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tailrace.errors import ModelLoadError
+from tailrace.models import describe
+from tailrace.models.config_files import NESTED
+from tailrace.models.describe import eos_token_ids
+from tailrace.models.footprint import block_bytes, weights_bytes
+
+SIZES = (
+    *("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_attention_heads", "hidden_size", "head_dim"),
+    *("num_key_value_heads", "n_positions", "n_embd", "n_layer", "n_head", "tie_word_embeddings", "rope_parameters"),
+)
+FLAT = (
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Gemma2",
+    "Gemma3Text",
+    "Phi3",
+    "Glm4",
+    "Olmo2",
+    "GptOss",
+    "GPT2",
+    "Cohere2",
+)
+COMPOSED = ("Gemma3", "Gemma4", "Llava", "Idefics3", "Qwen3VL", "Qwen3_5", "PaliGemma", "Llama4", "InternVL")
+
+
+def write(folder: Path, name: str, left_out: tuple[str, ...]) -> Path:
+    """A folder without weights, whose config.json leaves out sizes that are the class's default."""
+    kind: Any = getattr(transformers, f"{name}Config")
+    kind().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    parts = [config[key] for key in NESTED if isinstance(config.get(key), dict)] or [config]
+    for part in parts:
+        default = transformers.AutoConfig.for_model(part["model_type"]).to_dict()
+        for size in left_out:
+            if part.get(size) == default.get(size):
+                part.pop(size, None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", [*FLAT, *COMPOSED])
+def test_sizes_of_the_class_count_like_stated_ones(tmp_path: Path, name: str):
+    whole, partial = write(tmp_path / "whole", name, ()), write(tmp_path / "partial", name, SIZES)
+    assert describe(partial, "m") == describe(whole, "m")
+    assert block_bytes(partial, 16, 2) == block_bytes(whole, 16, 2) > 0
+    assert weights_bytes(partial, 2, True) == weights_bytes(whole, 2, True)
+
+
+def test_what_a_section_states_wins(tmp_path: Path):
+    folder = write(tmp_path, "Gemma3", ("vocab_size",))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    info = describe(folder, "m")
+    assert (info.vocab_size, info.max_model_len) == (262208, 4096)
+
+
+def test_the_end_of_the_class_counts_if_no_file_states_one(tmp_path: Path):
+    folder = write(tmp_path, "Gemma3Text", ("eos_token_id",))
+    assert eos_token_ids(folder) == [1]
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 106]}')
+    assert eos_token_ids(folder) == [1, 106]
+
+
+@pytest.mark.parametrize("model_type", [{}, {"model_type": "new"}, {"model_type": 3}])
+def test_a_class_that_is_not_known_adds_nothing(tmp_path: Path, model_type: dict[str, Any]):
+    (tmp_path / "config.json").write_text(json.dumps(model_type))
+    with pytest.raises(ModelLoadError, match="has no vocab_size"):
+        describe(tmp_path, "m")
+
+
+def test_a_front_end_asks_a_child_and_imports_no_torch(tmp_path: Path):
+    folder = write(tmp_path, "Gemma3", ("vocab_size",))
+    code = (
+        "import sys, pathlib; from tailrace.models import describe; "
+        f"print(describe(pathlib.Path({str(folder)!r}), 'm').vocab_size, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["262208", "False"]

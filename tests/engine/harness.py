@@ -17,6 +17,8 @@ from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Submit,
 
 VOCAB = 97
 EOS = 96
+# A garbage collection of 100 ms within a sample would otherwise postpone the samples of the request's other sequences.
+NO_HOST_LIMIT_MS = 1e6
 
 
 def token_bytes_of(table: Sequence[bytes], special: frozenset[int] = frozenset()) -> TokenBytes:
@@ -69,7 +71,13 @@ class Harness:
             CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
             SchedulerConfig(
                 **(
-                    {"max_num_seqs": 8, "max_num_batched_tokens": 64, "prefill_slowdown": 0.0, "overlap": self.overlap}
+                    {
+                        "max_num_seqs": 8,
+                        "max_num_batched_tokens": 64,
+                        "prefill_slowdown": 0.0,
+                        "overlap": self.overlap,
+                        "host_ms": NO_HOST_LIMIT_MS,
+                    }
                     | limits
                 )
             ),

@@ -539,7 +539,7 @@ def odd_fields_of_anthropic(chance: Random, i: int) -> Attempt:
         ("max_tokens", {"max_tokens": -1}),
         ("max_tokens", {"max_tokens": 2**70}),
         ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 2**40}}),
-        ("thinking", {"thinking": {"type": "enabled"}}),
+        ("thinking", {"thinking": {"type": "often"}}),
         ("tool_choice", {"tool_choice": {"type": "any"}}),
         ("tools", {"tools": [tool | {"type": "web_search_20260209"}]}),
         ("tools", {"tools": [tool] * 3}),

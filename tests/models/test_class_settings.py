@@ -14,7 +14,7 @@ import pytest
 import transformers
 
 from tailrace.errors import ModelLoadError
-from tailrace.models import describe
+from tailrace.models import class_settings, describe
 from tailrace.models.config_files import NESTED
 from tailrace.models.describe import eos_token_ids
 from tailrace.models.footprint import block_bytes, weights_bytes
@@ -61,6 +61,21 @@ def test_sizes_of_the_class_count_like_stated_ones(tmp_path: Path, name: str):
     assert describe(partial, "m") == describe(whole, "m")
     assert block_bytes(partial, 16, 2) == block_bytes(whole, 16, 2) > 0
     assert weights_bytes(partial, 2, True) == weights_bytes(whole, 2, True)
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Gemma2", "Llama"])
+def test_the_shapes_of_the_weights_give_the_size_of_heads(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    head_dim = 8 if name == "Gemma2" else 12
+    kind: Any = getattr(transformers, f"{name}Config")
+    config = kind(**sizes, vocab_size=32, intermediate_size=16, head_dim=head_dim)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    stated = block_bytes(tmp_path, 16, 2)
+    left_out = json.loads((tmp_path / "config.json").read_text())
+    left_out.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(left_out))
+    monkeypatch.setattr(class_settings, "class_settings", None)  # nobody asks transformers
+    assert block_bytes(tmp_path, 16, 2) == stated == 2 * 2 * head_dim * 2 * 16
 
 
 def test_what_a_section_states_wins(tmp_path: Path):

@@ -3,8 +3,7 @@ in transformers.
 
 transformers' `save_pretrained` leaves out what equals the class's default: Gemma 3's `text_config` states no
 `vocab_size`. Only transformers knows these defaults, and it imports torch. So a process without transformers asks a
-child: `python -m tailrace.models.class_settings FOLDER REMOTE_CODE` prints the settings. A folder that states all that
-is asked for costs nothing.
+child. A folder that states all that is asked for costs nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from tailrace.models.config_files import language_config, nested_config, read_json
 
 
-def read_settings(folder: Path, needed: Sequence[Sequence[str]], remote_code: bool = False) -> dict[str, Any]:
+def read_language_settings(folder: Path, needed: Sequence[Sequence[str]], remote_code: bool = False) -> dict[str, Any]:
     """Return the language model's settings. Those of the class are added if config.json lacks a needed one.
 
     Args:
@@ -47,7 +46,8 @@ def class_settings(folder: Path, changed: int, remote_code: bool) -> dict[str, A
     """
     if "transformers" in sys.modules:
         return ask_transformers(folder, remote_code)
-    command = [sys.executable, "-m", "tailrace.models.class_settings", str(folder), str(int(remote_code))]
+    code = f"from {__name__} import print_settings; print_settings()"
+    command = [sys.executable, "-c", code, str(folder), str(int(remote_code))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout.strip() else {}
 
@@ -65,5 +65,6 @@ def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-if __name__ == "__main__":
+def print_settings() -> None:
+    """Print the settings as JSON. The arguments of the process are the folder, and 1 if its own code may run."""
     print(json.dumps(ask_transformers(Path(sys.argv[1]), sys.argv[2] == "1")))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tailrace.errors import ConfigError, ModelLoadError, ParameterError
-from tailrace.models.class_settings import read_settings
+from tailrace.models.class_settings import read_language_settings
 from tailrace.models.config_files import language_config, read_json
 from tailrace.models.context import CONTEXT_KEYS, context_length
 from tailrace.params import check_range
@@ -55,7 +55,7 @@ def describe(folder: Path, name: str, max_model_len: int = 0, remote_code: bool 
         ModelLoadError: config.json can't be read or lacks the vocabulary size.
         ConfigError: max_model_len exceeds the model's context, or is needed because the model states none.
     """
-    text = read_settings(folder, (("vocab_size",), CONTEXT_KEYS), remote_code)
+    text = read_language_settings(folder, (("vocab_size",), CONTEXT_KEYS), remote_code)
     if not isinstance(text.get("vocab_size"), int):
         raise ModelLoadError(f"{folder / 'config.json'} has no vocab_size")
     limit = stated_context(folder, text) or tokenizer_limit(folder)
@@ -96,7 +96,7 @@ def eos_token_ids(folder: Path) -> list[int]:
         tokenizer_eos(folder),
     )
     if not any(entry is not None for entry in stated):
-        stated = (read_settings(folder, (("eos_token_id",),)).get("eos_token_id"),)
+        stated = (read_language_settings(folder, (("eos_token_id",),)).get("eos_token_id"),)
     ids: set[int] = set()
     for entry in stated:
         ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])

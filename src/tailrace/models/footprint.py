@@ -8,13 +8,14 @@ from math import prod
 from pathlib import Path
 
 from tailrace.errors import ModelLoadError
-from tailrace.models.class_settings import read_settings
-from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, read_json
+from tailrace.models.class_settings import read_language_settings
+from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, nested_config, read_json
 from tailrace.models.tensors import BLOCKS_METHOD, FLOATS, SIZES, index_tensors
 
 # by quant_method: how many floats become of an entry, where transformers widens it at load
 WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
+KEY_PROJECTION = "self_attn.k_proj.weight"
 PANEL = 64  # outputs that the CPU's kernels pack together
 ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora.py has it
 
@@ -27,7 +28,7 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
         ModelLoadError: a file of weights can't be read.
     """
     whole = read_json(folder, "config.json", required=True)
-    config = read_settings(folder, (("vocab_size",), WIDTH)) if packed else {}
+    config = read_language_settings(folder, (("vocab_size",), WIDTH)) if packed else {}
     blocks = whole.get("quantization_config") or {}
     widened = WIDENED.get(str(blocks.get("quant_method")), {})
     sizes = SIZES | dict.fromkeys(FLOATS, itemsize) | {kind: count * itemsize for kind, count in widened.items()}
@@ -88,8 +89,28 @@ def block_bytes(folder: Path, block_size: int, itemsize: int, scale_bytes: int =
     Raises:
         ModelLoadError: config.json can't be read.
     """
-    config = read_settings(folder, (LAYERS, HEADS, WIDTH, ("num_key_value_heads",), ("head_dim",)))
+    config = read_language_settings(folder, (LAYERS, HEADS, WIDTH, ("num_key_value_heads",)))
+    if config.get("head_dim") is None:
+        rows, heads = count_key_rows(folder, find_first_number(config, WIDTH)), config.get("num_key_value_heads")
+        found = {"head_dim": rows // heads} if rows and heads else read_language_settings(folder, (("head_dim",),))
+        config = {**config, **found}
     heads = find_first_number(config, HEADS)
     head_dim = config.get("head_dim") or (find_first_number(config, WIDTH) // heads if heads else 0)
     kv_heads = config.get("num_key_value_heads") or heads
     return 2 * find_first_number(config, LAYERS) * kv_heads * (head_dim * itemsize + scale_bytes) * block_size
+
+
+def count_key_rows(folder: Path, width: int) -> int:
+    """Return the number of outputs of a layer's key projection, from a safetensors header.
+
+    0 if no matrix of that name has `width` inputs, or if the folder holds more than a language model. Most config.json
+    files do not state head_dim, and asking transformers for it takes seconds.
+
+    Raises:
+        ModelLoadError: a file of weights can't be read.
+    """
+    if nested_config(read_json(folder, "config.json", required=True)):
+        return 0
+    tensors = (tensor for path in weight_files(folder) for tensor in index_tensors(path).values())
+    shapes = (tensor.shape for tensor in tensors if tensor.name.endswith(KEY_PROJECTION))
+    return next((shape[0] for shape in shapes if len(shape) == 2 and shape[1] == width), 0)

@@ -24,8 +24,9 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.models import describe, resolve
 from tailrace.models.child import check_transformers
-from tailrace.models.convert import convert_weights, read_metadata
+from tailrace.models.convert import convert_weights
 from tailrace.models.gguf import check_gguf, converted_folder
+from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_layout import check_layout
 from tailrace.models.store import TEMPORARY, is_whole
 
@@ -191,7 +192,7 @@ def test_missing_tensors_are_found_before_anything_is_written(tmp_path: Path, we
     said = r"layers\.0\.mlp\.up_proj\.weight and 1 more missing"
     (tmp_path / "made").mkdir()
     with pytest.raises(ModelLoadError, match=said):
-        convert_weights(path, tmp_path / "made", "float32", read_metadata(path), weights == "quantized")
+        convert_weights(Fields(path), tmp_path / "made", "float32", weights == "quantized")
     assert not list((tmp_path / "made").iterdir())
 
 

@@ -35,7 +35,7 @@ def convert_file(path: Path, keep: bool = False) -> Path:
     """The converted folder, without a tokenizer."""
     folder = path.with_suffix(f".{keep}")
     folder.mkdir()
-    convert.convert_weights(path, folder, "float32", convert.read_metadata(path), keep)
+    convert.convert_weights(Fields(path), folder, "float32", keep)
     return folder
 
 

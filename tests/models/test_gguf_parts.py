@@ -20,6 +20,7 @@ from models import gguf_writer
 from runners.quantized_file import LAYERS, write
 from tailrace.errors import ModelLoadError
 from tailrace.models import convert, gguf_parts
+from tailrace.models.gguf_fields import Fields
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def weights_of(source: Path, folder: Path, keep: bool) -> dict[str, torch.Tensor]:
     folder.mkdir()
-    convert.convert_weights(source, folder, "bfloat16", convert.read_metadata(source), keep)
+    convert.convert_weights(Fields(source), folder, "bfloat16", keep)
     files = sorted(folder.glob("*.safetensors"))
     found = [load_file(path) for path in files]
     weights = {name: value for file in found for name, value in file.items()}
@@ -90,7 +91,7 @@ def test_another_shape_is_a_sentence(tmp_path, monkeypatch, keep):
     source = write(tmp_path / "faulty.gguf", embedding=Type.Q4_0)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ModelLoadError, match=rf"the tensor blk\.{LAYERS - 1}\.ffn_gate\.weight (has another|makes)"):
-        gguf_parts.convert_in_parts(source, tmp_path / "folder", torch.bfloat16, keep)
+        gguf_parts.convert_in_parts(Fields(source), tmp_path / "folder", torch.bfloat16, keep)
 
 
 def test_a_tensor_without_a_place_is_refused(tmp_path, monkeypatch):
@@ -105,7 +106,7 @@ def test_a_tensor_without_a_place_is_refused(tmp_path, monkeypatch):
     source = write(tmp_path / "more.gguf")
     assert "blk.1.attn_q.scale" in {tensor.name for tensor in gguf.GGUFReader(source).tensors}
     with pytest.raises(ModelLoadError, match=r"the tensor blk\.1\.attn_q\.scale has no place in a model of the arch"):
-        gguf_parts.convert_in_parts(source, tmp_path, torch.bfloat16, keep=False)
+        gguf_parts.convert_in_parts(Fields(source), tmp_path, torch.bfloat16, keep=False)
 
 
 ROW = torch.ones(32).numpy()
@@ -141,11 +142,11 @@ def write_layers(name: str, path: Path, monkeypatch, blocks: int = 0, tensors: t
 def test_layers_and_frequencies_that_nobody_reads_are_refused(name, faults, reason, tmp_path, monkeypatch):
     path = write_layers(name, tmp_path / "a.gguf", monkeypatch, **faults)
     with pytest.raises(ModelLoadError, match=reason):
-        gguf_parts.convert_in_parts(path, tmp_path, torch.float32, keep=False)
+        gguf_parts.convert_in_parts(Fields(path), tmp_path, torch.float32, keep=False)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path, monkeypatch):
     more = {"blocks": 1, "nextn_predict_layers": 1, "tensors": ("blk.4.nextn.eh_proj.weight",)}
     path = write_layers("glm4moe", tmp_path / "a.gguf", monkeypatch, **more)
-    model = gguf_parts.convert_in_parts(path, tmp_path, torch.float32, keep=False)
+    model = gguf_parts.convert_in_parts(Fields(path), tmp_path, torch.float32, keep=False)
     assert model.config.num_hidden_layers == 4

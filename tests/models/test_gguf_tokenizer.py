@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from gguf_judge.models import VOCAB, WORDS, make_model
 from models.gguf_writer import write_model
 from tailrace.errors import ModelLoadError
-from tailrace.models.convert import read_metadata
+from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_tokenizer import convert_tokenizer
 
 V = GGUFValueType
@@ -49,7 +49,7 @@ def rewrite(source: Path, path: Path, fields: dict[str, Any]) -> Path:
 def convert_with(source: Path, tmp_path: Path, fields: dict[str, Any]) -> Path:
     path = rewrite(source, tmp_path / "tiny.gguf", fields)
     (tmp_path / "made").mkdir()
-    convert_tokenizer(path, tmp_path / "made", read_metadata(path))
+    convert_tokenizer(Fields(path), tmp_path / "made")
     return tmp_path / "made"
 
 

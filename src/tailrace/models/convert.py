@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace.errors import ModelLoadError, ParameterError
 from tailrace.models.child import check_transformers, run_work, send_line
-from tailrace.models.gguf_fields import Fields, plain_value
+from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_layout import check_layout
 from tailrace.models.gguf_special_tokens import find_ends
 from tailrace.models.gguf_tokenizer import convert_tokenizer
@@ -30,28 +30,18 @@ SAMPLING_NAMES = {
 }
 
 
-def read_metadata(source: Path) -> dict[str, Any]:
-    """The few fields of the GGUF file that transformers drops."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(source).fields
-    keys = ("tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.ggml.add_space_prefix")
-    keys += tuple(name for name in fields if name.startswith(SAMPLING))
-    return {key: plain_value(fields[key].contents()) for key in keys if key in fields}
-
-
-def convert_weights(source: Path, folder: Path, dtype: str, metadata: dict[str, Any], keep: bool) -> None:
+def convert_weights(fields: Fields, folder: Path, dtype: str, keep: bool) -> None:
     """Write the weights, config.json, and generation_config.json with every id that ends a text. keep: blocks."""
     import torch
 
     from tailrace.models.gguf_parts import convert_in_parts
 
-    model = convert_in_parts(source, folder, getattr(torch, dtype), keep)
+    model = convert_in_parts(fields, folder, getattr(torch, dtype), keep)
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
     model.config.save_pretrained(folder)
-    add_ends(model.generation_config, find_ends(Fields(source)))
+    add_ends(model.generation_config, find_ends(fields))
     model.generation_config.save_pretrained(folder)
-    add_sampling(folder / "generation_config.json", metadata)
+    add_sampling(folder / "generation_config.json", fields)
 
 
 def add_ends(generation_config: Any, ends: list[int]) -> None:
@@ -62,9 +52,10 @@ def add_ends(generation_config: Any, ends: list[int]) -> None:
         generation_config.eos_token_id = sorted({*ends, *stated})
 
 
-def add_sampling(path: Path, metadata: dict[str, Any]) -> None:
+def add_sampling(path: Path, fields: Fields) -> None:
     """The file's sampling defaults, into generation_config.json. Those that it has no name for are warned of."""
-    given = {key.removeprefix(SAMPLING): value for key, value in metadata.items() if key.startswith(SAMPLING)}
+    names = [name for name in fields.names() if name.startswith(SAMPLING)]
+    given = {name.removeprefix(SAMPLING): fields.get_field(name) for name in names}
     found = {name: given[key] for key, name in SAMPLING_NAMES.items() if key in given}
     for key in sorted(given.keys() - SAMPLING_NAMES.keys()):
         send_line(
@@ -95,12 +86,12 @@ def main(arguments: list[str]) -> int:
     def convert_file() -> None:
         check_layout(source)
         check_transformers()
-        read_settings(Fields(source))  # what is refused is refused before the tokenizer, which adapters lack
+        fields = Fields(source)
+        read_settings(fields)  # what is refused is refused before the tokenizer, which adapters lack
         send_line("stage", "reading the tokenizer")
-        metadata = read_metadata(source)
-        convert_tokenizer(source, folder, metadata)
+        convert_tokenizer(fields, folder)
         send_line("stage", f"dequantising to {dtype}")
-        convert_weights(source, folder, dtype, metadata, weights == "quantized")
+        convert_weights(fields, folder, dtype, weights == "quantized")
 
     return run_work(convert_file)
 

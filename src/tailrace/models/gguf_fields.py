@@ -56,9 +56,10 @@ def plain_value(value: Any) -> Any:
 
 
 class Fields:
-    """The fields of a file. tensors: by name."""
+    """The fields of a file. path: of the file. tensors: by name."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         reader = GGUFReader(path)
         self._fields, self._read = reader.fields, set[str]()
         self.tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}

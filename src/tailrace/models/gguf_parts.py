@@ -140,7 +140,7 @@ def read_values(tensor: Any) -> np.ndarray:
         raise ModelLoadError(f"the tensor {tensor.name} is {tensor.tensor_type.name}, which is not read") from error
 
 
-def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool) -> Any:
+def convert_in_parts(fields: Fields, folder: Path, dtype: torch.dtype, keep: bool) -> Any:
     """Write the weights as safetensors, one file a part. keep: matrices stay in their blocks.
 
     Returns:
@@ -150,7 +150,6 @@ def convert_in_parts(source: Path, folder: Path, dtype: torch.dtype, keep: bool)
         ModelLoadError: the file can't be converted without changing what the model computes. Nothing is written unless
             a tensor's shape is wrong.
     """
-    fields = Fields(source)
     architecture, settings = read_settings(fields)
     model = empty_model(settings, dtype)
     recipes = find_recipes(

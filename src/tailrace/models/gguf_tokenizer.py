@@ -39,7 +39,7 @@ TEMPLATE_NAME = re.compile(re.escape(TEMPLATE) + r"\.([\w-]+)")
 MOST_KINDS = 7  # of tokens: gguf.constants.TokenType, and 0 for an unknown kind
 
 
-def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> None:
+def convert_tokenizer(fields: Fields, folder: Path) -> None:
     """Write the tokenizer, split as the file says it must be, and the chat templates.
 
     Raises:
@@ -47,14 +47,14 @@ def convert_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> N
     """
     from transformers import PreTrainedTokenizerFast
 
-    fields = Fields(source)
+    source = fields.path
     try:
         templates = check_tokenizer(fields)
         begins: dict[str, Any] = {"add_bos_token": True} if begins_texts(fields) else {}
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name, **begins)
         set_beginning(tokenizer, fields)
         keep_whole(tokenizer, fields)
-        set_split(tokenizer.backend_tokenizer, metadata)
+        set_split(tokenizer.backend_tokenizer, fields)
     except ModelLoadError as error:
         raise ModelLoadError(f"the tokenizer of {source.name} can't be read: {error}") from error
     except Exception as error:  # whatever transformers' reader raises
@@ -83,7 +83,7 @@ def set_beginning(tokenizer: Any, fields: Fields) -> None:
         tokenizer.update_post_processor()
 
 
-def set_split(tokenizer: Any, metadata: dict[str, Any]) -> None:
+def set_split(tokenizer: Any, fields: Fields) -> None:
     """Split text as the pre-tokenizer's name says.
 
     Raises:
@@ -91,8 +91,8 @@ def set_split(tokenizer: Any, metadata: dict[str, Any]) -> None:
     """
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    name, kind = metadata.get(PRE), metadata.get(MODEL)
-    if kind == "llama" and metadata.get(f"{PREFIX}add_space_prefix") is False:
+    name, kind = fields.get_field(PRE), fields.get_field(MODEL)
+    if kind == "llama" and fields.get_field(f"{PREFIX}add_space_prefix") is False:
         leave_prefix_out(tokenizer)
     if kind != "gpt2":
         return

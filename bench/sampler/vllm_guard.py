@@ -10,23 +10,21 @@ drafts, and draw the same tokens.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import crowd  # type: ignore[import-not-found]  # tests/vllm_plugin
 import torch
-from vllm import SamplingParams  # type: ignore[import-not-found]
 from vllm.v1.sample.rejection_sampler import RejectionSampler  # type: ignore[import-not-found]
 from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # type: ignore[import-not-found]
 
 from bench.lib.harness import machine, table, write_json
+from bench.sampler.vllm_batches import make_batch, read_arguments
 from tailrace.integrations.vllm import draws, requests, translate, verification
 
 DRAFTS = 3
@@ -66,11 +64,7 @@ def unguarded() -> Iterator[None]:
 
 def measure(fields: dict[str, Any], drafts: int, rows: int, vocab: int, steps: int) -> tuple[list[float], list[float]]:
     """Processor times of the steps in milliseconds, without the guard and with it. The side that begins alternates."""
-    crowd.ROWS, crowd.VOCAB = rows, vocab
-    crowd.CONFIG.scheduler_config.max_num_seqs = rows
-    batch = crowd.Crowd(0)
-    for i in range(rows):
-        batch.add(SamplingParams(**(fields | ({"seed": i} if "seed" in fields else {}))), prompt=list(range(50)))
+    batch = make_batch(fields, rows, vocab)
     batch.batch.refresh_metadata()
     sampler, follower = Sampler(), draws.follower_of(batch.metadata)
     assert follower is not None
@@ -101,16 +95,7 @@ def measure(fields: dict[str, Any], drafts: int, rows: int, vocab: int, steps: i
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.vllm_guard", description=__doc__)
-    parser.add_argument("--vocab", type=int, default=49_152)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    asked = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    from tailrace import kernels
-
-    kernels.set_num_threads(1)
+    asked = read_arguments("python -m bench.vllm_guard", __doc__, 60, argv)
     lines: list[dict[str, Any]] = []
     for name, (fields, drafts) in KINDS.items():
         without, guarded = measure(fields, drafts, asked.rows, asked.vocab, asked.steps)

@@ -7,19 +7,17 @@ One thread. Each row of the table is a batch in which all requests ask the same.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import crowd  # type: ignore[import-not-found]  # tests/vllm_plugin
 import torch
-from vllm import SamplingParams  # type: ignore[import-not-found]
 from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]
 
 from bench.lib.harness import machine, table, write_json
+from bench.sampler.vllm_batches import make_batch, read_arguments
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -40,12 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def measure(fields: dict[str, Any], rows: int, vocab: int, steps: int) -> tuple[float, float]:
     """Medians of vLLM's processor time per step and of tailrace's, in milliseconds."""
-    crowd.ROWS, crowd.VOCAB = rows, vocab
-    crowd.CONFIG.scheduler_config.max_num_seqs = rows
-    batch = crowd.Crowd(0)
-    for i in range(rows):
-        more = {"seed": i} if "seed" in fields else {}
-        batch.add(SamplingParams(**(fields | more)), prompt=list(range(50)))
+    batch = make_batch(fields, rows, vocab)
     for state in batch.live.values():
         if state.sampling_params.seed is not None:
             state.generator = torch.Generator().manual_seed(state.sampling_params.seed)
@@ -67,16 +60,7 @@ def measure(fields: dict[str, Any], rows: int, vocab: int, steps: int) -> tuple[
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.vllm_sampler", description=__doc__)
-    parser.add_argument("--vocab", type=int, default=49_152)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--json", type=Path, help="write the results here too")
-    asked = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    from tailrace import kernels
-
-    kernels.set_num_threads(1)
+    asked = read_arguments("python -m bench.vllm_sampler", __doc__, 40, argv)
     lines: list[dict[str, Any]] = []
     for name, fields in KINDS.items():
         theirs, ours = measure(fields, asked.rows, asked.vocab, asked.steps)

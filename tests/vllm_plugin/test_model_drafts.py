@@ -4,7 +4,6 @@ draws them, they come with their distributions."""
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from drafters import make_drafters
 from free_draws import LIMIT, measure_misfit
 from launched import make_model, make_tokenizer
 from launched import start as start_script
-from scheduled import FAULTS
-from test_scheduled import ERROR, check_tokens
+from test_scheduled import check_faults, check_tokens
 
 start = functools.partial(start_script, "scheduled.py")
 
@@ -63,13 +61,4 @@ def test_drafts_without_distributions_change_no_fixed_token(model: Path, plain: 
 
 
 def test_an_error_in_tailrace_ends_no_request_with_drafts_of_a_model(model: Path, plain: dict[str, Any]) -> None:
-    """As with drafts of n-grams (test_scheduled.py)."""
-    found = start(model, "faulty-near")
-    served = {name: len(tokens) for name, tokens in plain["tokens"].items() if name.startswith(("0-", "alone"))}
-    for fault in FAULTS:
-        tokens, counted = found[fault]["tokens"], Counter(found[fault]["fallbacks"])
-        assert {name: len(tokens[name]) for name in served} == served
-        check_tokens(found[fault], plain, "greedy")
-        assert sum(n for reason, n in counted.items() if reason.startswith(ERROR)) > 0 or fault in ("none", "merged")
-    check_tokens(found["none"], plain, "greedy", "seed")
-    assert found["log"].count("RuntimeError: planted") >= 3
+    check_faults(start(model, "faulty-near"), plain)

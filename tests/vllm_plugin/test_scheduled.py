@@ -43,6 +43,19 @@ def check_tokens(found: dict[str, Any], wanted: dict[str, Any], *kinds: str) -> 
             assert dict(a) == pytest.approx(dict(b), abs=1e-4), name
 
 
+def check_faults(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Each kind of error came again and again, and ended no request. Greedy requests have vLLM's tokens, which are the
+    same. Afterwards requests with seeds have tailrace's tokens again."""
+    served = {name: len(tokens) for name, tokens in plain["tokens"].items() if name.startswith(("0-", "alone"))}
+    for fault in FAULTS:
+        tokens, counted = found[fault]["tokens"], Counter(found[fault]["fallbacks"])
+        assert {name: len(tokens[name]) for name in served} == served
+        check_tokens(found[fault], plain, "greedy")
+        assert sum(n for reason, n in counted.items() if reason.startswith(ERROR)) > 0 or fault in ("none", "merged")
+    check_tokens(found["none"], plain, "greedy", "seed")
+    assert found["log"].count("RuntimeError: planted") >= 3  # tracebacks: the first of each kind
+
+
 def test_drafts_and_cached_prompts_change_no_token(model: Path, plain: dict[str, Any]) -> None:
     """Greedy requests and requests with a seed. vLLM pads drafts with −1."""
     found = start(model, "drafted")
@@ -95,15 +108,6 @@ def test_each_token_of_padded_drafts_has_its_sampling_mask(model: Path) -> None:
 
 
 def test_an_error_in_tailrace_ends_no_request(model: Path, plain: dict[str, Any]) -> None:
-    """Each kind of error comes again and again. Greedy requests have vLLM's tokens, which are the same; afterwards
-    requests with seeds have tailrace's tokens again."""
     found = start(model, "faulty")
-    served = {name: len(tokens) for name, tokens in plain["tokens"].items() if name.startswith(("0-", "alone"))}
-    for fault in FAULTS:
-        tokens, counted = found[fault]["tokens"], Counter(found[fault]["fallbacks"])
-        assert {name: len(tokens[name]) for name in served} == served
-        check_tokens(found[fault], plain, "greedy")
-        assert sum(n for reason, n in counted.items() if reason.startswith(ERROR)) > 0 or fault in ("none", "merged")
-    check_tokens(found["none"], plain, "greedy", "seed")
+    check_faults(found, plain)
     assert list(found["none"]["fallbacks"]) == ["logprobs of the whole vocabulary"]
-    assert found["log"].count("RuntimeError: planted") >= 3  # tracebacks: the first of each kind

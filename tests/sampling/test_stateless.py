@@ -218,7 +218,8 @@ TWO = torch.zeros(2, V)
         (torch.zeros(V), {}, "logits", r"logits must be \[R, V\]"),
         ([[0.0]], {}, "logits", "logits must be a Tensor"),
         (TWO.to("meta"), {}, "logits", "logits on meta"),
-        (TWO, {"backend": "tpu"}, "logits", "can't be read by backend 'tpu'"),
+        (TWO, {"backend": "tpu"}, "backend", "backend must be one of cpu, gpu, got 'tpu'"),
+        (TWO, {"backend": "reference"}, "backend", "backend must be one of cpu, gpu, got 'reference'"),
     ],
 )
 def test_errors_name_the_field_and_the_row(logits, given, field, words):

@@ -5,9 +5,8 @@ This module knows no messages, and ends nothing itself.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import abc, defaultdict
 from collections.abc import Callable
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
 import msgspec
@@ -194,7 +193,7 @@ def ends_output(sequence: Sequence, token: int) -> bool:
     return sequence.request.ends_output(token) and sequence.num_output >= sequence.request.params.min_tokens
 
 
-def closing_ids(sequence: Sequence, thinking: ThinkingBudgetCheck, token: int) -> List[int]:
+def closing_ids(sequence: Sequence, thinking: ThinkingBudgetCheck, token: int) -> abc.Sequence[int]:
     """Return the ids that must follow the token, because the budget of a thought is used up.
 
     Forced tokens of the request come first. Text under a grammar is no thought, unless the grammar itself has thoughts.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence as List
+from collections import abc, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ class ScoredRows:
 
     sequence: Sequence
     row: int
-    places: List[int]
+    places: abc.Sequence[int]
 
 
 class HiddenRows(NamedTuple):

@@ -3,7 +3,7 @@ before they can begin."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
+from collections import abc
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
@@ -67,7 +67,7 @@ def add_replay(request: Request, message: Submit, replay: Replay, token_bytes: T
     request.sequences.append(sequence)
 
 
-def looked_at(params: SamplingParams, positions: List[int]) -> List[int]:
+def looked_at(params: SamplingParams, positions: abc.Sequence[int]) -> abc.Sequence[int]:
     """Return the places of an output whose logits are needed to explain these positions.
 
     All places before are needed if a state follows the drawn tokens, or if a grammar may close the text.
@@ -149,7 +149,7 @@ class Compilations:
         if request.compilations:
             self.requests.append(request)
 
-    def finish(self, token_bytes: TokenBytes, timeout_s: float) -> List[tuple[Request, TailraceError]]:
+    def finish(self, token_bytes: TokenBytes, timeout_s: float) -> list[tuple[Request, TailraceError]]:
         """Release the requests whose compilations are done. Return those whose grammar or bans are refused.
 
         Wait at most `timeout_s` for the first one.

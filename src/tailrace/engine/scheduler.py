@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
@@ -44,8 +43,8 @@ class Plan:
 
 
 def plan_step(
-    running: List[Sequence],
-    waiting: List[Sequence],
+    running: list[Sequence],
+    waiting: list[Sequence],
     cache: BlockCache,
     limits: SchedulerConfig,
     free_slots: int,
@@ -89,13 +88,13 @@ def plan_step(
     return plan
 
 
-def idle_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]:
+def idle_sequences(running: list[Sequence], budget_s: float) -> set[Sequence]:
     """Return sequences that wait for a mask, or for others of the same call."""
     late = {sequence for sequence in running if sequence.waits_for_mask}
     return late | resting_sequences([sequence for sequence in running if sequence not in late], budget_s)
 
 
-def resting_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]:
+def resting_sequences(running: list[Sequence], budget_s: float) -> set[Sequence]:
     """Return sequences that wait for others of the same call (Request.shared_name).
 
     They wait if all together would take more than `budget_s` of the step, without the model. The ones with the shortest
@@ -114,7 +113,7 @@ def resting_sequences(running: List[Sequence], budget_s: float) -> set[Sequence]
     return resting
 
 
-def select_admissible(running: List[Sequence], waiting: List[Sequence], budget_s: float) -> Iterator[Sequence]:
+def select_admissible(running: list[Sequence], waiting: list[Sequence], budget_s: float) -> Iterator[Sequence]:
     """Yield the waiting sequences that may be admitted.
 
     Sequences that may be expensive are left out while others of their call take all of `budget_s`. Replays are left out

@@ -21,6 +21,7 @@ from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
 from tailrace.params import FIELDS as DECLARED
 from tailrace.params import NEUTRAL, SamplingParams, check_range
+from tailrace.sampling.backends import BackendName, name_for
 from tailrace.sampling.programs import RowProgram, program_of
 from tailrace.sampling.row_values import PerRow, describe_given, make_row_keys, on_host, parse_positions, parse_values
 from tailrace.sampling.validation import check_kind, checked_size
@@ -146,7 +147,7 @@ def sample(
         raise ParameterError(f"logits must be [R, V], got {tuple(logits.shape)}", "logits")
     count, vocab = logits.shape
     top = None if logprobs is None else checked_size("logprobs", logprobs, 0, vocab)
-    run = BACKENDS[backend_of(backend, logits.device)]
+    run = BACKENDS[name_for(backend, logits.device, tuple(BACKENDS))]
     order = fields.pop("sampler_order", ())
     if not isinstance(order, (list, tuple)):
         raise ParameterError(f"sampler_order must be a list of names, got {order!r:.100}", "sampler_order")
@@ -187,18 +188,6 @@ def rows_of(count: int, position: torch.Tensor, bitmask: torch.Tensor | None) ->
 def get_columns(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """0 … R − 1, 0 … R, and R times −1."""
     return torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
-
-
-def backend_of(asked: str | None, device: torch.device) -> str:
-    """Which kernels read logits of this device.
-
-    Raises:
-        ParameterError: those that were asked for don't.
-    """
-    backend = asked or ("cpu" if device.type == "cpu" else "gpu")
-    if backend not in BACKENDS or device.type not in ("cpu", "cuda") or (backend == "cpu" and device.type != "cpu"):
-        raise ParameterError(f"logits on {device} can't be read by backend {backend!r}", "logits")
-    return backend
 
 
 # ---- parameters → programs
@@ -274,4 +263,4 @@ def on_gpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
     return ids if given.top is None else (ids, row_logprobs(numbers, ranks))
 
 
-BACKENDS = {"cpu": on_cpu, "gpu": on_gpu}
+BACKENDS: dict[BackendName, Any] = {"cpu": on_cpu, "gpu": on_gpu}

@@ -16,14 +16,18 @@ BackendName = Literal["reference", "cpu", "gpu"]
 NAMES = get_args(BackendName)
 
 
-def name_for(name: BackendName | None, device: torch.device) -> BackendName:
-    """The backend that reads logits of this device; None: its own kernels.
+def name_for(name: BackendName | None, device: torch.device, names: tuple[BackendName, ...] = NAMES) -> BackendName:
+    """Return the name of the backend that reads logits of this device.
+
+    Args:
+        name: the backend that was asked for; None: the device's own kernels.
+        names: the backends that the caller has.
 
     Raises:
-        ParameterError: the one that is named does not read them.
+        ParameterError: the caller does not have this backend, or it does not read these logits.
     """
-    if name is not None and (not isinstance(name, str) or name not in NAMES):
-        raise ParameterError(f"backend must be one of {', '.join(NAMES)}, got {name!r}", "backend")
+    if name is not None and (not isinstance(name, str) or name not in names):
+        raise ParameterError(f"backend must be one of {', '.join(names)}, got {name!r}", "backend")
     found = name or ("cpu" if device.type == "cpu" else "gpu")
     if device.type not in ("cpu", "cuda") or (found == "cpu" and device.type != "cpu"):
         raise ParameterError(f"logits on {device} can't be read by backend {found}", "logits")

@@ -1,7 +1,7 @@
-"""Why a token came: the walk of the reference pipeline over one row, with every step kept.
+"""Explanations of tokens: one row walks through the reference pipeline, and every step is kept.
 
-There is no second implementation of any method: the steps are those that sampling/reference.py and sampling/verify.py
-draw by. The slot is the same afterwards. record.py makes the record.
+The steps are those of sampling/reference.py and sampling/verify.py; no method has a second implementation. The slot
+does not change. record.py makes the record.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ def explain_row(
     guided: Pair | None = None,
     token: int | None = None,
 ) -> Explanation:
-    """Why the token came that this row decides. (More than six parameters: a row, its slot, and all else that its token
-    depends on.)
+    """Explain the token that this row decides. (More than six parameters: a row, its slot, and everything else that its
+    token depends on.)
 
     Args:
-        raw: float32 [V] on the CPU, not modified: the model's own row; with guidance the combined one.
-        slot: as it stands when the row is drawn from; the same afterwards.
-        position: of the token in the whole sequence, the noise's counter.
-        allowed: by the grammar, at this row. guided: the conditional and the unconditional row that `raw` was made of.
-        token: the one that came; None: the one that this row decides (forced, or drawn).
+        raw: float32 [V] on the CPU, not modified: the model's own row. With guidance it is the combined row.
+        slot: the state from which the row is drawn. It does not change.
+        position: index of the token in the whole sequence. The noise's counter.
+        allowed: the grammar's mask of this row.
+        guided: the two rows behind `raw`. The conditional one comes first.
+        token: the final token. None: the token that this row decides (forced, or drawn).
 
     Raises:
         BadRowError: nothing can be drawn from the row.
@@ -63,15 +64,17 @@ def explain_row(
 
 
 def what_if(slot: Slot, params: SamplingParams, tokens: Sequence[int] | None = None) -> Slot:
-    """The slot as it would stand with other parameters, for `explain_row`: the same sequence, key and forced tokens.
+    """Return the slot with other parameters, for `explain_row`. The sequence, the key and the forced tokens are the
+    same.
 
     Args:
-        slot: not modified. tokens: prompt and output, where the slot has not kept them because none of its own methods
-            looks at them. The state of methods that learn is what the slot's own have learnt, else where they begin.
+        slot: not modified. Its learnt state is copied. Methods without a learnt state start at their first values.
+        tokens: prompt and output. They are needed if the slot has no history, because none of its own methods reads
+            one.
 
     Raises:
-        ParameterError: the parameters name a token outside the vocabulary, a processor that is not there; or they look
-            at tokens, and nobody has them.
+        ParameterError: the parameters name a token outside the vocabulary or an unknown processor. Or they need a
+            history, and neither `slot` nor `tokens` has it.
     """
     known = slot.history.tokens if slot.history is not None else tokens
     count = slot.num_prompt + slot.num_output
@@ -99,13 +102,13 @@ def what_if(slot: Slot, params: SamplingParams, tokens: Sequence[int] | None = N
 def explain_rows(
     slots: Slots, logits: torch.Tensor, rows: Rows, options: Sequence[ExplainOptions | None]
 ) -> list[list[Explanation]]:
-    """Of each request of a step why its tokens came; nothing where it has no options, or could not be drawn. See
-    `Sampler.explain`."""
+    """Explain the tokens of each request of a step. A request without options, or that can't be drawn, has an empty
+    list. See `Sampler.explain`."""
     explained: list[list[Explanation]] = [[] for _ in options]
     for i, wanted in enumerate(options):
         if wanted is not None:
             draft_rows = draft_rows_of(slots, logits, rows, i)
-            # where the step has been drawn: what states are updated with, to the bit
+            # If the step was drawn already, the states are updated with exactly these values.
             draft_rows.updates.extend(draft_rows.slot.updates)
             guided = [guided_pair(logits, rows, row) for row in range(int(rows.start[i]), int(rows.start[i + 1]))]
             with preserve_slot(draft_rows.slot):
@@ -114,7 +117,7 @@ def explain_rows(
 
 
 def check_options(options: Sequence[ExplainOptions | None], count: int, vocab_size: int) -> None:
-    """Raise ParameterError unless there are as many as requests, and their tokens are of this vocabulary."""
+    """Raise ParameterError unless there is one entry per request, and the named tokens are in the vocabulary."""
     if not isinstance(options, Sequence) or len(options) != count:
         raise ParameterError(
             f"options must be ExplainOptions, or a list of them for {count} requests, got {options!r:.100}", "options"
@@ -126,7 +129,7 @@ def check_options(options: Sequence[ExplainOptions | None], count: int, vocab_si
 
 
 def check_step(slots: Slots, logits: torch.Tensor, rows: Rows) -> None:
-    """What every backend checks of a step before it draws.
+    """Check a step as every backend does before it draws.
 
     Raises:
         ParameterError: see `Backend.sample`.
@@ -140,7 +143,7 @@ def check_step(slots: Slots, logits: torch.Tensor, rows: Rows) -> None:
 
 
 def explain_drafts(rows: DraftRows, options: ExplainOptions, guided: Sequence[Pair | None]) -> list[Explanation]:
-    """Why the tokens came that these rows decide. The slot's pending updates are then those of the tokens."""
+    """Explain the tokens that these rows decide. Afterwards the slot's pending updates are those of the tokens."""
     slot, drafts, walked = rows.slot, rows.drafts, list[Walked]()
     rule = rule_of(rows)
 
@@ -164,12 +167,12 @@ def explain_drafts(rows: DraftRows, options: ExplainOptions, guided: Sequence[Pa
 
 
 def origin_of(walked: Walked, slot: Slot) -> Origin:
-    """How the token of a row without a draft comes."""
+    """Return the origin of the token of a row without a draft."""
     return "forced" if walked.forced is not None else "greedy" if slot.params.greedy else "drawn"
 
 
 def guided_pair(logits: torch.Tensor, rows: Rows, row: int) -> Pair | None:
-    """The conditional and the unconditional logits of a guided row."""
+    """Return the conditional and the unconditional logits of a guided row, else None."""
     if rows.guidance is None or (companion := int(rows.guidance.companion[row])) < 0:
         return None
     return logits[int(rows.source[row])].float().cpu(), logits[companion].float().cpu()
@@ -177,7 +180,7 @@ def guided_pair(logits: torch.Tensor, rows: Rows, row: int) -> Pair | None:
 
 @contextmanager
 def preserve_slot(slot: Slot) -> Iterator[None]:
-    """What drawing leaves in the slot is as it was."""
+    """Restore what a draw changes in the slot."""
     basis, updates = slot.basis, list(slot.updates)
     try:
         yield
@@ -186,7 +189,7 @@ def preserve_slot(slot: Slot) -> Iterator[None]:
 
 
 def walk_row(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None) -> Walked:
-    """The steps of `reference.walk_steps`, kept.
+    """Run `reference.walk_steps` and keep the steps.
 
     Raises:
         BadRowError: nothing can be drawn from the row.

@@ -1,8 +1,7 @@
-"""Classifier-free guidance (Sanchez et al., arXiv 2306.17806): away from what the model says without the prompt, or
-with a negative one.
+"""Classifier-free guidance (Sanchez et al., arXiv 2306.17806) on logits.
 
-A pure function on logits. It comes before everything else that happens to a row; who the two sequences are is others'
-business.
+It moves a row away from the model's logits without the prompt, or with a negative prompt. It comes before all other
+edits of a row. This module does not know which two sequences it combines.
 """
 
 from __future__ import annotations
@@ -17,18 +16,22 @@ from tailrace.kernels.transfer import together
 
 
 def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """l_u + s · (l_c − l_u), float32 [R, V]: the logarithm of p_u^(1 − s) · p_c^s, but for a constant per row.
+    """Return l_u + s · (l_c − l_u), float32 [R, V]: the logarithm of p_u^(1 − s) · p_c^s up to a constant per row.
 
-    At s = 1 it is the conditional row and at s = 0 the unconditional one, bit for bit; the other is then not looked at.
-    Otherwise, with −∞: what the conditional excludes stays excluded; what the unconditional alone excludes is excluded
-    where s < 1, the limit of the formula, and where s > 1, whose limit would be certainty, it keeps the conditional's
-    own logit. NaN in either is NaN.
+    At s = 1 the result is the conditional row, and at s = 0 the unconditional row, bit for bit; the other row is not
+    read. For other s:
+
+    - A token with l_c = −∞ stays excluded.
+    - A token with only l_u = −∞ is excluded for s < 1, the limit of the formula. For s > 1 the limit would be
+      certainty, so the token keeps l_c.
+    - NaN in either row gives NaN.
 
     Args:
-        conditional, unconditional: [R, V], any float dtype; not modified. scale: [R], s ≥ 0.
+        conditional, unconditional: [R, V], any float dtype; not modified.
+        scale: [R], s ≥ 0.
 
     Raises:
-        ParameterError: these are no such tensors, shapes differ, or a scale is negative or not finite.
+        ParameterError: an argument is no such tensor, shapes differ, or a scale is negative or not finite.
     """
     for name, given in (("conditional", conditional), ("unconditional", unconditional), ("scale", scale)):
         if not isinstance(given, torch.Tensor) or given.is_complex() or given.is_meta:
@@ -60,11 +63,12 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
 
 
 def combine_rows(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
-    """What the rows are drawn from, where that is not done while they are read: their own logits, float32 [R, V], and
-    rows that say so.
+    """Return the guided logits of each row, float32 [R, V], and rows that point to them. This is for samplers that do
+    not apply guidance while they read.
 
     Args:
-        logits: [L, V]. rows: with guidance; its numbers are in range, and on a GPU nothing waits.
+        logits: [L, V].
+        rows: with guidance; its numbers are in range. On a GPU nothing waits.
     """
     guidance = rows.guidance
     assert guidance is not None
@@ -80,11 +84,12 @@ def combine_rows(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
 def guide_rows(
     logits: torch.Tensor, own: torch.Tensor, companion: torch.Tensor, scale: torch.Tensor, *, kernel: bool | None = None
 ) -> torch.Tensor:
-    """`guide` for pairs of rows of one tensor: logits [L, V]; own, companion int64 [R]; scale as there, on a GPU not
-    checked.
+    """Apply `guide` to pairs of rows of one tensor. On a GPU `scale` is not checked.
 
     Args:
-        kernel: Triton's, which needs no copies of the rows and waits for nothing; None: on a GPU.
+        logits: [L, V].
+        own, companion: int64 [R].
+        kernel: use Triton's kernel, which copies no rows and waits for nothing. None: on a GPU.
     """
     if logits.is_cuda if kernel is None else kernel:
         from tailrace.kernels.gpu.guidance import guide as combined
@@ -95,7 +100,7 @@ def guide_rows(
 
 
 def raw_row(logits: torch.Tensor, rows: Rows, row: int) -> torch.Tensor:
-    """[V]: a row's logits before its edits."""
+    """Return a row's logits before its edits, [V]."""
     own = logits[int(rows.source[row])]
     if rows.guidance is None or (companion := int(rows.guidance.companion[row])) < 0:
         return own

@@ -1,4 +1,5 @@
-"""What one slot remembers of its sequence, as far as its methods ask. O(1) per token, and a token can be taken back."""
+"""The part of its sequence that a slot remembers for its methods. A token costs O(1), and tokens can be removed
+again."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from tailrace.sampling.watermark import keyed_text
 
 
 class History:
-    """The tokens of a sequence, prompt and output, and what is derived from them.
+    """The tokens of a sequence, prompt and output, and data derived from them.
 
     Args:
-        params: says what is needed. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram,
+        params: select the derived data. `counts` is for the penalties, `repeats` for DRY, `ngrams` for no-repeat-ngram,
             `said` for SynthID.
     """
 
@@ -29,7 +30,7 @@ class History:
         self.tokens += output
         self.window = params.penalty_last_n
         self.scopes = (params.repetition_scope, params.penalty_scope)
-        self._recounted: set[int] | None = None  # once somebody follows
+        self._recounted: set[int] | None = None  # a set after the first call of `follow`
         self.counts = self._count_tokens() if params.penalised else None
         self.repeats = Suffixes(self.tokens, params.dry_sequence_breakers) if params.dry_multiplier else None
         asked = params.no_repeat_ngram_size or params.encoder_no_repeat_ngram_size
@@ -37,7 +38,7 @@ class History:
         self.said = self._make_keyed_text(params.watermark)
 
     def append(self, token: int) -> None:
-        """One more output token."""
+        """Append an output token."""
         self.tokens.append(token)
         if self.counts is not None:
             self.counts.add(token, *self.get_weights(len(self.tokens) - 1))
@@ -51,7 +52,7 @@ class History:
                 suffixes.append(token)
 
     def pop(self) -> None:
-        """Take the last output token back."""
+        """Remove the last output token."""
         if self.counts is not None:
             if (out := self._find_leaving()) is not None:
                 self.counts.add(self.tokens[out], *self.get_weights(out))
@@ -65,18 +66,18 @@ class History:
                 suffixes.pop()
 
     def follow(self) -> set[int]:
-        """The ids whose counts have changed since this was asked last; the first time none."""
+        """Return the ids whose counts changed since the last call. The first call returns none."""
         recounted, self._recounted = self._recounted or set(), set()
         return recounted
 
     def get_weights(self, place: int) -> tuple[int, int]:
-        """How often the token at `place` counts as repeated, and for presence and frequency."""
+        """Return how often the token at `place` counts for repetition, and for presence and frequency."""
         output = place >= self.num_prompt
         repeated, counted = (in_scope(scope, output) for scope in self.scopes)
         return int(repeated), int(counted)
 
     def copy(self) -> History:
-        """An independent copy, for a fork."""
+        """Return an independent copy, for a fork."""
         twin = object.__new__(History)
         twin.tokens, twin.num_prompt, twin.window, twin.scopes = (
             list(self.tokens),
@@ -96,12 +97,12 @@ class History:
             self._recounted.update(self.tokens[-1:] if out is None else (self.tokens[-1], self.tokens[out]))
 
     def _find_leaving(self) -> int | None:
-        """The place that the newest token has pushed out of the window."""
+        """Return the place that the newest token has pushed out of the window, or None."""
         place = len(self.tokens) - 1 - self.window
         return place if self.window >= 0 and place >= 0 else None
 
     def _make_keyed_text(self, mark: Watermark | None) -> _cpu.Said | None:
-        """The text that a tournament is keyed by."""
+        """Return the text from which tournaments take their contexts."""
         if mark is None or mark.kind != "synthid":
             return None
         said = _cpu.Said()
@@ -122,24 +123,26 @@ class History:
 
 
 def in_scope(scope: Scope, output: bool) -> bool:
-    """Whether tokens of the output (else of the prompt) belong to the scope."""
+    """Return whether tokens of the output (else of the prompt) belong to the scope."""
     return scope == "both" or scope == ("output" if output else "prompt")
 
 
 def completed_by(phrase: tuple[int, ...], tokens: list[int]) -> int | None:
-    """The id that would complete the phrase now, if what comes before it is what was said last."""
+    """Return the phrase's last id if `tokens` ends with the rest of the phrase, else None."""
     before = len(phrase) - 1
     return phrase[-1] if before == 0 or tuple(tokens[-before:]) == phrase[:-1] else None
 
 
 class Suffixes:
-    """For every earlier place whose token is the last one: how long the two stretches that end there and at the end
-    agree.
+    """Lengths of agreement with the end of the text. For each earlier place of the last token: how many tokens before
+    and at that place equal the text's last tokens.
 
-    Incremental: agreement of places i and end is 1 + agreement of i − 1 and end − 1 where the tokens are equal, so a
-    new token costs only its own earlier occurrences; from nothing, and where a token is taken back, all are found in
-    one linear pass. A breaker ends every stretch and is in none. Where each token stands is kept apart for what was
-    there at first, which all copies share.
+    Agreements are incremental. If the tokens at i and at the end are equal, agreement(i, end) = 1 + agreement(i − 1,
+    end − 1). So a new token costs only its own earlier occurrences. At the start, and after a removal, one linear pass
+    finds all agreements.
+
+    A breaker ends every agreement and is part of none. The places of the first tokens are stored separately: all copies
+    share them.
     """
 
     def __init__(self, tokens: Iterable[int], breakers: Iterable[int] = ()) -> None:
@@ -147,14 +150,14 @@ class Suffixes:
         self.breakers = frozenset(breakers)
         self.size = tokens.size
         self.tokens = np.concatenate([tokens, np.empty(max(64, tokens.size), dtype=np.int64)])
-        self.length = np.empty_like(self.tokens)  # valid where the token is the last one
+        self.length = np.empty_like(self.tokens)  # valid at places of the last token
         self.first = Places(tokens)
-        self.kept = tokens.size  # of the first tokens those that have never been taken back
-        self.later: dict[int, list[int]] = {}  # the places behind them
+        self.kept = tokens.size  # number of first tokens that were never removed
+        self.later: dict[int, list[int]] = {}  # token → its places after the first `kept`
         self._recompute_agreements()
 
     def append(self, token: int) -> None:
-        """One more token."""
+        """Append a token."""
         if self.size == self.tokens.size:
             self.tokens = np.concatenate([self.tokens, np.empty_like(self.tokens)])
             self.length = np.concatenate([self.length, np.empty_like(self.length)])
@@ -165,7 +168,7 @@ class Suffixes:
         self.later.setdefault(token, []).append(self.size - 1)
 
     def pop(self) -> None:
-        """Take the last token back."""
+        """Remove the last token."""
         self.size -= 1
         if self.size < self.kept:
             self.kept = self.size
@@ -174,15 +177,15 @@ class Suffixes:
         self._recompute_agreements()
 
     def find_agreements(self) -> tuple[np.ndarray, np.ndarray]:
-        """Earlier places of the last token, ascending, and the length of agreement at each (0 where it is a
-        breaker)."""
+        """Return the earlier places of the last token, ascending, and the length of agreement at each. A breaker's
+        length is 0."""
         if self.size == 0:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         places = self._find_places(int(self.tokens[self.size - 1]))[:-1]
         return places, self.length[places]
 
     def copy(self) -> Suffixes:
-        """An independent copy; what was there at first is shared, as it never changes."""
+        """Return an independent copy. The first tokens are shared, because they never change."""
         twin = object.__new__(Suffixes)
         twin.breakers, twin.size, twin.first, twin.kept = self.breakers, self.size, self.first, self.kept
         twin.tokens, twin.length = self.tokens.copy(), self.length.copy()
@@ -190,12 +193,12 @@ class Suffixes:
         return twin
 
     def _find_places(self, token: int) -> np.ndarray:
-        """Where it stands, ascending."""
+        """Return the token's places, ascending."""
         first, later = self.first.of(token, self.kept), self.later.get(token)
         return np.concatenate([first, np.array(later, dtype=np.int64)]) if later else first
 
     def _extend_agreements(self, earlier: np.ndarray) -> None:
-        """Agreements with the new end, from those with the old one."""
+        """Compute the agreements with the new end from those with the old end."""
         token = int(self.tokens[self.size - 1])
         if token in self.breakers:
             self.length[earlier] = 0
@@ -205,7 +208,7 @@ class Suffixes:
         self.length[earlier] = 1 + np.where(agreed, self.length[before], 0)
 
     def _recompute_agreements(self) -> None:
-        """Agreements with the end from nothing."""
+        """Compute the agreements with the end from scratch."""
         if self.size == 0:
             return
         last = self.size - 1
@@ -223,22 +226,23 @@ class Suffixes:
 
 
 class Places:
-    """Where each token of a text stands. Never changes; arrays only, as an object per token would set off the garbage
-    collector."""
+    """The places of each token in a text. It never changes. It uses arrays only: an object per token would trigger the
+    garbage collector."""
 
     def __init__(self, tokens: np.ndarray) -> None:
         self._places = tokens.argsort(kind="stable")
         self._tokens = tokens[self._places]
 
     def of(self, token: int, end: int) -> np.ndarray:
-        """Ascending, those before `end`."""
+        """Return the token's places before `end`, ascending."""
         first, last = self._tokens.searchsorted(token, "left"), self._tokens.searchsorted(token, "right")
         places = self._places[first:last]
         return places[: places.searchsorted(end)]
 
 
 def counted_in(copy: History | None, edit: Edit, source: History | None) -> Edit:
-    """What an edit of the source's slot is in its copy's: what is counted from there on is its own."""
+    """Return an edit of the source's slot for its copy. An edit by the source's counts becomes an edit by the copy's
+    counts."""
     if copy is None or source is None or not isinstance(edit, Penalty) or edit.counts is not source.counts:
         return edit
     assert copy.counts is not None

@@ -12,13 +12,13 @@ MASK = 2**64 - 1
 
 
 class KeySource:
-    """Keys of requests that give no seed, one after the other.
+    """A sequence of keys for requests that give no seed.
 
-    With a seed the n-th key is the same in every process: ranks of tensor parallelism that ask in the same order agree.
-    Without one each is fresh from the operating system.
+    With a seed the n-th key is the same in every process. So ranks of tensor parallelism agree if they ask in the same
+    order. Without a seed the operating system provides each key.
 
     Args:
-        seed: 64 bits. Who knows it knows every key that follows.
+        seed: 64 bits. Anyone who knows the seed knows every later key.
 
     Raises:
         ParameterError: seed is no integer of 64 bits.
@@ -31,12 +31,12 @@ class KeySource:
 
     @staticmethod
     def shared(*parts: object) -> KeySource:
-        """Of all processes that name the same parts, by their `repr`."""
+        """Return the source that all processes with the same parts share. Parts are compared by their `repr`."""
         digest = blake2b(repr(parts).encode(), digest_size=8).digest()
         return KeySource(int.from_bytes(digest, "little", signed=True))
 
     def key_of(self, seed: int | None) -> int:
-        """The key of a request with this seed; of one without, the next."""
+        """Return the key of a request with this seed. Without a seed, return the next key."""
         if seed is not None or self.seed is None:
             return request_key(seed, 0)
         self.taken += 1
@@ -44,10 +44,11 @@ class KeySource:
 
 
 def request_key(seed: int | None, index: int) -> int:
-    """Key of sequence `index` of a request: int64. Sequence 0 of a seeded request has the seed itself.
+    """Return the key of sequence `index` of a request, an int64. Sequence 0 of a seeded request has the seed itself as
+    its key.
 
-    The others are mixed from (seed, index) by two rounds of SplitMix64's finaliser (Steele et al., OOPSLA 2014), so
-    that seed 7's second sequence is not seed 8's first. Without a seed the key is fresh from the operating system.
+    The others mix (seed, index) by two rounds of SplitMix64's finaliser (Steele et al., OOPSLA 2014). So the second
+    sequence of seed 7 differs from the first of seed 8. Without a seed the operating system provides the key.
     """
     if seed is None:
         return int.from_bytes(os.urandom(8), "little", signed=True)

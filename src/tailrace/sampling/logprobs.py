@@ -1,7 +1,8 @@
-"""What a drawn token's log-probability, rank and likeliest rivals were. Only rows that ask pay.
+"""Log-probability, rank and top alternatives of a drawn token. Only rows that ask for logprobs pay for them.
 
-"raw" is log-softmax of the model's own logits; "processed" that of the distribution really drawn from, −inf for what
-was removed. A greedy row draws from no distribution; its processed logprobs are those of the edited logits.
+"raw" is the log-softmax of the model's own logits. "processed" is the logarithm of the distribution that was drawn
+from, −inf for removed tokens. A greedy row draws from no distribution; its processed logprobs are those of the edited
+logits.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from tailrace.sampling.candidates import Candidates
 def make_token_logprobs(
     candidates: Candidates, token: int, n: int, vocab_size: int, entropies: bool = False, named: tuple[int, ...] = ()
 ) -> TokenLogprobs:
-    """Logprobs of `token` within the distribution of `candidates`; where they are fewer than n, the smallest other ids
-    follow. named: the tokens that are listed, instead of the likeliest."""
+    """Return the logprobs of `token` in the distribution of `candidates`. If there are fewer than n candidates, the
+    smallest other ids follow.
+
+    named: the tokens to list instead of the likeliest.
+    """
     logprobs = candidates.logits.double().log_softmax(0)
     place = int(torch.searchsorted(candidates.ids, token))
     inside = place < candidates.ids.numel() and int(candidates.ids[place]) == token
@@ -49,15 +53,17 @@ def make_token_logprobs(
 
 
 def replace_top_tokens(entry: TokenLogprobs, token: int, row: torch.Tensor, named: tuple[int, ...]) -> TokenLogprobs:
-    """The entry of a drawn token, with the logprobs of the named ones instead of the likeliest. row: float [V], the
-    model's own logits, whose distribution it is of."""
+    """Return the entry of a drawn token with the logprobs of the named tokens instead of the likeliest.
+
+    row: float [V], the model's own logits, from which the logprobs are computed.
+    """
     known = math.isfinite(entry.logprob)
     norm = float(row[token]) - entry.logprob if known else float(row.double().logsumexp(0))
     return msgspec.structs.replace(entry, top_ids=list(named), top_logprobs=(row[list(named)].double() - norm).tolist())
 
 
 def entry_of(numbers: list[float], ranks: list[int], top: int | None, entropies: bool) -> TokenLogprobs:
-    """One token's, out of the kernels' arrays (kernels/output.py)."""
+    """Return one token's entry from the kernels' arrays (kernels/output.py)."""
     more = numbers[1:3] if entropies else ()
     if top is None:
         return TokenLogprobs(math.nan, 0, [], [], *more)
@@ -65,7 +71,8 @@ def entry_of(numbers: list[float], ranks: list[int], top: int | None, entropies:
 
 
 def write_entries(entries: Sequence[TokenLogprobs], arrays: LogprobArrays, request: int, top: int) -> None:
-    """One request's, on the host, into the kernels' arrays. top: alternatives that it reports."""
+    """Write one request's entries, on the host, into the kernels' arrays. top: number of alternatives that the request
+    reports."""
     for j, entry in enumerate(entries):
         numbers, ranks = arrays.numbers[request, j], arrays.ranks[request, j]
         more = (
@@ -77,10 +84,11 @@ def write_entries(entries: Sequence[TokenLogprobs], arrays: LogprobArrays, reque
 
 
 def entries_of(output: KernelOutput, asked: Sequence[SamplingParams | None]) -> list[list[TokenLogprobs] | None]:
-    """Of each request one entry per token; None where it did not ask. asked: the parameters of those that did."""
+    """Return for each request one entry per token; None for a request without logprobs. asked: the parameters of the
+    requests with logprobs, else None."""
     if output.logprobs is None:
         return [None] * len(asked)
-    # whole arrays become lists at once: a tensor per row would cost more than the sampling
+    # Convert whole arrays: a tensor per row would cost more than the sampling.
     numbers, ranks = output.logprobs.numbers.tolist(), output.logprobs.ranks.tolist()
     return [
         params and [entry_of(numbers[i][j], ranks[i][j], params.logprobs, params.report_entropy) for j in range(count)]
@@ -89,7 +97,7 @@ def entries_of(output: KernelOutput, asked: Sequence[SamplingParams | None]) -> 
 
 
 def _find_top(candidates: Candidates, logprobs: torch.Tensor, n: int) -> tuple[list[int], list[float]]:
-    """The n likeliest, ties to the smaller id."""
+    """Return the n likeliest tokens; ties go to the smaller id."""
     if n == 0:
         return [], []
     boundary = torch.topk(candidates.logits, n).values[-1]

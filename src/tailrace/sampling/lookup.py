@@ -1,4 +1,4 @@
-"""What of a row or of its candidates stands where: ranks, the largest, the values of a few tokens that are shown."""
+"""Look-ups in a row or its candidates: ranks, the largest entries, the values of a few given tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def best_two(scores: np.ndarray) -> list[int]:
-    """Where the two largest stand, or the one; ties go to the first."""
+    """Return the places of the two largest scores, or of the only one. Ties go to the first."""
     first = int(scores.argmax())
     others = scores.copy()
     others[first] = NEGATIVE_INFINITY
@@ -23,14 +23,15 @@ def best_two(scores: np.ndarray) -> list[int]:
 
 
 def likeliest_of(row: torch.Tensor, ascending: np.ndarray, count: int) -> list[int]:
-    """The ids of the largest entries, of equal ones the smaller ids; none that are −inf. ascending: all, sorted."""
+    """Return the ids of the largest entries, without −inf. Ties go to the smaller id. ascending: all entries,
+    sorted."""
     values = row.numpy()
     near = np.flatnonzero((values >= ascending[-min(count, values.size)]) & (values != NEGATIVE_INFINITY))
     return near[np.argsort(-values[near], kind="stable")][:count].tolist()
 
 
 def ranks_of(row: torch.Tensor, ascending: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
-    """int64 [n]: 1 is the largest; ties go to the smaller id. ascending: all entries, sorted."""
+    """Return the ranks, int64 [n]: 1 is the largest; ties go to the smaller id. ascending: all entries, sorted."""
     values = row.numpy()
     mine = values[ids.numpy()]
     first, last = (np.searchsorted(ascending, mine, side) for side in ("left", "right"))
@@ -41,29 +42,29 @@ def ranks_of(row: torch.Tensor, ascending: np.ndarray, ids: torch.Tensor) -> tor
 
 
 def mark_members(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """bool [n]: which of the ids are among the others, all of which are among the ids; both ascend."""
+    """Return bool [n]: which of `ids` are in `others`. All of `others` are in `ids`; both ascend."""
     table = torch.zeros(int(ids[-1]) + 1, dtype=torch.bool)
     table[others] = True
     return table[ids]
 
 
 def places_in(ids: torch.Tensor, shown: torch.Tensor) -> Pair:
-    """Where each shown token stands among the ids, which ascend, and whether it does."""
+    """Return the place of each shown token in the ascending `ids`, and whether `ids` contains it."""
     places = torch.searchsorted(ids, shown).clamp(max=ids.numel() - 1)
     return places, ids[places] == shown
 
 
 def where_in(candidates: Candidates, values: torch.Tensor, shown: torch.Tensor) -> list[float | None]:
-    """Of each shown token the value that stands beside it among the candidates; None: it is not among them."""
+    """Return each shown token's entry of `values`, which belong to the candidates; None if it is no candidate."""
     places, inside = places_in(candidates.ids, shown)
     return [value if there else None for value, there in zip(values[places].tolist(), inside.tolist(), strict=True)]
 
 
 def pair_values(shown: torch.Tensor, values: list[float | None]) -> Iterator[tuple[int, float | None]]:
-    """Ids and values."""
+    """Yield pairs of id and value."""
     return zip(shown.tolist(), values, strict=True)
 
 
 def list_numbers(values: torch.Tensor) -> list[float | None]:
-    """None: −inf."""
+    """Return the numbers as a list. −inf becomes None."""
     return [None if value == NEGATIVE_INFINITY else value for value in values.tolist()]

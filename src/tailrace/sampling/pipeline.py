@@ -21,7 +21,7 @@ Method = TypeVar("Method", LogitsEdit, Refinement)
 
 
 def load_methods(kind: type[Method], order: Iterable[OrderEntry], declared: set[str]) -> dict[str, Method]:
-    """Load the methods of this order, each with its name and the condition under which a request wants it.
+    """Load the methods of this order. Each gets its name and the condition under which a request needs it.
 
     Raises:
         ImportError: the fields' declarations name other methods, or a file has no METHOD of this kind.
@@ -44,7 +44,7 @@ def load_methods(kind: type[Method], order: Iterable[OrderEntry], declared: set[
 
 
 def switched_on(method: str) -> Callable[[SamplingParams], bool]:
-    """Whether one of the fields that switch the method on is not neutral."""
+    """Return a function that tests whether a field that switches the method on is not neutral."""
     checks = [(attrgetter(name), FIELDS[name].neutral) for name in list_switches(method)]
 
     def is_wanted(params: SamplingParams) -> bool:
@@ -73,13 +73,15 @@ if len(REFINEMENTS) > MAX_STAGES:
 
 
 def is_needed(method: LogitsEdit | Refinement, params: SamplingParams) -> bool:
-    """The request needs this method."""
+    """Return whether the request needs this method."""
     return method.wanted is not None and method.wanted(params)
 
 
 def edits_of(params: SamplingParams) -> tuple[LogitsEdit, ...]:
-    """The edits a request wants, in order. Processors that keep the argmax have no effect where they are the last,
-    nothing but that is asked for, and no report shows what became of the others."""
+    """Return the edits that a request needs, in order.
+
+    Processors that keep the argmax are left out of a greedy request if no later edit and no report needs them.
+    """
     wanted = tuple(method for method in EDITS.values() if is_needed(method, params))
     shown = params.logprobs_mode == "processed" and (params.logprobs is not None or params.report_entropy)
     last = wanted[-1].name if wanted else ""
@@ -89,13 +91,14 @@ def edits_of(params: SamplingParams) -> tuple[LogitsEdit, ...]:
 
 
 def add_edit(slot: Slot, name: str) -> None:
-    """Put the edit of this name among the slot's, in order."""
+    """Insert the edit of this name into the slot's edits, in order."""
     among = {method.name for method in slot.edit_methods} | {name}
     slot.use_edits(tuple(method for method in EDITS.values() if method.name in among))
 
 
 def refinements_of(params: SamplingParams) -> tuple[Refinement, ...]:
-    """The refinements a request wants: those it ordered, then the others in the default order. None if it is greedy."""
+    """Return the refinements that a request needs: those in its own order, then the others in the default order. A
+    greedy request needs none."""
     if params.greedy:
         return ()
     order = dict.fromkeys((*params.sampler_order, *REFINEMENTS))
@@ -103,18 +106,19 @@ def refinements_of(params: SamplingParams) -> tuple[Refinement, ...]:
 
 
 def beyond_kernels(params: SamplingParams) -> bool:
-    """No kernels have all that it asks for: its rows fall back to the reference sampler."""
+    """Return whether no kernels have everything that the request needs. Its rows then fall back to the reference
+    sampler."""
     named = bool(params.logprob_token_ids) and params.logprobs_mode == "processed"
     dense = any(method.dense(params) for method in edits_of(params))
     return named or dense or any(method.stage is None for method in refinements_of(params))
 
 
 def stages_of(params: SamplingParams) -> list[Stage]:
-    """Its refinements as the kernels have them."""
+    """Return the request's refinements as the kernels have them."""
     return [method.stage(params) for method in refinements_of(params) if method.stage is not None]
 
 
 def beyond_device(params: SamplingParams, device: torch.device) -> bool:
-    """The kernels of this device don't have all that it asks for, as far as its parameters say."""
+    """Return whether this device's kernels lack something that the parameters need."""
     on_gpu = device.type != "cpu"
     return beyond_kernels(params) or (on_gpu and not all(STAGES[stage.kind].on_gpu for stage in stages_of(params)))

@@ -1,13 +1,13 @@
-"""Custom logits processors by name. An operator registers functions where the engine starts; requests only name them:
-no code ever comes over the wire.
+"""Custom logits processors by name. An operator registers functions when the engine starts. Requests only name them: no
+code ever comes over the network.
 
-A processor is called with (row, tokens, **arguments): row float32 [V] on the CPU, to be changed in place, unless it
-returns another such tensor, which takes its place; tokens, the ids of prompt and output so far. All are its own copies.
-It must depend on nothing else, or neighbours would matter. One that raises, or returns anything else, fails the request
-for which it was called.
+A processor is called with (row, tokens, **arguments). `row` is float32 [V] on the CPU. The processor changes it in
+place, or returns another such tensor as the result. `tokens` has the ids of prompt and output so far. All arguments are
+copies for this call. The result must depend on nothing else, or it would depend on other requests. If a processor
+raises, or returns anything else, only the calling request fails.
 
-One whose attribute `keeps_argmax` is true says that the largest logit stays the largest: it is not called where that
-one is taken.
+A processor with a true attribute `keeps_argmax` never changes which logit is the largest. It is not called if the
+largest logit decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def register(name: str, processor: Processor) -> None:
     """Make `processor` available to requests as `name`.
 
     Raises:
-        ParameterError: (a ValueError) the name is taken or none, or it can't be called.
+        ParameterError: (a ValueError) the name is taken or malformed, or the processor can't be called.
     """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ParameterError(f"name must be a text that can be printed, got {name!r:.100}", "name")
@@ -38,10 +38,10 @@ def register(name: str, processor: Processor) -> None:
 
 
 def load_processors(spec: str) -> None:
-    """Register what "name=package.module:function, …" says.
+    """Register the processors of a list "name=package.module:function, …".
 
     Raises:
-        ConfigError: it says something else, or what it names is not there.
+        ConfigError: the list has another form, or a function does not exist.
     """
     for entry in filter(None, (part.strip() for part in spec.split(","))):
         name, _, target = entry.partition("=")
@@ -55,10 +55,10 @@ def load_processors(spec: str) -> None:
 
 
 def find_processor(name: str) -> Processor:
-    """The processor of this name.
+    """Return the processor of this name.
 
     Raises:
-        ParameterError: there is none.
+        ParameterError: no processor has this name.
     """
     if name not in REGISTERED:
         known = ", ".join(sorted(REGISTERED)) or "none is registered"
@@ -67,5 +67,5 @@ def find_processor(name: str) -> Processor:
 
 
 def keep_argmax(names: Iterable[str]) -> bool:
-    """All of these say so."""
+    """Return whether all of these processors keep the argmax."""
     return all(getattr(find_processor(name), "keeps_argmax", False) is True for name in names)

@@ -20,13 +20,13 @@ def program_of(
     *,
     stateful: bool = False,
 ) -> Program:
-    """What stays the same as long as the request does.
+    """Return the part of a request that never changes, for the kernels.
 
     Args:
-        key: 64 bits, of its noise. eos_token_ids: those that XTC never removes. history: of its sequence, if one of
-            its methods looks at it.
-        stateful: one of its methods has a
-            state.
+        key: 64 bits, of the request's noise.
+        eos_token_ids: ids that XTC never removes.
+        history: of the request's sequence, if a method needs it.
+        stateful: a method has a state.
     """
     return Program(
         key=key,
@@ -47,7 +47,8 @@ def program_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowProgram:
-    """A program, and its record as the CPU's kernels read it; `program` keeps alive what that points at."""
+    """A program, and its record as the CPU's kernels read it. `program` keeps the memory behind the record's pointers
+    alive."""
 
     program: Program
     record: bytes

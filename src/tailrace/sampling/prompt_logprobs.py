@@ -1,5 +1,4 @@
-"""What a model thought of tokens that are given already, a prompt's for one: their raw log-probabilities, ranks and
-likeliest rivals."""
+"""Raw log-probabilities, ranks and top alternatives of given tokens, for example of a prompt."""
 
 from __future__ import annotations
 
@@ -20,12 +19,16 @@ from tailrace.sampling.validation import check_kind, checked_ids, checked_size
 
 
 def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """logits: [R, V] of bf16, f16 or f32, not modified; row r is what `tokens[r]` was to follow. top: alternatives to
-    report.
+    """Return the logprobs of given tokens.
+
+    Args:
+        logits: [R, V] of bf16, f16 or f32, not modified.
+        tokens: the token that follows each row.
+        top: number of alternatives to report.
 
     Raises:
         ParameterError: (a ValueError) shapes do not fit, a token is outside the vocabulary, or `top` beyond it.
-            ValueError: a row holds NaN, +inf, or nothing but −inf.
+        ValueError: a row holds NaN, +inf, or nothing but −inf.
     """
     check_kind("logits", logits, torch.Tensor)
     count, vocab = readable(logits).shape
@@ -63,11 +66,14 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogpr
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-    """The raw logprobs of given tokens, in nats. logits: [R, V] without NaN or +inf. token_ids: of each row any number,
-    in 0 … V − 1.
+    """Return the raw logprobs of given tokens, in nats.
+
+    Args:
+        logits: [R, V] without NaN or +inf.
+        token_ids: for each row any number of ids in 0 … V − 1.
 
     Raises:
-        ParameterError: there are not as many lists as rows.
+        ParameterError: the number of lists differs from the number of rows.
     """
     if len(token_ids) != len(logits):
         raise ParameterError(f"token_ids must be {len(logits)} lists, got {len(token_ids)}", "token_ids")

@@ -1,4 +1,4 @@
-"""A row that was walked through its steps → the record of why its token came (explain/record.py)."""
+"""Conversion of a row and its recorded steps to the record that explains its token (explain/record.py)."""
 
 from __future__ import annotations
 
@@ -39,19 +39,22 @@ from tailrace.sampling.lookup import (
 from tailrace.sampling.reference import Choice, scores_of
 from tailrace.sampling.slot import Slot
 
-LEAST = -1e9  # a logarithm below that of any float64
-MOST_CUT = 5  # of the likeliest that a refinement cut, so many are named
-MOST_ENTRIES = 8  # of a field's value
+LEAST = -1e9  # below the logarithm of any float64
+MOST_CUT = 5  # number of cut tokens that a record names, the likeliest ones
+MOST_ENTRIES = 8  # most entries of a field's value in a record
 MASK64 = 2**64 - 1
 
 
 @dataclass(slots=True)
 class Walked:
-    """One row, and what each step left of it.
+    """One row, and its state after each step.
 
-    index, position: of the token that it decides, in the output and in the sequence. forced: the token that must come.
-    raw, row: float32 [V], before and after the edits. start: the candidates that the edits left. edited_rows: the edit
-    methods' names, and the row after each. refined: the refinements' names, and the candidates after each.
+    - index, position: of the row's token in the output and in the sequence.
+    - forced: the forced token, if there is one.
+    - raw, row: float32 [V], before and after the edits.
+    - start: the candidates after the edits.
+    - edited_rows: the edit methods' names, and the row after each.
+    - refined: the refinements' names, and the candidates after each.
     """
 
     index: int
@@ -65,13 +68,13 @@ class Walked:
 
     @property
     def candidates(self) -> Candidates:
-        """What may be drawn."""
+        """The tokens that can be drawn."""
         return self.refined[-1][1] if self.refined else self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a row's token came. token: what came. choice: how the sampler decides."""
+    """The result of a row: its token, the token's origin, and the sampler's choice."""
 
     token: int
     origin: Origin
@@ -80,7 +83,7 @@ class Outcome:
 
 
 class Record:
-    """A walked row on its way to the record."""
+    """A row with its steps, ready for conversion."""
 
     def __init__(self, walked: Walked, slot: Slot, outcome: Outcome) -> None:
         self.walked, self.slot, self.outcome = walked, slot, outcome
@@ -97,7 +100,7 @@ class Record:
         self.margin = float(self.scores[best[0]] - self.scores[best[1]]) if len(best) > 1 else None
 
     def make_record(self, options: ExplainOptions, guided: Pair | None) -> Explanation:
-        """The record. Its parts are in the order of the pipeline."""
+        """Return the record. Its parts are in the order of the pipeline."""
         walked, outcome = self.walked, self.outcome
         shown, ranks = self._select_tokens(options)
         return Explanation(
@@ -116,16 +119,16 @@ class Record:
         )
 
     def _compute_scores(self) -> torch.Tensor:
-        """float64 [n], of the final candidates: the numbers that the draw compares, less a constant."""
+        """Return the numbers that the draw compares, minus a constant: float64 [n], for the final candidates."""
         stream, final = self.outcome.choice.stream, self.final
         if self.slot.params.greedy:
             return self.walked.row[final.ids].double()
         return scores_of(final, self.slot, self.walked.position, stream).double() - final.logits.double().logsumexp(0)
 
     def _select_tokens(self, options: ExplainOptions) -> Pair:
-        """Ids, int64 [n], by the model's rank, and the ranks."""
+        """Return ids, int64 [n], by the model's rank, and their ranks."""
         outcome, raw = self.outcome, self.walked.raw
-        # rule exact draws as if there were no draft, and shows what is shown without one
+        # rule exact draws as without a draft, and shows the same tokens
         refused = [] if outcome.draft is None or outcome.draft.rule == "exact" else [outcome.draft.token]
         named = {outcome.token, *self.best, *options.ids, *refused}
         ascending = np.sort(raw.numpy() + 0.0)  # −0 equals 0
@@ -150,13 +153,13 @@ class Record:
         return Draw(probabilities, noise, scores, winner, runner_up, self.margin, greedy)
 
     def _compute_noise(self, shown: torch.Tensor) -> list[float | None]:
-        """Of those that can be drawn."""
+        """Return the noise of the shown tokens that can be drawn, else None."""
         alive = shown[places_in(self.final.ids, shown)[1]].sort().values
         noise = kernels.gumbel(self.slot.key, self.walked.position, alive, self.outcome.choice.stream)
         return where_in(Candidates(alive, noise, noise), noise, shown)
 
     def _removed_by(self, shown: torch.Tensor) -> list[str]:
-        """The first step after which each is gone."""
+        """Return the first step that removed each token."""
         walked, found = self.walked, [""] * shown.numel()
         stages = [("model", walked.raw[shown] != NEGATIVE_INFINITY)]
         stages += [(method, row[shown] != NEGATIVE_INFINITY) for method, row in walked.edited_rows]
@@ -169,10 +172,10 @@ class Record:
 
 
 def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guided: Pair | None) -> ModelView:
-    """What the model says."""
+    """Return the model's own view of the tokens."""
     logp = raw.double().log_softmax(0)
     p = logp.exp()
-    finite = logp.clamp_(min=LEAST)  # where p is 0, whatever is multiplied by it
+    finite = logp.clamp_(min=LEAST)  # finite where p is 0, so that their product is 0
     entropy = -(p * finite).sum()
     conditional, unconditional = (
         (None, None) if guided is None else (list_numbers(row.float()[shown]) for row in guided)
@@ -181,7 +184,7 @@ def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guid
         logits=list_numbers(raw[shown]),
         probabilities=p[shown].tolist(),
         ranks=ranks.tolist(),
-        entropy=float(entropy) + 0.0,  # −0 of a certain token is 0
+        entropy=float(entropy) + 0.0,  # −0 becomes 0 if one token is certain
         varentropy=float((p * (finite + entropy) ** 2).sum()),
         conditional=conditional,
         unconditional=unconditional,
@@ -189,7 +192,7 @@ def model_view(raw: torch.Tensor, shown: torch.Tensor, ranks: torch.Tensor, guid
 
 
 def edit_steps(walked: Walked, shown: torch.Tensor, params: SamplingParams) -> Iterator[EditStep]:
-    """Of the edits that did something."""
+    """Yield a step for each edit that changed something."""
     before = walked.raw
     for method, after in walked.edited_rows:
         banned = (after == NEGATIVE_INFINITY) & (before != NEGATIVE_INFINITY)
@@ -204,7 +207,7 @@ def edit_steps(walked: Walked, shown: torch.Tensor, params: SamplingParams) -> I
 def refinement_steps(
     before: Candidates, refined: Sequence[tuple[str, Candidates]], shown: torch.Tensor, params: SamplingParams
 ) -> Iterator[RefinementStep]:
-    """Of all refinements, in their order."""
+    """Yield a step for each refinement, in order."""
     p = before.probabilities()
     for method, after in refined:
         logp, cut = after.logits.double().log_softmax(0), cut_from(before, p, after)
@@ -225,8 +228,8 @@ def refinement_steps(
 
 
 class Cut(NamedTuple):
-    """What a refinement cut: mass of what stayed, boundary, and the likeliest that went, as `RefinementStep` has
-    them."""
+    """The tokens that a refinement removed, as in `RefinementStep`: the kept mass, the boundary, and the likeliest
+    removed tokens."""
 
     mass: float
     boundary: float | None
@@ -235,7 +238,7 @@ class Cut(NamedTuple):
 
 
 def cut_from(before: Candidates, p: torch.Tensor, after: Candidates) -> Cut:
-    """p: float64 [n], the probabilities of those before."""
+    """Return the cut between two sets of candidates. p: float64 [n], the probabilities of the earlier set."""
     count = before.ids.numel() - after.ids.numel()
     if count == 0:
         return Cut(1.0, None, [], [])
@@ -262,7 +265,7 @@ def fields_of(params: SamplingParams, method: str) -> dict[str, Any]:
 
 
 def summarize_value(value: Any) -> Any:
-    """A field's value as a record has it: of large ones their size, of a watermark not its keys."""
+    """Return a field's value for a record. Large values become their size, and a watermark has no keys."""
     if isinstance(value, Watermark):
         return {"kind": value.kind, "scheme": value.scheme}
     if isinstance(value, Mapping | tuple) and len(value) > MOST_ENTRIES:

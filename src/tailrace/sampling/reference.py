@@ -1,5 +1,6 @@
-"""The reference sampler: one request at a time in torch, the specification that the kernels are compared with. Rows
-that ask for what the kernels don't have fall back to it.
+"""The reference sampler: one request at a time in torch. It is the specification for the kernels.
+
+Rows that need more than the kernels have fall back to it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class BadRowError(Exception):
-    """The edits left a row without a distribution; `status` as in kernels/status.py."""
+    """The edits left a row without a distribution. `status` is one of kernels/status.py."""
 
     def __init__(self, status: int) -> None:
         super().__init__(MESSAGES[status])
@@ -76,13 +77,13 @@ def apply_dense(row: torch.Tensor, edit: Dense) -> None:
             raise TypeError(f"a processor must leave the row's shape {tuple(shape)} as it is, got {tuple(row.shape)}")
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the operator's code, the request's arguments: only this request fails
+    except BaseException as error:  # a processor's error fails only this request
         log.exception("a custom processor failed")
         raise BadRowError(PROCESSOR) from error
 
 
 def describe_result(result: object) -> str:
-    """What a processor returned, as the log says it."""
+    """Describe a processor's result for the log."""
     if isinstance(result, torch.Tensor):
         return f"{result.dtype} {tuple(result.shape)} on {result.device}"
     return type(result).__name__
@@ -101,8 +102,9 @@ APPLY: dict[type[Edit], Callable[[torch.Tensor, Edit], None]] = {
 class Step(NamedTuple):
     """One method's work on a row.
 
-    method: its name in method_order.py, "grammar" for the mask, "" where the edits end. row: float32 [V], edited
-    so far; the next edit goes on in it. candidates: once the edits are done.
+    - method: name in method_order.py, "grammar" for the mask, "" after the last edit.
+    - row: float32 [V] after the edits so far. The next edit changes it in place.
+    - candidates: set once the edits are complete.
     """
 
     method: str
@@ -111,10 +113,10 @@ class Step(NamedTuple):
 
 
 def apply_edits(raw: torch.Tensor, slot: Slot, allowed: Mask | None = None) -> Iterator[Step]:
-    """Yield the row after each edit method that did something, then the row that they leave, without a name.
+    """Yield the row after each edit method that did something. Then yield the final row, without a name.
 
     Raises:
-        BadRowError: the row, or what the edits make of it, has no distribution.
+        BadRowError: the row has no distribution, before or after the edits.
     """
     check_row(raw)
     row = raw
@@ -132,10 +134,10 @@ def apply_edits(raw: torch.Tensor, slot: Slot, allowed: Mask | None = None) -> I
 
 
 def edit_row(raw: torch.Tensor, slot: Slot, allowed: Mask | None = None) -> torch.Tensor:
-    """The row [V] (float32, not modified) after its grammar mask and its slot's edits.
+    """Return the row [V] (float32, not modified) after its grammar mask and its slot's edits.
 
     Raises:
-        BadRowError: it, or what the edits make of it, has no distribution.
+        BadRowError: the row has no distribution, before or after the edits.
     """
     row = raw
     for step in apply_edits(raw, slot, allowed):
@@ -151,9 +153,9 @@ def check_row(row: torch.Tensor) -> None:
 
 
 def walk_steps(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask | None = None) -> Iterator[Step]:
-    """All that happens to a row before the draw: its edits, the candidates that they leave, and, unless greedy, its
-    refinements. Arguments and errors as of `compute_distribution`."""
-    slot.basis = None  # of another row
+    """Yield all steps of a row before the draw: its edits, the candidates after them, and its refinements unless it is
+    greedy. Arguments and errors are those of `compute_distribution`."""
+    slot.basis = None  # the old basis belongs to another row
     row = raw
     for step in apply_edits(raw, slot, allowed):
         row = step.row
@@ -167,11 +169,12 @@ def walk_steps(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask |
 
 
 def compute_distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allowed: Mask | None = None) -> Candidates:
-    """The candidates a row leaves after its slot's edits and, unless greedy, refinements.
+    """Return a row's candidates after its slot's edits and, unless greedy, refinements.
 
     Args:
-        raw: float32 [V], not modified. position: the one it decides; only XTC looks at it. allowed: by the grammar, at
-            this row.
+        raw: float32 [V], not modified.
+        position: position of the row's token. Only XTC reads it.
+        allowed: the grammar's mask of this row.
 
     Raises:
         BadRowError: every token is masked, or an edit made a logit overflow.
@@ -184,21 +187,22 @@ def compute_distribution(raw: torch.Tensor, slot: Slot, position: int = 0, allow
 
 
 def scores_of(candidates: Candidates, slot: Slot, position: int, stream: int = DRAW_STREAM) -> torch.Tensor:
-    """float32 [n]; the largest wins. The logits if greedy, else with Gumbel noise."""
+    """Return the scores, float32 [n]; the largest wins. They are the logits if greedy, else the logits plus Gumbel
+    noise."""
     if slot.params.greedy:
         return candidates.logits
     return candidates.logits + kernels.gumbel(slot.key, position, candidates.ids, stream)
 
 
 def draw_token(candidates: Candidates, slot: Slot, position: int, stream: int = DRAW_STREAM) -> int:
-    """The token: the largest logit if greedy, else Gumbel-max. Ties to the smaller id."""
+    """Return the token: the largest logit if greedy, else Gumbel-max. Ties go to the smaller id."""
     scores = scores_of(candidates, slot, position, stream)
     return int(candidates.ids[int((scores == scores.max()).nonzero()[0])])
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One row's distribution. p: float64 [V], what is drawn from (one-hot if greedy)."""
+    """One row's distribution. p: float64 [V], the distribution to draw from (one-hot if greedy)."""
 
     raw: torch.Tensor
     candidates: Candidates
@@ -206,7 +210,7 @@ class Target:
 
 
 def make_target(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | None = None) -> Target:
-    """Everything that verification must know of a row.
+    """Return the row's data for verification.
 
     Raises:
         BadRowError: see `compute_distribution`.
@@ -215,7 +219,7 @@ def make_target(raw: torch.Tensor, slot: Slot, position: int, allowed: Mask | No
 
 
 def target_of(raw: torch.Tensor, candidates: Candidates, slot: Slot, position: int) -> Target:
-    """The same of a row's candidates."""
+    """Return the row's data for verification, from its candidates."""
     p = torch.zeros(raw.numel(), dtype=torch.float64)
     if slot.params.greedy:
         p[draw_token(candidates, slot, position)] = 1.0
@@ -225,9 +229,12 @@ def target_of(raw: torch.Tensor, candidates: Candidates, slot: Slot, position: i
 
 
 class Choice(NamedTuple):
-    """How a row came to its token. drawn_from: what it was drawn from, with the noise of this stream; None: it was not
-    drawn, but forced, or a draft that was accepted. bound: where a draft is accepted if its probability is above
-    something, that."""
+    """How a row came to its token.
+
+    - drawn_from: the candidates of the draw, whose noise has this stream. None: the token was forced, or is an accepted
+      draft.
+    - bound: the draft is accepted if its probability is above this bound; None if the rule has no such bound.
+    """
 
     token: int
     drawn_from: Candidates | None = None
@@ -236,17 +243,17 @@ class Choice(NamedTuple):
 
 
 def make_choice(candidates: Candidates, slot: Slot, position: int, stream: int = DRAW_STREAM) -> Choice:
-    """Return what `draw_token` returns, with what the token was drawn from."""
+    """Draw as `draw_token` does. Return the token with the candidates of the draw."""
     return Choice(draw_token(candidates, slot, position, stream), candidates, stream)
 
 
 def choose_token(row: Target, slot: Slot, position: int) -> Choice:
-    """The token of a row without a draft: the forced one, or the drawn one."""
+    """Return the token of a row without a draft: the forced one, or the drawn one."""
     return Choice(slot.forced) if slot.forced is not None else make_choice(row.candidates, slot, position)
 
 
 def report_logprobs(row: Target, slot: Slot, token: int) -> TokenLogprobs | None:
-    """What the slot's request wants to know of the token, if anything."""
+    """Return the logprobs of the token that the slot's request wants, or None."""
     if not slot.reported:
         return None
     basis = row.candidates if slot.params.logprobs_mode == "processed" else Candidates.of(row.raw)
@@ -257,8 +264,8 @@ def report_logprobs(row: Target, slot: Slot, token: int) -> TokenLogprobs | None
 
 
 def survivors_of(row: Target, slot: Slot, token: int) -> list[torch.Tensor]:
-    """One tensor, int64: the ids that the token was drawn from, ascending; the token alone where there was no choice: a
-    greedy row's, or a forced one. None where nobody wants to know."""
+    """Return one tensor, int64: the ascending ids that the token was drawn from. Without a choice (a greedy row, a
+    forced token) it has the token alone. Return an empty list if no request needs the ids."""
     if not slot.params.return_sampling_mask:
         return []
     alone = slot.params.greedy or slot.forced is not None

@@ -1,5 +1,5 @@
-"""Values that a caller gives once for all rows or row by row: numbers, lists, arrays or tensors → Python numbers,
-checked by kind."""
+"""Conversion of values for all rows or per row (numbers, lists, arrays or tensors) to Python numbers, with type
+checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = WHOLE | {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 def on_host(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, without tensors of a GPU: all of them come in one copy, for which the host waits once."""
+    """Return the values without tensors of a GPU. One copy moves all such tensors, and the host waits once."""
     away = {
         name: value
         for name, value in given.items()
@@ -41,16 +41,16 @@ def on_host(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_words(value: torch.Tensor) -> torch.Tensor:
-    """int64 [n]: whole numbers as they are, others as the bits of doubles."""
+    """Return int64 [n]: whole numbers as they are, others as the bits of doubles."""
     flat = value.reshape(-1)
     return flat.double().view(torch.int64) if value.is_floating_point() else flat.long()
 
 
 def parse_values(name: str, given: Any, count: int, *, whole: bool) -> list[Any] | float:
-    """The values of so many rows, or the one of all of them. Ranges are not looked at.
+    """Return the values of `count` rows, or one value for all rows. Ranges are not checked.
 
     Raises:
-        ParameterError: it is neither a number nor as many as there are rows; whole: not integers.
+        ParameterError: the argument is neither a number nor `count` numbers; with `whole`: no integers.
     """
     kind = type(given)
     if kind is int or (kind is float and not whole):
@@ -63,7 +63,7 @@ def parse_values(name: str, given: Any, count: int, *, whole: bool) -> list[Any]
         if set(map(type, given)) <= ({int} if whole else {int, float}):
             found = list(given)
         elif not any(isinstance(one, bool | np.bool_ | str) for one in given):
-            found = of_array(given, whole)  # numbers of numpy's or torch's
+            found = of_array(given, whole)  # numbers of numpy or torch
     else:
         found = of_array(given, whole)
     if found is None or (isinstance(found, list) and len(found) != count):
@@ -75,7 +75,8 @@ def parse_values(name: str, given: Any, count: int, *, whole: bool) -> list[Any]
 
 
 def of_array(given: Any, whole: bool) -> Any:
-    """A number or a list of them, of what numpy can read; None where it can't, or they are no numbers."""
+    """Return a number or a list of numbers from anything that numpy can read. Return None if numpy can't read it, or it
+    holds no numbers."""
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
@@ -84,18 +85,18 @@ def of_array(given: Any, whole: bool) -> Any:
 
 
 def describe_given(given: Any) -> str:
-    """As a message says it."""
+    """Describe a value for an error message."""
     if isinstance(given, torch.Tensor | np.ndarray):
         return f"{given.dtype} {tuple(given.shape)}"
     return f"{len(given)}: {given!r:.60}" if isinstance(given, list | tuple) else f"{given!r:.60}"
 
 
 def make_row_keys(seed: Any, count: int) -> np.ndarray:
-    """int64 [R], of the rows' noise: a seed per row is its key; of a single seed row r gets the key of sequence r;
-    without one all are fresh.
+    """Return the keys of the rows' noise, int64 [R]. A seed per row is the row's key. With a single seed, row r gets
+    the key of sequence r. Without seeds all keys are fresh.
 
     Raises:
-        ParameterError: seeds are no integers of 64 bits, or not as many as rows.
+        ParameterError: seeds are no integers of 64 bits, or their number differs from the rows'.
     """
     if seed is None:
         return np.frombuffer(os.urandom(8 * count), dtype=np.int64)
@@ -109,15 +110,15 @@ def make_row_keys(seed: Any, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def derived_keys(seed: int, count: int) -> np.ndarray:
-    """int64 [R], `request_key` of a seed's sequences 0 … R − 1."""
+    """Return int64 [R], `request_key` of a seed's sequences 0 … R − 1."""
     return np.array([request_key(seed, row) for row in range(count)], dtype=np.int64)
 
 
 def parse_positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
-    """int64 [R].
+    """Return the positions, int64 [R].
 
     Raises:
-        ParameterError: there is none beside a seed, which would draw with the same noise in each call; one is negative
+        ParameterError: a seed comes without positions, so each call would use the same noise. Or a position is negative
             or too large.
     """
     if position is None:
@@ -133,4 +134,4 @@ def parse_positions(position: Any, seeded: bool, count: int) -> torch.Tensor:
         raise ParameterError(
             f"position must be an integer in [0, {MAX_SEED}], got {numbers[row]} in row {row}", "position"
         )
-    return tensor(array("q", numbers))  # pyright: ignore[reportArgumentType]  # whole ones
+    return tensor(array("q", numbers))  # pyright: ignore[reportArgumentType]  # integers

@@ -1,9 +1,8 @@
-"""Logits → token ids: edit, prune, refine, draw, report; with drafts, verify. Knows no method by name, no request, no
-text.
+"""Logits → token ids: edit, refine, draw and report rows; verify drafts. Knows no method by name, no request, no text.
 
-A backend does it (backends/): on the CPU one call of the kernels per step, on a GPU a few launches. Rows that ask for
-what the kernels don't have fall back to the reference sampler. All draw by Gumbel-max with noise that is a function of
-(key, position, token id): a row's token depends on its own logits, parameters, key and position alone.
+A backend does the work (backends/): on the CPU one call of the kernels per step, on a GPU a few launches. Rows that
+need more than the kernels have fall back to the reference sampler. All backends draw by Gumbel-max. The noise is a
+function of (key, position, token id). So a row's token depends only on its own logits, parameters, key and position.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ __all__ = ["BackendName", "Pending", "Sampled", "Sampler"]
 
 
 class Sampler:
-    """Draws for the requests of a step from their slots' distributions; does not commit what it drew.
+    """Draws the tokens of a step from their slots' distributions. It does not commit them.
 
     Args:
-        backend: None takes the kernels of the device where the logits are.
+        backend: name of the backend. None selects the kernels of the logits' device.
     """
 
     def __init__(self, slots: Slots, backend: BackendName | None = None) -> None:
@@ -39,17 +38,21 @@ class Sampler:
         self.backend: BackendName | None = backend
 
     def warm_up(self, dtypes: set[torch.dtype], device: torch.device) -> None:
-        """Be ready for logits of these dtypes: on a GPU kernels are compiled, which takes a minute each the first time
-        on a machine."""
+        """Prepare for logits of these dtypes. On a GPU this compiles kernels, which takes a minute per dtype the first
+        time on a machine."""
         check_kind("device", device, torch.device)
         self.backend_for(device).warm_up(dtypes)
 
     def __call__(self, logits: torch.Tensor, rows: Rows) -> Sampled:
-        """`begin`, and wait."""
+        """Call `begin` and wait for the result."""
         return self.begin(logits, rows).wait()
 
     def begin(self, logits: torch.Tensor, rows: Rows) -> Pending:
-        """logits [L, V] of bf16, f16 or f32, rows may be strided; not modified. rows: see kernels/rows.py.
+        """Start to sample the rows.
+
+        Args:
+            logits: [L, V] of bf16, f16 or f32, rows may be strided; not modified.
+            rows: see kernels/rows.py.
 
         Raises:
             ParameterError: the vocabulary or the dtype differs, a slot is empty, or a number of `rows` is out of range.
@@ -63,20 +66,20 @@ class Sampler:
         rows: Rows,
         options: ExplainOptions | Sequence[ExplainOptions | None] = ExplainOptions(),  # noqa: B008, frozen
     ) -> list[list[Explanation]]:
-        """Why the tokens come that are drawn from these rows, whatever the backend: a record for each token that
-        `Sampled.tokens` has, request by request. Before they are committed; nothing changes by it.
+        """Explain the tokens that these rows decide, for every backend. Return a record per token of `Sampled.tokens`,
+        by request. Call it before the tokens are committed. It changes nothing.
 
-        The reference pipeline is walked, row by row, with logits copied to the host: milliseconds per token
+        It runs the reference pipeline on each row, with logits copied to the host. This takes milliseconds per token
         (docs/explain.md).
 
         Args:
             logits, rows: those of the draw.
-            options: what to show (explain/record.py): for all requests, or for each; None: it is not explained,
-                and its list is empty, as that of a request that can't be drawn.
+            options: what to show (explain/record.py), for all requests or one entry for each. A request with None has
+                an empty list. So does a request that can't be drawn.
 
         Raises:
-            ParameterError: as from `begin`; or there are not as many options as requests, or they name a token outside
-                the vocabulary.
+            ParameterError: as from `begin`. Or the number of options differs from the requests', or they name a token
+                outside the vocabulary.
         """
         rows = self._complete_rows(logits, rows)
         each = [options] * rows.num_requests if isinstance(options, ExplainOptions) else options
@@ -85,7 +88,7 @@ class Sampler:
         return explain_rows(self.slots, logits, rows, each)
 
     def _complete_rows(self, logits: torch.Tensor, rows: Rows) -> Rows:
-        """The rows with their positions, after the checks that all backends have in common."""
+        """Check the rows as all backends need it. Return them with their positions."""
         check_kind("rows", rows, Rows)
         check_kind("logits", logits, torch.Tensor)
         if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
@@ -98,9 +101,9 @@ class Sampler:
         return rows
 
     def backend_for(self, device: torch.device) -> Backend:
-        """What samples logits of this device.
+        """Return the backend that samples logits of this device.
 
         Raises:
-            ParameterError: the backend that was asked for does not read them.
+            ParameterError: the requested backend does not read logits of this device.
         """
         return backend_of(self.slots, name_for(self.backend, device), device)

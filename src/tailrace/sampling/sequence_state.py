@@ -1,4 +1,4 @@
-"""What a sequence takes along from slot to slot: after a preemption, to a fork."""
+"""The state that a sequence takes from slot to slot: after a preemption, or to a fork."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tailrace.sampling.validation import check_kind, checked_few
 
 @dataclass(slots=True)
 class SequenceState:
-    """What a sequence takes along from slot to slot, besides its tokens; whoever holds it sees what the slot writes.
+    """The state that a sequence takes from slot to slot, besides its tokens. The slot and its owner share the object.
 
-    state: what the methods have learnt. banned: output position → ids that may not be drawn there. mask: uint32 [⌈V /
-    32⌉], never changed in place; a token whose bit is 0 may be drawn nowhere. forced: output position → the id that
-    must be.
+    - state: the values that the methods have learnt.
+    - banned: output position → ids that can't be drawn there.
+    - mask: uint32 [⌈V / 32⌉], never changed in place. A token whose bit is 0 can't be drawn at any position.
+    - forced: output position → the forced id.
     """
 
     state: dict[str, float] = field(default_factory=dict)
@@ -27,16 +28,16 @@ class SequenceState:
     mask: np.ndarray | None = None
 
     def force(self, position: int, tokens: Sequence[int]) -> None:
-        """These are the output from this position on."""
+        """Force these tokens as the output from this position on."""
         self.forced.update(enumerate(tokens, start=position))
 
     def forget(self, position: int) -> None:
-        """What was forced before this position has come."""
+        """Drop the forced tokens before this position."""
         for place in [place for place in self.forced if place < position]:
             del self.forced[place]
 
     def copy_from(self, other: SequenceState) -> None:
-        """Begin where another sequence stands; a mask of its own stays."""
+        """Copy another sequence's state. Keep this sequence's own mask."""
         self.state.update(other.state)
         self.forced.update(other.forced)
         self.mask = other.mask if self.mask is None else self.mask
@@ -44,7 +45,7 @@ class SequenceState:
 
 
 def check_sequence_state(sequence_state: SequenceState | None, vocab_size: int) -> None:
-    """Raise ParameterError unless its ids and its mask are of this vocabulary: kernels read them unseen."""
+    """Raise ParameterError unless its ids and its mask fit this vocabulary: kernels read them without checks."""
     if sequence_state is None:
         return
     check_kind("sequence_state", sequence_state, SequenceState)

@@ -26,7 +26,7 @@ from tailrace.sampling.sequence_state import SequenceState
 
 T = TypeVar("T")
 Wanted = Callable[[SamplingParams], bool]
-PendingUpdate = tuple[int, float | None]  # a token, and the log-probability to learn from once it is committed
+PendingUpdate = tuple[int, float | None]  # a token, and the log-probability to learn from after its commit
 
 
 def always(params: SamplingParams) -> bool:
@@ -43,10 +43,12 @@ def never(params: SamplingParams) -> bool:
 class LogitsEdit:
     """A method that edits a row's logits.
 
-    edits(slot): what the method does at the slot's next position. moves: whether that changes from token to token.
-    recalls: whether the method needs the sequence's history. dense: whether no kernel has the method
-    (kernels.program.Dense). wanted: whether a request needs the method; None: if one of the fields that switch it on is
-    not neutral. name: from method_order.py; pipeline.py sets it.
+    - edits(slot): the method's edits at the slot's next position.
+    - moves: whether the edits change from token to token.
+    - recalls: whether the method needs the sequence's history.
+    - dense: whether no kernel has the method (kernels.program.Dense).
+    - wanted: whether a request needs the method. None: if one of the fields that switch it on is not neutral.
+    - name: the name in method_order.py, set by pipeline.py.
     """
 
     edits: Callable[[Slot], Sequence[Edit]]
@@ -62,11 +64,14 @@ class LogitsEdit:
 class Refinement:
     """A method that maps candidates to candidates.
 
-    apply(candidates, context): the candidates after the method, at least one. stage(params): the same for the kernels;
-    None: no kernel has the method, and rows that ask for it fall back to `apply`, alone. wanted, name: as of an edit.
-    begin(params): the state that the method carries from token to token, which `Programs.write_state` knows.
-    learn(slot, logprob): updates the state from the drawn token's log-probability among the candidates (nats);
-    csrc/sample/stateful.cpp does the same.
+    - apply(candidates, context): the candidates after the method, at least one.
+    - stage(params): the same for the kernels. None: no kernel has the method, and only rows that need it fall back to
+      `apply`.
+    - wanted, name: as in `LogitsEdit`.
+    - begin(params): the first value of the state that the method carries from token to token. `Programs.write_state`
+      knows this state.
+    - learn(slot, logprob): updates the state from the drawn token's log-probability among the candidates (nats).
+      csrc/sample/stateful.cpp does the same.
     """
 
     apply: Callable[[Candidates, Context], Candidates]
@@ -80,14 +85,18 @@ class Refinement:
 
 @dataclass(slots=True)
 class Slot:
-    """A request in the sampler: its parameters, its methods, and what its sequence has said.
+    """A request in the sampler: its parameters, its methods and its tokens.
 
-    edit_methods, refinements: the methods that the request wants, in order. program: what stays the same as long as the
-    request does. next_edits: what the edit methods do at the next position, as far as kernels have it. derived: data
-    made once from the parameters. updates: for each token drawn and not yet committed, in order, the log-probability
-    that the methods learn from if the token stands; None: the state stays. basis: the candidates whose probabilities
-    the state follows, at the row looked at last; a refinement with a state writes it. took_s: processor time of the
-    last draw, if that may be costly. turns: an edit method does something else after every token.
+    - edit_methods, refinements: the methods that the request needs, in order.
+    - program: the part of the request that never changes.
+    - next_edits: the edits at the next position, if the kernels have them.
+    - derived: data made once from the parameters.
+    - updates: for each drawn token that is not committed yet, in order, the log-probability that the methods learn from
+      if the token stays. None: the state stays.
+    - basis: the candidates whose probabilities the state follows, for the last processed row. A refinement with a state
+      sets it.
+    - took_s: processor time of the last draw, if the draw may be costly.
+    - turns: an edit method has other edits after every token.
     """
 
     params: SamplingParams
@@ -112,7 +121,7 @@ class Slot:
         self.use_edits(self.edit_methods)
 
     def use_edits(self, methods: tuple[LogitsEdit, ...]) -> None:
-        """Take these edit methods in place of the slot's own."""
+        """Replace the slot's edit methods."""
         self.edit_methods = methods
         self.turns = any(method.moves(self.params) for method in methods)
 
@@ -139,22 +148,22 @@ class Slot:
 
     @property
     def reported(self) -> bool:
-        """Logprobs or entropies are asked for."""
+        """Whether the request wants logprobs or entropies."""
         return self.params.logprobs is not None or self.params.report_entropy
 
     @property
     def moves(self) -> bool:
-        """What happens to the logits changes from token to token."""
+        """Whether the edits change from token to token."""
         return self.turns or bool(self.sequence_state.forced)
 
     @property
     def moves_with_drafts(self) -> bool:
-        """Each draft changes more than the counts of the history: the kernels want a program per row
+        """Whether a draft changes more than the counts of the history. Then the kernels need a program per row
         (backends/draft_programs.py)."""
         return not self.program.unsupported and (self.moves or self.params.penalty_last_n >= 0)
 
     def kernel_edits(self) -> list[Edit]:
-        """Return what the edit methods do at the next position, less what no kernel has."""
+        """Return the edits at the next position that the kernels have."""
         made: list[Edit] = []
         for method in self.edit_methods:
             made += [edit for edit in method.edits(self) if not isinstance(edit, Dense)]
@@ -176,7 +185,7 @@ class Slot:
             if not self.updates:
                 break
             drawn, logprob = self.updates.pop(0)
-            if drawn != token:  # it came from elsewhere, and what was drawn after it is not what follows
+            if drawn != token:  # another source set this token, so later drawn tokens do not follow
                 self.updates.clear()
             elif logprob is not None:
                 for method in self.refinements:
@@ -184,7 +193,7 @@ class Slot:
                         method.learn(self, logprob)
 
     def update_of(self, token: int) -> PendingUpdate:
-        """Return what the methods learn from if this token stands; a forced token teaches nothing."""
+        """Return what the methods learn if this token stays. They learn nothing from a forced token."""
         if self.basis is None or self.forced is not None:
             return token, None
         at = int(torch.searchsorted(self.basis.ids, token))
@@ -192,7 +201,7 @@ class Slot:
         return token, float(self.basis.logits.double().log_softmax(0)[at]) if kept else None
 
     def pop(self) -> None:
-        """Take the last output token back. The caller restores the methods' state."""
+        """Remove the last output token. The caller restores the methods' state."""
         self.num_output -= 1
         if self.history is not None:
             self.history.pop()
@@ -200,7 +209,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Context:
-    """What a refinement may look at besides the candidates: its slot, the position that it decides, the edited row."""
+    """The other inputs of a refinement besides the candidates: the slot, the position of the token, the edited row."""
 
     slot: Slot
     position: int
@@ -215,8 +224,8 @@ class Context:
 def begin_state(
     params: SamplingParams, refinements: Sequence[Refinement], num_output: int, state: SequenceState | None
 ) -> SequenceState:
-    """Add the request's forced tokens from `num_output` on, and the methods' first values where the state has none.
-    Return the state, or a new one in place of None."""
+    """Add the request's forced tokens from `num_output` on, and the methods' first values that the state lacks. Return
+    the state, or a new one if it is None."""
     state = SequenceState() if state is None else state
     for position in range(num_output, len(params.forced_token_ids)):
         state.forced.setdefault(position, params.forced_token_ids[position])

@@ -1,9 +1,10 @@
-"""The sampler's one mutable state: per slot, what its request asks and what its sequence has said.
+"""The sampler's one mutable state: per slot, a request's parameters and its sequence's tokens.
 
-A request is added, removed, moved and forked in O(its own parameters); rows of a step point into the slots by index.
-`Slot.program` and `Slot.next_edits` have what a slot's rows are sampled by, as plain data (kernels/program.py).
-Backends observe the slots: each is told what has changed, and keeps the form that its kernels read. Knows no backend
-and nothing of logits. (More than 300 lines: one class with everything that happens to a request in the sampler.)
+Adding, removing, moving or forking a request costs O(its own parameters). A step's rows refer to slots by index.
+`Slot.program` and `Slot.next_edits` describe the sampling of a slot's rows as plain data (kernels/program.py).
+
+Backends observe the slots: each gets every change, and keeps the form that its kernels read. This module knows no
+backend and no logits. (More than 300 lines: one class with every operation on a request in the sampler.)
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ MAX_SLOTS = 2**20  # each takes 2.1 KB
 
 
 class SlotObserver(Protocol):
-    """Keeps its own form of what the slots hold, and is told what changes: a backend."""
+    """An object that keeps its own form of the slots and gets every change: a backend."""
 
     def add(self, slot: int) -> None:
-        """The slot is taken."""
+        """The slot is now occupied."""
         ...
 
     def edit(self, slot: int) -> None:
-        """The slot's edits at its next position are others than before."""
+        """The slot's edits at its next position have changed."""
         ...
 
     def advance(self, slot: int) -> None:
-        """The slot's sequence has other tokens than before: counts and states have changed."""
+        """The slot's tokens have changed, and with them counts and states."""
         ...
 
     def remove(self, slot: int) -> None:
@@ -62,18 +63,19 @@ class SlotObserver(Protocol):
 
 
 class Slots:
-    """S slots over a vocabulary of V tokens. Whatever is refused is refused before anything has changed.
+    """S slots over a vocabulary of V tokens. A call that raises has changed nothing.
 
-    slots: the requests by place, None where a slot is empty. observers: in the order in which they were added.
+    - slots: the request of each slot; None if it is empty.
+    - observers: in the order in which they were added.
 
     Args:
-        default_keys: of requests without a seed; None takes fresh ones from the operating system. Ranks of tensor
+        default_keys: keys for requests without a seed; None takes fresh ones from the operating system. Ranks of tensor
             parallelism that add the same requests in the same order agree on all tokens if each has a `KeySource` of
             the same seed.
 
     Raises:
-        ParameterError: (a ValueError) from all, with the argument's name: also for a slot out of range, taken, or
-            empty.
+        ParameterError: (a ValueError) from every method, with the argument's name. Also if a slot is out of range,
+            occupied, or empty.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, *, default_keys: KeySource | None = None) -> None:
@@ -86,7 +88,7 @@ class Slots:
         self.observers: list[SlotObserver] = []
 
     def add_observer(self, observer: SlotObserver) -> None:
-        """Tell the observer what the slots hold, and from now on what changes."""
+        """Report the slots' contents and all later changes to this observer."""
         for slot, entry in enumerate(self.slots):
             if entry is not None:
                 observer.add(slot)
@@ -116,15 +118,16 @@ class Slots:
         """Occupy an empty slot. (More than six parameters: a request's, by name, and nearly all may be left out.)
 
         Args:
-            prompt, output: token ids. output: what the sequence has said before (after a preemption).
-            key: 64 bits, of the noise; None: that of the parameters' seed, or a fresh one (sampling/keys.py).
-            sequence_state: what the sequence kept from before a preemption; written to from now on.
-            handled_by_caller: fields of CALLER_FIELDS (sampling/validation.py) that the caller acts on. Any other of
-                them that is not neutral is refused, because nothing here would act on it.
+            prompt: token ids.
+            output: token ids that the sequence had before a preemption.
+            key: 64 bits, of the noise. None: the key of the parameters' seed, or a fresh one (sampling/keys.py).
+            sequence_state: the sequence's state from before a preemption. The slot writes to it.
+            handled_by_caller: fields of CALLER_FIELDS (sampling/validation.py) that the caller acts on. Any other such
+                field that is not neutral is refused, because nothing here would act on it.
 
         Raises:
-            ParameterError: the parameters name a token outside the vocabulary, a processor that is not there, or a
-                field that the sampler does not act on; prompt, output or eos_token_ids hold no token ids; key is not of
+            ParameterError: the parameters name a token outside the vocabulary, an unknown processor, or a field that
+                the sampler does not act on. Or prompt, output or eos_token_ids hold no token ids. Or key has more than
                 64 bits.
         """
         self._check_free("slot", slot)
@@ -136,12 +139,12 @@ class Slots:
         prompt, output = (
             checked_ids(name, ids, self.vocab_size) for name, ids in (("prompt", prompt), ("output", output))
         )
-        # a tokenizer may name an end beyond the model's vocabulary: it never comes
+        # A tokenizer may name an EOS id beyond the model's vocabulary. No draw returns it.
         eos_token_ids = [id for id in checked_ids("eos_token_ids", eos_token_ids, 2**32) if id < self.vocab_size]
         for name in params.processors:
             find_processor(name)
         check_sequence_state(sequence_state, self.vocab_size)
-        key = self.default_keys.key_of(params.seed) if key is None else key  # last: one that is taken is used
+        key = self.default_keys.key_of(params.seed) if key is None else key  # last: a refused call takes no key
         edits, refinements = edits_of(params), refinements_of(params)
         recalls = any(method.recalls(params) for method in edits) or params.watermark is not None
         history = History(params, prompt, output) if recalls else None
@@ -167,17 +170,17 @@ class Slots:
         self._place_request(target, twin, None if own else edits)
 
     def adopt(self, slot: int, output: Sequence[int]) -> None:
-        """The slot's output is this from now on: for engines that write token ids themselves. What it has in common
-        with the slot's own stays; the rest is taken back, and the new tokens follow, as by `rewind` and `commit`.
+        """Set the slot's output, for engines that write token ids themselves. The common prefix stays. The rest is
+        removed as by `rewind`, and the new tokens are added as by `commit`.
 
         Args:
-            output: token ids, all of the sequence's after its prompt.
+            output: all token ids of the sequence after its prompt.
 
         Raises:
-            ParameterError: these are no token ids; or tokens would have to be taken back whose state can't be.
+            ParameterError: these are no token ids, or tokens whose state can't be restored would have to be removed.
         """
         entry, wanted = self[slot], checked_ids("output", output, self.vocab_size)
-        if entry.history is None:  # nothing looks at the tokens themselves
+        if entry.history is None:  # no method reads the tokens themselves
             kept = min(entry.num_output, len(wanted))
         else:
             own = entry.history.tokens[entry.num_prompt :]
@@ -189,11 +192,12 @@ class Slots:
         self.commit([slot], [wanted[kept:]])
 
     def commit(self, slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> None:
-        """Accepted tokens of each slot, as `Sampled.tokens` has them: they become history. Those of one step may come
-        in several calls, and a slot several times: its lists follow one another.
+        """Append the accepted tokens of each slot, as `Sampled.tokens` has them. A step's tokens may come in several
+        calls, and a slot several times: its lists follow one another.
 
         Raises:
-            ParameterError: there are not as many lists as slots, or one holds no token ids; then nothing was committed.
+            ParameterError: the number of lists differs from the slots', or a list holds no token ids. Then nothing was
+                committed.
         """
         pairs = checked_lists(slots, tokens)
         checked = [(index, self[index], checked_few("tokens", ids, self.vocab_size)) for index, ids in pairs]
@@ -204,17 +208,16 @@ class Slots:
             self.advance(index, moves)
 
     def reads_output(self, slot: int) -> bool:
-        """What the slot draws depends on its output tokens, or on their number: it must be told of them by `commit` or
-        `adopt` before the next draw. Another slot need not be, where each row's position is given.
-        """
+        """Return whether the slot's draws depend on its output tokens or on their number. Then `commit` or `adopt` must
+        add them before the next draw. Other slots need no commits if each row's position is given."""
         entry = self[slot]
         return entry.history is not None or bool(entry.state) or entry.moves
 
     def rewind(self, slot: int, count: int) -> None:
-        """Take back the last `count` output tokens.
+        """Remove the last `count` output tokens.
 
         Raises:
-            ParameterError: there are not so many, or the slot carries state that can't be taken back.
+            ParameterError: the output is shorter, or the slot has a state that can't be restored.
         """
         entry = self[slot]
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= entry.num_output:
@@ -229,7 +232,7 @@ class Slots:
         self.refresh_edits(slot)
 
     def ban(self, slot: int, token: int) -> None:
-        """`token` may not be drawn at the slot's next position.
+        """Ban `token` at the slot's next position.
 
         Raises:
             ParameterError: it is no token id.
@@ -241,7 +244,7 @@ class Slots:
         self.refresh_edits(slot)
 
     def exclude(self, slot: int, token: int) -> None:
-        """`token` may be drawn nowhere from now on.
+        """Ban `token` at all later positions.
 
         Raises:
             ParameterError: it is no token id.
@@ -256,7 +259,7 @@ class Slots:
         self.refresh_edits(slot)
 
     def force(self, slot: int, tokens: Sequence[int]) -> None:
-        """These are the slot's next tokens, whatever would be drawn.
+        """Force the slot's next tokens.
 
         Raises:
             ParameterError: an id lies outside the vocabulary.
@@ -266,10 +269,10 @@ class Slots:
         self.refresh_edits(slot)
 
     def positions(self, rows: Rows) -> torch.Tensor:
-        """int64 [R]: of each row's token, by what its slot has counted: prompt, output, and the drafts before it.
+        """Return each row's position, int64 [R], from its slot's counts: prompt, output, and the drafts before it.
 
         Raises:
-            ParameterError: a slot is empty, or there twice: it has one count, and both would have the same noise.
+            ParameterError: a slot is empty, or occurs twice. A slot has one count, so both would have the same noise.
         """
         check_kind("rows", rows, Rows)
         starts = rows.start.tolist()
@@ -287,8 +290,7 @@ class Slots:
         return spread(first, [end - begin for begin, end in pairwise(starts)])
 
     def advance(self, slot: int, edits: bool) -> None:
-        """The slot's sequence has other tokens than before: the backends hear what that changes. edits: its edits among
-        it."""
+        """Report to the backends that the slot's tokens have changed. edits: its edits may have changed too."""
         entry = self[slot]
         if entry.state or (entry.history is not None and not edits):
             for observer in self.observers:
@@ -297,7 +299,7 @@ class Slots:
             self.refresh_edits(slot)
 
     def refresh_edits(self, slot: int) -> None:
-        """The slot's edits may do something else than before at its next position."""
+        """Compute the slot's edits at its next position again."""
         entry = self[slot]
         entry.next_edits = entry.kernel_edits()
         for observer in self.observers:
@@ -311,21 +313,21 @@ class Slots:
             observer.remove(slot)
 
     def move(self, source: int, target: int) -> None:
-        """The request of `source` is in the empty `target` from now on, with all that it has: for engines that keep
-        their rows dense.
+        """Move the request of `source` with all its state to the empty `target`, for engines that keep their rows
+        dense.
 
         Raises:
-            ParameterError: `source` is empty, or `target` taken.
+            ParameterError: `source` is empty, or `target` occupied.
         """
         self[source]  # raises if the slot is empty
         self._check_free("target", target)
         self._exchange_slots(source, target)
 
     def swap(self, first: int, second: int) -> None:
-        """Two requests change places.
+        """Exchange two requests' slots.
 
         Raises:
-            ParameterError: one of them is empty.
+            ParameterError: one of the slots is empty.
         """
         for slot in (first, second):
             self[slot]  # raises if the slot is empty
@@ -333,7 +335,7 @@ class Slots:
             self._exchange_slots(first, second)
 
     def _place_request(self, slot: int, entry: Slot, next_edits: list[Edit] | None = None) -> None:
-        """Fill the empty slot. next_edits: the request's, where they are known."""
+        """Fill the empty slot. next_edits: the request's edits, if they are known."""
         if entry.banned:
             add_edit(entry, "banned_at")
         if entry.sequence_state.mask is not None:

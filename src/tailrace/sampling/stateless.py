@@ -1,7 +1,7 @@
 """Logits and parameters of each row → token ids, for engines that keep the state of their requests themselves.
 
-The kernels are those of `Sampler`, and so are the tokens: a row's token is a function of its logits, its parameters,
-its seed and its position. What the kernels read of a row's parameters is made once per set of parameters, and kept.
+The kernels and the tokens are those of `Sampler`: a row's token is a function of its logits, its parameters, its seed
+and its position. The kernels' form of a set of parameters is made once and kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_KEPT = 4096  # sets of parameters whose programs are kept: 2.1 KB each
 
 
 class RowFields(TypedDict, total=False):
-    """Fields of `SamplingParams` that may be given row by row; neutral where they are left out."""
+    """Fields of `SamplingParams` that can differ per row. A missing field is neutral."""
 
     temperature: PerRow
     top_k: PerRow
@@ -45,7 +45,7 @@ class RowFields(TypedDict, total=False):
 
 
 class CallFields(RowFields, total=False):
-    """Those, and what is the same for all rows."""
+    """The fields per row, and those that are the same for all rows."""
 
     sampler_order: Sequence[str]
 
@@ -56,8 +56,8 @@ WHOLE = {name: (limits := DECLARED[name].range) is not None and limits.whole for
 
 
 class Given(NamedTuple):
-    """A call's arguments besides the fields, checked. position: int64 [R]. keys: int64 [R]. top: alternatives to
-    report."""
+    """The checked arguments of a call besides the fields. position: int64 [R]. keys: int64 [R]. top: number of
+    alternatives to report."""
 
     position: torch.Tensor
     keys: np.ndarray
@@ -66,12 +66,13 @@ class Given(NamedTuple):
 
 
 class RowLogprobs(NamedTuple):
-    """Of R rows, n alternatives each, of the model's own logits (log-softmax, nats); NaN or anything where a row's id
-    is −1.
+    """Logprobs of R rows with n alternatives each: log-softmax of the model's own logits, in nats. If a row's id is −1,
+    its values are undefined.
 
-    logprobs: float64 [R], of the sampled tokens. ranks: int64 [R], 1 is the likeliest. top_ids: int64 [R, n], the
-    likeliest tokens in order.
-    top_logprobs: float64 [R, n].
+    - logprobs: float64 [R], of the sampled tokens.
+    - ranks: int64 [R], 1 is the likeliest.
+    - top_ids: int64 [R, n], the likeliest tokens in order.
+    - top_logprobs: float64 [R, n].
     """
 
     logprobs: torch.Tensor
@@ -117,30 +118,29 @@ def sample(
         ids = sample(logits, temperature=[0.0, 0.8], top_p=0.95, seed=[1, 2], position=lengths)
         ids, found = sample(logits, temperature=0.7, top_k=torch.tensor([40, 0]), logprobs=5)
 
-    Each of `seed`, `position` and the fields is a number for all rows, or a list, an array or a tensor of R of them.
-    Tensors may be on a
-    GPU: the host then waits for one copy of them all, which numbers on the host spare it. A row with temperature 0
-    takes its largest logit, whatever the other fields say. A float32 tensor's 0.8 is 0.800000012, and that is what
-    counts.
+    `seed`, `position` and each field are a number for all rows, or R numbers as a list, an array or a tensor. Tensors
+    may be on a GPU. Then the host waits for one copy of all of them; numbers on the host avoid this wait. A row with
+    temperature 0 takes its largest logit, whatever the other fields are. A float32 tensor's 0.8 counts as 0.800000012.
 
     Args:
         logits: [R, V] of bf16, f16 or f32, rows may be strided; not modified.
-        seed: 64-bit integers, the keys of the rows' noise. One for all gives row r `request_key(seed, r)`, so that
+        seed: 64-bit integers, the keys of the rows' noise. A single seed gives row r `request_key(seed, r)`, so that
             equal rows differ. None draws fresh ones.
         position: int in [0, 2^63 − 1]: the index of the sampled token in its sequence. Needed with `seed`: a seed has
             the same noise at the same position again.
-        logprobs: report each row's token and so many of the likeliest ones; None: nothing is reported.
-        bitmask: int32 [R, ⌈V / 32⌉], contiguous, on any device: bit i of word i // 32 stands for token i, which may not
-            come where it is 0.
-        backend: None takes the kernels of the device where the logits are.
-        fields: those of `CallFields`; ranges and meaning are those of `SamplingParams`. `sampler_order` is of all rows.
+        logprobs: number of alternatives to report besides each row's token. None: no report.
+        bitmask: int32 [R, ⌈V / 32⌉], contiguous, on any device. Bit i of word i // 32 stands for token i; 0 bans the
+            token.
+        backend: None selects the kernels of the logits' device.
+        fields: those of `CallFields`. Ranges and meaning are those of `SamplingParams`. `sampler_order` holds for all
+            rows.
 
     Returns:
-        int64 [R] where the logits are, −1 for a row that can't be sampled from (NaN, +inf, or nothing but −inf; nobody
-        else's row is touched by that). With `logprobs` also a `RowLogprobs`.
+        int64 [R] on the device of the logits. A row that can't be sampled from (NaN, +inf, or nothing but −inf) has −1;
+        other rows are not affected. With `logprobs` also a `RowLogprobs`.
 
     Raises:
-        ParameterError: (a ValueError) naming the field and the row; also for logits of another dtype or shape.
+        ParameterError: (a ValueError) with the field and the row. Also for logits of another dtype or shape.
     """
     check_kind("logits", logits, torch.Tensor)
     if logits.dim() != 2:
@@ -162,7 +162,7 @@ def sample(
 
 
 def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> torch.Tensor | None:
-    """Raise ParameterError unless it has the bits of so many rows."""
+    """Raise ParameterError unless the bitmask has the bits of `count` rows."""
     shape = (count, -(-vocab // 32))
     if bitmask is not None and not (
         isinstance(bitmask, torch.Tensor)
@@ -178,7 +178,7 @@ def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> tor
 
 
 def rows_of(count: int, position: torch.Tensor, bitmask: torch.Tensor | None) -> Rows:
-    """A row for each row of logits, with a program of its own."""
+    """Return the sampler's row for each row of logits, each with its own program."""
     each, start, none = get_columns(count)
     mask = None if bitmask is None else each
     return Rows(slot=each, source=each, position=position, start=start, draft=none, mask=mask, masks=bitmask)
@@ -186,7 +186,7 @@ def rows_of(count: int, position: torch.Tensor, bitmask: torch.Tensor | None) ->
 
 @lru_cache(maxsize=64)
 def get_columns(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """0 … R − 1, 0 … R, and R times −1."""
+    """Return 0 … R − 1, 0 … R, and R times −1."""
     return torch.arange(count), torch.arange(count + 1), torch.full((count,), -1, dtype=torch.int64)
 
 
@@ -203,7 +203,7 @@ class Kept(dict[tuple[Any, ...], RowProgram]):
         fields: dict[str, Any] = dict(zip(FIELDS, given, strict=True))
         for name, value in fields.items():
             check_range(name, value)
-        if fields["temperature"] == 0.0:  # the rest is not looked at, and SamplingParams would refuse it
+        if fields["temperature"] == 0.0:  # the other fields have no effect, and SamplingParams would refuse them
             fields = {"temperature": 0.0}
         self[values] = made = RowProgram.of(program_of(SamplingParams(**fields, sampler_order=order, logprobs=top)))
         return made
@@ -213,10 +213,10 @@ kept = Kept()
 
 
 def programs_of(fields: dict[str, Any], count: int, shared: tuple[tuple[str, ...], int | None]) -> list[RowProgram]:
-    """Of each row; or the one of all of them. shared: the order, and the number of alternatives.
+    """Return one program per row, or one for all rows. shared: the order, and the number of alternatives.
 
     Raises:
-        ParameterError: there is no such field, or a value is out of range.
+        ParameterError: a field does not exist, or a value is out of range.
     """
     if unknown := fields.keys() - KNOWN:
         raise ParameterError(f"fields must be out of {', '.join(FIELDS)}, got {min(unknown)}", min(unknown))
@@ -238,7 +238,7 @@ def programs_of(fields: dict[str, Any], count: int, shared: tuple[tuple[str, ...
 
 
 def on_cpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
-    """One call of the kernels."""
+    """Sample by one call of the CPU's kernels."""
     logits, count = readable(logits), logits.shape[0]
     bitmask = given.bitmask if given.bitmask is None else given.bitmask.cpu()
     each = b"".join([one.record for one in chosen])
@@ -250,13 +250,14 @@ def on_cpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
 
 
 def row_logprobs(numbers: torch.Tensor, ranks: torch.Tensor) -> RowLogprobs:
-    """Out of the kernels' arrays: numbers float64 [R, 3 + n], ranks int64 [R, 1 + n] (kernels/output.py)."""
+    """Return the logprobs from the kernels' arrays: numbers float64 [R, 3 + n], ranks int64 [R, 1 + n]
+    (kernels/output.py)."""
     return RowLogprobs(numbers[:, 0], ranks[:, 0], ranks[:, 1:], numbers[:, 3:])
 
 
 def on_gpu(logits: torch.Tensor, given: Given, chosen: list[RowProgram]) -> Any:
-    """A few launches; nothing waits."""
-    from tailrace.sampling.backends.gpu_stateless import sample_rows  # brings Triton along
+    """Sample by a few launches. Nothing waits for the device."""
+    from tailrace.sampling.backends.gpu_stateless import sample_rows  # imports Triton
 
     rows = rows_of(logits.shape[0], given.position, given.bitmask)
     ids, numbers, ranks = sample_rows(logits, rows, chosen, given.keys, given.top)

@@ -1,4 +1,4 @@
-"""A token for rows that have none, for engines that must have one of each."""
+"""A substitute token for rows that can't be sampled, for engines that need a token per request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 def token_for_each(
     token_ids: torch.Tensor, logits: torch.Tensor, source: Sequence[int]
 ) -> tuple[torch.Tensor, list[int]]:
-    """Where a request has no token (its row is NaN, +inf, or nothing but −inf) it gets the largest number's of its row;
-    on a GPU, where to look at it would be to wait for it, token 0.
+    """Return a token for each request. A request without a token (its row is NaN, +inf, or nothing but −inf) gets the
+    token with its row's largest number. On a GPU it gets token 0, because reading the row would make the host wait.
 
     Args:
-        token_ids: int64 [N, W], −1 where there is none; not modified. logits: [L, V]. source: of
-            each request its first row of logits.
+        token_ids: int64 [N, W], padded with −1; not modified.
+        logits: [L, V].
+        source: each request's first row of logits.
 
     Returns:
-        int64 [N, W]; and which requests had none: on a GPU nobody knows.
+        int64 [N, W], and the requests without a token. On a GPU that list is unknown, so it is empty.
     """
     first = token_ids[:, :1].clamp(min=0)
     without = [] if token_ids.is_cuda else (token_ids[:, 0] < 0).nonzero().squeeze(1).tolist()

@@ -1,4 +1,4 @@
-"""What the library is given, looked at where it comes in: ids, keys, and fields that nothing here acts on."""
+"""Checks of the library's arguments where they enter: ids, keys, and fields that the sampler does not act on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_BY_MIN_TOKENS = ("stop_token_ids", "ignore_eos")
 
 def check_caller_fields(params: SamplingParams, key: int | None, handled: Collection[str]) -> None:
     """Raise ParameterError for the first field that is not neutral, that the sampler does not act on, and that the
-    caller does not handle. The message says what to use instead."""
+    caller does not handle. The message names the alternative."""
     for name, instead in CALLER_FIELDS.items():
         if name in handled or getattr(params, name) == NEUTRAL[name]:
             continue
@@ -30,20 +30,20 @@ def check_caller_fields(params: SamplingParams, key: int | None, handled: Collec
         raise ParameterError(f"{name} has no effect in the sampler: {instead}, and leave it out", name)
     if params.seed is None or key is None or "seed" in handled:
         return
-    of_seed = (request_key(params.seed, index) for index in range(MAX_SEQUENCES))  # the first is nearly always it
+    of_seed = (request_key(params.seed, index) for index in range(MAX_SEQUENCES))  # the first one nearly always matches
     if key not in of_seed:
         raise ParameterError(f"seed {params.seed} has no effect beside key {key}: leave one of them out", "seed")
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Raise ParameterError unless it is one."""
+    """Raise ParameterError unless the value is of this type."""
     if not isinstance(value, kind):
         raise ParameterError(f"{name} must be a {kind.__name__}, got {type(value).__name__}", name)
 
 
 def checked_names(name: str, names: Collection[str]) -> Collection[str]:
-    """Raise ParameterError unless they are fields of CALLER_FIELDS, or seed. A single string is refused too: it would
-    be read letter by letter."""
+    """Raise ParameterError unless the names are fields of CALLER_FIELDS, or seed. A single string is refused too: it
+    would be read letter by letter."""
     try:
         unknown = (
             [names] if isinstance(names, str) else [one for one in names if one not in CALLER_FIELDS and one != "seed"]
@@ -65,10 +65,10 @@ def checked_key(key: int) -> int:
 
 
 def checked_ids(name: str, ids: Sequence[int], bound: int) -> list[int]:
-    """The ids as a list of their own; any sequence, array or tensor of whole numbers.
+    """Return the ids as a new list. They may come as any sequence, array or tensor of whole numbers.
 
     Raises:
-        ParameterError: it is none, or one lies outside 0 … bound − 1.
+        ParameterError: the argument is none of these, or an id lies outside 0 … bound − 1.
     """
     try:
         array = np.asarray(ids)
@@ -84,7 +84,7 @@ def checked_ids(name: str, ids: Sequence[int], bound: int) -> list[int]:
 
 
 def checked_few(name: str, ids: Sequence[int], bound: int) -> list[int]:
-    """The same, quicker for a few."""
+    """Do the same as `checked_ids`, but faster for a few ids."""
     try:
         few = list(ids)
     except TypeError as error:
@@ -99,7 +99,7 @@ def checked_lists(slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> list
     """Return each slot with its list of tokens.
 
     Raises:
-        ParameterError: one argument is no list, or there are not as many lists as slots.
+        ParameterError: an argument is no list, or the number of lists differs from the slots'.
     """
     try:
         where, given = list(slots), list(tokens)
@@ -112,7 +112,7 @@ def checked_lists(slots: Iterable[int], tokens: Iterable[Sequence[int]]) -> list
 
 
 def checked_id(name: str, id: int, bound: int) -> int:
-    """A token id as Python's integer, of numpy's or torch's too; ParameterError for anything else."""
+    """Return a token id as Python's integer, also from numpy's or torch's. Raise ParameterError for anything else."""
     try:
         number = convert_integer(id)
     except TypeError as error:
@@ -135,14 +135,14 @@ def checked_size(name: str, size: int, low: int, high: int = 2**31) -> int:
 
 
 def convert_integer(id: object) -> int:
-    """An integer of numpy's or torch's as Python's; TypeError for anything else, truth values among them."""
+    """Return an integer of numpy or torch as Python's. Raise TypeError for anything else, bool included."""
     if isinstance(id, bool):
         raise TypeError("a truth value is no token id")
     return operator.index(id)  # pyright: ignore[reportArgumentType]
 
 
 def describe_array(array: np.ndarray) -> str:
-    """As a message says it."""
+    """Describe an array for an error message."""
     return (
         f"{array.dtype} {array.shape}"
         if array.dtype.kind not in "iu" or array.size == 0

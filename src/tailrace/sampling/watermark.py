@@ -1,8 +1,8 @@
-"""The keyed choices behind the watermarks, and their detectors.
+"""The keyed choices of the watermarks, and their detectors.
 
-In transformers' scheme they are watermark_transformers.py's. Else both derive their bits from Philox with the
-watermark's own key: counter = (token id, layer, hash of the context). A detector needs the key and the token ids, no
-model.
+In transformers' scheme the choices are those of watermark_transformers.py. Otherwise both watermarks derive their bits
+from Philox with the watermark's own key: counter = (token id, layer, hash of the context). A detector needs the key and
+the token ids, but no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MASK = 2**64 - 1
 
 
 def context_hash(tokens: Sequence[int]) -> int:
-    """63 bits of the tokens in their order (FNV-1a on 64-bit words, then one SplitMix64 round)."""
+    """Return 63 bits of the tokens in their order (FNV-1a on 64-bit words, then one SplitMix64 round)."""
     value = 0xCBF29CE484222325
     for token in tokens:
         value = (value ^ (token + 1)) * 0x100000001B3 & MASK
@@ -33,19 +33,19 @@ def context_hash(tokens: Sequence[int]) -> int:
 
 
 def keyed_text(mark: Watermark, tokens: list[int], num_prompt: int) -> list[int]:
-    """What contexts are taken from: prompt and output; in transformers' scheme the output alone, as if zeros had gone
-    before."""
+    """Return the text that contexts are taken from: prompt and output. In transformers' scheme it is the output alone,
+    after zeros."""
     return tokens if mark.scheme == "tailrace" else [0] * mark.context + tokens[num_prompt:]
 
 
 def hash_words(mark: Watermark, context: Sequence[int], ids: torch.Tensor, layer: int) -> torch.Tensor:
-    """32 random bits per id, int64 [n]."""
+    """Return 32 random bits per id, int64 [n]."""
     assert mark.key is not None
     return kernels.words(mark.key, context_hash(context), layer, ids)
 
 
 def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.ndarray:
-    """The ids that get the bias after this context: uint32, ascending; each is in with probability gamma."""
+    """Return the ids that get the bias after this context: uint32, ascending. Each id is in with probability gamma."""
     if mark.scheme == "transformers":
         return watermark_transformers.green_list(mark, context, vocab_size)
     green = hash_words(mark, context, torch.arange(vocab_size), 0) < int(mark.gamma * 2**32)
@@ -53,7 +53,7 @@ def green_list(mark: Watermark, context: Sequence[int], vocab_size: int) -> np.n
 
 
 def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list[torch.Tensor]:
-    """One layer's bits per entry: float64 [n] of 0 and 1."""
+    """Return each layer's bits per entry: float64 [n] of 0 and 1."""
     if mark.scheme == "transformers":
         return watermark_transformers.g_values(mark, context, ids)
     drawn = [hash_words(mark, context, ids, 1 + block) for block in range(-(-mark.depth // 32))]
@@ -61,7 +61,7 @@ def g_values(mark: Watermark, context: Sequence[int], ids: torch.Tensor) -> list
 
 
 def is_green(mark: Watermark, context: Sequence[int], token: int, vocab_size: int | None) -> bool:
-    """Whether the token is in the green list after this context."""
+    """Return whether the token is in the green list after this context."""
     if mark.scheme == "transformers":
         if vocab_size is None:
             raise ParameterError("vocab_size must be given: transformers' green lists depend on it", "vocab_size")
@@ -70,14 +70,14 @@ def is_green(mark: Watermark, context: Sequence[int], token: int, vocab_size: in
 
 
 def detect(mark: Watermark, tokens: Sequence[int], vocab_size: int | None = None) -> float:
-    """How many standard deviations the text is above what an unmarked one shows; 4 and more is evidence (p < 4e-5).
+    """Return by how many standard deviations the text exceeds an unmarked one. 4 and more is evidence (p < 4e-5).
 
-    Repeated (context, token) pairs count once, as both papers advise; of synthid's only the first token after each
-    context, as the others were left unmarked.
+    Repeated (context, token) pairs count once, as both papers advise. For synthid only the first token after each
+    context counts, because the others were left unmarked.
 
     Args:
-        tokens: ids of the text, at least context + 1; the prompt may be among them and dilutes the score. vocab_size:
-            of the model's logits; only green lists in transformers' scheme need it.
+        tokens: ids of the text, at least context + 1. The prompt may be included; it dilutes the score.
+        vocab_size: of the model's logits. Only green lists in transformers' scheme need it.
 
     Raises:
         ParameterError: (a ValueError) too few tokens, no ids, or no vocab_size.
@@ -94,7 +94,7 @@ def detect(mark: Watermark, tokens: Sequence[int], vocab_size: int | None = None
     if mark.kind == "kgw":
         green = sum(is_green(mark, context, token, vocab_size) for context, token in pairs)
         return (green - mark.gamma * len(pairs)) / math.sqrt(len(pairs) * mark.gamma * (1.0 - mark.gamma))
-    # the mean of the bits, earlier layers weighing more: they are less used up by the layers before them
+    # Weighted mean of the bits. Earlier layers weigh more: the layers before them used up less entropy.
     weights = np.linspace(10.0, 1.0, len(mark.keys) or mark.depth)
     weights /= weights.sum()
     total = sum(

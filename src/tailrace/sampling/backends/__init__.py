@@ -1,4 +1,4 @@
-"""The backends: each samples for the slots of one `Slots` and follows what changes in them (base.py says how)."""
+"""The backends. Each one samples for the slots of one `Slots` and follows their changes (see base.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name_for(name: BackendName | None, device: torch.device, names: tuple[Backen
 
 
 def backend_of(slots: Slots, name: BackendName, device: torch.device) -> Backend:
-    """Return the slots' backend of this name. Make it when it is first asked for."""
+    """Return the slots' backend of this name. Create it at the first call."""
     if name == "gpu":
         return gpu_backend_of(slots, device)
     kind = CPUBackend if name == "cpu" else ReferenceBackend
@@ -48,8 +48,8 @@ def backend_of(slots: Slots, name: BackendName, device: torch.device) -> Backend
 
 
 def gpu_backend_of(slots: Slots, device: torch.device) -> Backend:
-    """Return the slots' backend on this GPU. Make it when it is first asked for."""
-    from tailrace.sampling.backends.gpu import GPUBackend  # brings Triton along
+    """Return the slots' backend on this GPU. Create it at the first call."""
+    from tailrace.sampling.backends.gpu import GPUBackend  # imports Triton
 
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

@@ -1,5 +1,6 @@
-"""What a backend is: one object that follows the slots and samples their rows. What it does not have falls back to the
-reference sampler, request by request (backends/reference.py).
+"""The interface of a backend: one object that follows the slots and samples their rows.
+
+Requests that need more than the backend's kernels fall back to the reference sampler (backends/reference.py).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ RequestLogprobs = list[list[TokenLogprobs] | None]
 class Sampled:
     """The tokens of a step.
 
-    token_ids: int64 [N, K + 1], −1 where there is none. num_tokens: int64 [N], 0 where status is not OK. status: int32
-    [N], kernels/status.py. logprob_arrays: where a request asked; undefined for requests that did not. make_logprobs:
-    makes `logprobs` when they are first read; None: nobody asked. sampling_mask: the ids that survived, by token; None:
-    nobody asked.
+    - token_ids: int64 [N, K + 1], padded with −1.
+    - num_tokens: int64 [N], 0 if status is not OK.
+    - status: int32 [N], see kernels/status.py.
+    - logprob_arrays: undefined for requests without logprobs.
+    - make_logprobs: creates `logprobs` at the first read; None if no request needs logprobs.
+    - sampling_mask: per token the ids that could be drawn; None if no request needs them.
     """
 
     token_ids: torch.Tensor
@@ -43,7 +46,7 @@ class Sampled:
 
     @property
     def logprobs(self) -> RequestLogprobs:
-        """Per request one entry per token, or None where it did not ask."""
+        """Per request one entry per token; None for a request without logprobs."""
         made = self._logprobs
         if made is None:
             nobody: RequestLogprobs = [None] * len(self.num_tokens)
@@ -51,14 +54,16 @@ class Sampled:
         return made
 
     def tokens(self) -> list[list[int]]:
-        """What was drawn or accepted, request by request: what `Slots.commit` takes. Nothing where status is not OK."""
+        """Return the drawn or accepted tokens per request, as `Slots.commit` takes them. A request whose status is not
+        OK has an empty list."""
         return [row[:count] for row, count in zip(self.token_ids.tolist(), self.num_tokens.tolist(), strict=True)]
 
 
 class Pending:
-    """Draws on their way to the host.
+    """Draws whose results are not on the host yet.
 
-    token_ids, logprob_arrays: as `Sampled` has them, where the logits are, for whatever is launched there next.
+    token_ids and logprob_arrays are those of `Sampled`, on the device of the logits. Kernels that are launched next can
+    read them.
     """
 
     def __init__(
@@ -69,20 +74,22 @@ class Pending:
         self._sampled: Sampled | None = None
 
     def wait(self) -> Sampled:
-        """Until they are there."""
+        """Wait until the results are on the host, and return them."""
         if self._sampled is None:
             self._sampled = self._finish()
         return self._sampled
 
     def padded_logprobs(self, asked: Sequence[int | None], top: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`logprob_arrays` for engines whose arrays have one width for all requests.
+        """Return `logprob_arrays` for engines whose arrays have one width for all requests. Nothing waits for the
+        device.
 
         Args:
-            asked: of each request its number of alternatives; None: it asks for nothing. top: of the arrays.
+            asked: each request's number of alternatives; None for a request without logprobs.
+            top: number of alternatives in the returned arrays.
 
         Returns:
-            int64 [N, W, 1 + top], rank and top ids, and float64 [N, W, 1 + top], logprobs in nats: 0 where a request
-            did not ask for so many, or has no token. Where the logits are; nothing waits.
+            int64 [N, W, 1 + top], rank and top ids, and float64 [N, W, 1 + top], logprobs in nats, on the device of the
+            logits. Entries that a request did not ask for, or that have no token, are 0.
         """
         shown = self.token_ids.new_zeros(*self.token_ids.shape, 1 + top)
         values = shown.new_zeros(shown.shape, dtype=torch.float64)
@@ -97,11 +104,15 @@ class Pending:
 
 
 class Backend(SlotObserver, Protocol):
-    """Samples for the slots of one `Slots`, and is told of what changes in them (`SlotObserver`: add, edit, advance,
+    """A sampler for the slots of one `Slots`, which reports changes to it (`SlotObserver`: add, edit, advance,
     remove)."""
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
-        """logits [L, V], readable by this backend and not modified; rows with positions.
+        """Sample the rows.
+
+        Args:
+            logits: [L, V], readable by this backend and not modified.
+            rows: with positions.
 
         Raises:
             ParameterError: the dtype differs, a slot is empty, or a number of `rows` is out of range.
@@ -109,19 +120,19 @@ class Backend(SlotObserver, Protocol):
         ...
 
     def warm_up(self, dtypes: set[torch.dtype]) -> None:
-        """Be ready for logits of these dtypes."""
+        """Prepare for logits of these dtypes."""
         ...
 
 
 class DraftingBackend(Backend, Protocol[Memory]):
-    """A backend that draws drafts too, and keeps what each was drawn from."""
+    """A backend that also draws drafts, and keeps the distribution q of each draft."""
 
     def serves_drafts(self, slot: int) -> bool:
-        """Whether the slot's drafts can be drawn."""
+        """Return whether the backend can draw the slot's drafts."""
         ...
 
     def proposal_memory(self, count: int) -> Memory:
-        """Room for so many q."""
+        """Return memory for `count` distributions q."""
         ...
 
     def propose(
@@ -131,12 +142,12 @@ class DraftingBackend(Backend, Protocol[Memory]):
         noise: Sequence[tuple[int, int]],
         to: Sequence[tuple[Memory, int]],
     ) -> Proposed:
-        """A draft of each row, on the host, and its q.
+        """Draw a draft for each row. Return the drafts, on the host, and their q.
 
         Args:
-            noise: of each row, its position and stream; with its slot's key. The row's own position is what its methods
-                see.
-            to: of each row, the memory and the row there that its q goes to.
+            noise: position and stream of each row's noise, whose key is the slot's. The row's own position is the one
+                that its methods see.
+            to: for each row the memory for its q, and the row in that memory.
 
         Raises:
             ParameterError: see `sample`.
@@ -145,10 +156,10 @@ class DraftingBackend(Backend, Protocol[Memory]):
 
 
 def drafted_requests(slots: Slots, rows: Rows) -> list[tuple[int, Slot]]:
-    """The requests with drafts, and their slots.
+    """Return the requests with drafts, and their slots.
 
     Raises:
-        ParameterError: there are drafts that can't be verified together.
+        ParameterError: two requests of a slot with a history have drafts, so they can't be verified together.
     """
     if rows.width == 1:
         return []

@@ -23,8 +23,10 @@ from tailrace.sampling.slots import Slots
 
 
 class CPUBackend:
-    """Keeps each slot's program in the memory layout that the kernels read (kernels/cpu/program.py): written when a
-    request is added, and where an edit moves, after every token."""
+    """Keeps each slot's program in the memory layout that the kernels read (kernels/cpu/program.py).
+
+    It writes a program when a request is added. If the request's edits move, it writes them again after every token.
+    """
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.programs = slots, Programs(len(slots.slots))
@@ -56,7 +58,7 @@ class CPUBackend:
         if moving := [i for i, slot in drafted_requests(self.slots, rows) if slot.moves_with_drafts]:
             step.use_row_programs(write_draft_programs(self.programs, self.slots, rows, moving), self.programs)
         output, flags = step.run(), step.flags
-        # no slot is looked at where nobody is special: that would cost more than sampling
+        # Without such requests no slot is read: a loop over the slots would cost more than sampling.
         if flags & STATEFUL:
             self._keep_updates(output, rows)
         if flags & COSTLY:
@@ -87,7 +89,7 @@ class CPUBackend:
         return CPUStep(logits, rows, self.programs).propose(noise, to)
 
     def _keep_updates(self, output: KernelOutput, rows: Rows) -> None:
-        """What the states of slots are updated with once the tokens are committed."""
+        """Store the values that update the slots' states once the tokens are committed."""
         assert output.updates is not None
         columns = (rows.owners, output.num_tokens, output.token_ids, output.updates)
         for owner, count, tokens, found in zip(*(column.tolist() for column in columns), strict=True):
@@ -99,14 +101,15 @@ class CPUBackend:
                 ]
 
     def _keep_seconds(self, output: KernelOutput, rows: Rows) -> None:
-        """What the draws of those took whose methods may be costly."""
+        """Store the duration of the draws whose methods may be costly."""
         assert output.seconds is not None
         owners = rows.owners
         for i in output.seconds.nonzero().squeeze(1).tolist():
             self.slots[int(owners[i])].took_s = float(output.seconds[i])
 
     def _add_logprobs(self, logits: torch.Tensor, rows: Rows, output: KernelOutput, sampled: Sampled) -> None:
-        """Logprobs of those that asked; of the tokens that they named, where they did."""
+        """Add the logprobs of the requests that ask for them. A request that names tokens gets those tokens'
+        logprobs."""
         owners = [self.slots[owner] for owner in rows.owners.tolist()]
         asked = [slot.params if slot.reported else None for slot in owners]
         sampled.make_logprobs = lambda: entries_of(output, asked)

@@ -1,7 +1,7 @@
-"""The slots' other half on a device: their programs and edits, brought there as far as they have changed.
+"""The device's copy of the slots: their programs and edits, updated by their changes.
 
-What the host knows of a slot is the truth; the device follows. A token that is committed costs the entries it changes,
-in one copy together with the step's rows.
+The host's state is authoritative; the device follows. A committed token costs one copy of the changed entries, together
+with the step's rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.sampling.slots import Slots
 
 @dataclass(slots=True)
 class DeviceSlot:
-    """What the device has of a slot. lean: the lean scan does its rows, where they have no mask."""
+    """The device's state of a slot. lean: the lean scan can process the slot's rows if they have no mask."""
 
     program: Program
     edits: list[Edit]
@@ -32,30 +32,28 @@ class DeviceSlot:
 
 
 class DeviceSlots:
-    """Which slots the device serves, and what it has of each."""
+    """The slots that the device serves, and its state of each."""
 
     def __init__(self, slots: Slots, device: torch.device) -> None:
         count = len(slots.slots)
         self.slots = slots
         self.state = SlotTables(count, slots.vocab_size, device)
         self.here: list[DeviceSlot | None] = [None] * count
-        self.idle: set[int] = set()  # slots whose records there are idle
-        self.stale = [True] * count  # they have changed since they were brought there
-        self.unsorted: set[int] = (
-            set()
-        )  # their edits have changed since it was last looked whether the kernels serve them
-        self.unsupported: set[int] = set()  # they ask for what the kernels don't have
-        self.unsupported_drafts: set[int] = set()  # so do their drafts
-        self.forcing: set[int] = set()  # they have tokens that must come
+        self.idle: set[int] = set()  # Slots whose records on the device are idle.
+        self.stale = [True] * count  # Slots that changed since their last copy.
+        self.unsorted: set[int] = set()  # Edits changed since the last `_classify_slot`.
+        self.unsupported: set[int] = set()  # Slots that need more than the kernels have.
+        self.unsupported_drafts: set[int] = set()  # Slots whose drafts need more than that.
+        self.forcing: set[int] = set()  # Slots with forced tokens.
 
     def mark_changed(self, slot: int, *, edits: bool) -> None:
-        """What the slot draws from is another than before."""
+        """Record that the slot's distribution has changed."""
         self.stale[slot] = True
         if edits:
             self.unsorted.add(slot)
 
     def falling_back(self, rows: Rows) -> list[int]:
-        """The requests of a step that ask for what the kernels don't have."""
+        """Return the requests of a step that need more than the kernels have."""
         for slot in self.unsorted:
             self._classify_slot(slot)
         self.unsorted.clear()
@@ -69,14 +67,14 @@ class DeviceSlots:
         return sorted(found)
 
     def serves(self, slot: int) -> bool:
-        """Whether the kernels have all that the slot asks for."""
+        """Return whether the kernels have everything that the slot needs."""
         if slot in self.unsorted:
             self._classify_slot(slot)
             self.unsorted.discard(slot)
         return slot not in self.unsupported
 
     def _classify_slot(self, slot: int) -> None:
-        """Look whether the kernels serve the slot."""
+        """Store whether the kernels serve the slot."""
         entry = self.slots.slots[slot]
         served = entry is None or (has(entry.program) and can_follow(entry.next_edits, entry.moves))
         moves = entry is not None and entry.moves_with_drafts
@@ -84,9 +82,11 @@ class DeviceSlots:
             (found.add if is_so else found.discard)(slot)
 
     def follow(self, owners: Iterable[int], elsewhere: set[int]) -> list[int]:
-        """Bring what has changed of these slots to the device: their records now, their entries as amendments, which
-        are returned (int64, as kernels/gpu/edits.py has them). elsewhere: those whose rows are drawn elsewhere, and
-        should cost as little as can be."""
+        """Copy the changed records of these slots to the device. Return their changed entries as amendments, int64, in
+        the format of kernels/gpu/edits.py.
+
+        elsewhere: slots whose rows the reference sampler draws; the kernels do the least possible work for them.
+        """
         amendments: list[int] = []
         stale = self.stale
         for owner in owners:
@@ -99,14 +99,15 @@ class DeviceSlots:
         return amendments
 
     def forced(self, owners: Sequence[int]) -> dict[int, int]:
-        """By row, the tokens that must come."""
+        """Return row → forced token."""
         if not self.forcing:
             return {}
         found = {row: self.slots[owner].forced for row, owner in enumerate(owners) if owner in self.forcing}
         return {row: token for row, token in found.items() if token is not None}
 
     def is_lean(self, owner: int) -> bool:
-        """The lean scan does its rows; also those that are drawn elsewhere."""
+        """Return whether the lean scan processes the slot's rows. This includes rows that the reference sampler
+        draws."""
         return (here := self.here[owner]) is None or here.lean
 
     def _clear_owner(self, owner: int) -> None:
@@ -134,7 +135,7 @@ class DeviceSlots:
         return self._list_amendments(owner, changed, entries)
 
     def _rewrite_record(self, owner: int, program: Program, entries: EditTable, flags: int) -> tuple[set[int], bool]:
-        """The slot's record anew; the ids whose entries it wants, and whether it is lean."""
+        """Write the slot's record again. Return the ids whose entries it needs, and whether the slot is lean."""
         changed = entries.ids
         if entries.penalty is not None:
             changed |= set(entries.penalty.counts.lists()[0])
@@ -146,19 +147,19 @@ class DeviceSlots:
         return changed, is_lean(fields)
 
     def _list_amendments(self, owner: int, ids: set[int], entries: EditTable) -> list[int]:
-        """int64, as kernels/gpu/edits.py has them."""
+        """Return the amendments, int64, in the format of kernels/gpu/edits.py."""
         out: list[int] = []
         counts = None if entries.penalty is None else entries.penalty.counts
         for id in ids:
             allowed = entries.allowed is None or (int(entries.allowed[id // 32]) >> (id % 32)) & 1
             repeated, counted = (0, 0) if counts is None else counts.of(id)
             before, later = entries.before.get(id, 0.0), entries.later.get(id, 0.0)
-            # touched even where nothing is left of it: an entry that is written is the truth
+            # An id without edits is listed too: its entry must be overwritten.
             state = 2 | int(bool(allowed) and id not in entries.banned)
             out += (owner << 32 | id, state, repeated << 32 | counted, pack_floats(later, before))
         return out
 
 
 def pack_floats(high: float, low: float) -> int:
-    """Two float32 in an int64."""
+    """Pack two float32 into an int64."""
     return struct.unpack("<q", struct.pack("<ff", low, high))[0]

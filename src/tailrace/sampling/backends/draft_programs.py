@@ -1,8 +1,8 @@
-"""Drafts of slots whose edits move from token to token (bad words, DRY, windows, forced tokens, …): each row gets a
-program of its own, written as if the drafts before it had been said. The kernels then verify them as they do all
-others.
+"""Programs for drafts of slots whose edits move from token to token (bad words, DRY, windows, forced tokens, …).
 
-Slots whose edits stay are not touched: the kernels themselves add drafts to the counts of a penalty.
+Each row gets its own program, which assumes that the drafts before the row are output. The kernels then verify these
+rows like all others. Slots whose edits stay the same need no such programs: the kernels themselves add drafts to the
+counts of a penalty.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from tailrace.sampling.slots import Slots
 
 
 def write_draft_programs(programs: Programs, slots: Slots, rows: Rows, requests: Iterable[int]) -> torch.Tensor:
-    """Each row's place in `programs`, int64 [R]: its slot, or where its own program now lies, until the next call.
+    """Return each row's place in `programs`, int64 [R]: its slot, or the place of its own program. The result is valid
+    until the next call.
 
     Args:
-        requests: those whose rows get one. Their slots are the same afterwards.
+        requests: requests whose rows get a program each. Their slots do not change.
     """
     places = rows.slot.clone()
     programs.make_room(rows.num_rows)
@@ -31,7 +32,7 @@ def write_draft_programs(programs: Programs, slots: Slots, rows: Rows, requests:
         first, bonus = int(rows.start[i]), int(rows.start[i + 1]) - 1
         index = int(rows.slot[first])
         entry, drafts = slots[index], rows.draft[first:bonus].tolist()
-        entry.updates.clear()  # of a step before this one: drafts update no state here
+        entry.updates.clear()  # updates of an earlier step; drafts update no state here
         for row in range(first, bonus + 1):
             places[row] = programs.derive(
                 row, index, [freeze_edit(edit) for edit in entry.kernel_edits()], entry.forced
@@ -44,5 +45,5 @@ def write_draft_programs(programs: Programs, slots: Slots, rows: Rows, requests:
 
 
 def freeze_edit(edit: Edit) -> Edit:
-    """The edit as it is now: the counts of a penalty go on changing."""
+    """Return a copy of the edit with its current values: the counts of a penalty change later."""
     return replace(edit, counts=_cpu.Counts(edit.counts)) if isinstance(edit, Penalty) else edit

@@ -1,5 +1,5 @@
-"""What a slot's edits do to single token ids: the form in which a GPU has them (kernels/gpu/edits.py), and what of it
-changes."""
+"""The effect of a slot's edits on single token ids, as a GPU stores it (kernels/gpu/edits.py), and changes of this
+effect."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 from tailrace.kernels.gpu.program import ALLOWED, PENALISED, SHIFTED
 from tailrace.kernels.program import Add, Ban, Edit, Lift, Mask, Penalty
 
-MANY = 8192  # entries that may move with every token; with more a request falls back to the reference sampler
+MANY = 8192  # most entries that may change with every token; beyond it the reference sampler draws
 
 
 @dataclass(slots=True)
 class EditTable:
-    """What a program's edits do to single ids. banned: those that may not come, of `allowed` too. before, later: what
-    is added, on this or that side of the penalties."""
+    """The effect of a program's edits on single ids.
+
+    - banned: ids that must not come, even if they are in `allowed`.
+    - before, later: numbers that are added before and after the penalties.
+    """
 
     allowed: np.ndarray | None = None
     banned: set[int] = field(default_factory=set)
@@ -26,7 +29,7 @@ class EditTable:
 
     @staticmethod
     def of(edits: list[Edit]) -> EditTable:
-        """Of edits in the order of method_order.py."""
+        """Build the table. The edits are in the order of method_order.py."""
         found = EditTable()
         for edit in edits:
             match edit:
@@ -43,7 +46,7 @@ class EditTable:
 
     @property
     def flags(self) -> int:
-        """Which of the device's tables they need."""
+        """Return which of the device's tables the edits need."""
         return (
             ALLOWED.value * (self.allowed is not None or bool(self.banned))
             | SHIFTED.value * bool(self.before or self.later)
@@ -52,14 +55,20 @@ class EditTable:
 
     @property
     def ids(self) -> set[int]:
-        """All that is named, but for the penalised ones."""
+        """Return all ids that the edits name, except the penalised ones."""
         return self.banned | self.before.keys() | self.later.keys()
 
 
 def can_follow(edits: list[Edit], moves: bool) -> bool:
-    """To no id two numbers are added one after the other, which is not their sum; not too many entries move with every
-    token; nothing is lifted, and no penalty but the history's own is there, for which the device has no tables."""
-    added: list[set[int]] = [set(), set()]  # before and after the penalties
+    """Return whether the device's tables can represent the edits. Four conditions must hold:
+
+    - At most one number is added to an id on each side of the penalties. (Two additions in a row differ from the
+      addition of the sum.)
+    - At most MANY entries move with every token.
+    - No edit lifts a ban.
+    - The history's penalty is the only penalty.
+    """
+    added: list[set[int]] = [set(), set()]  # ids with an addition before, and after the penalties
     side = count = 0
     for edit in edits:
         if isinstance(edit, Lift) or (isinstance(edit, Penalty) and edit.fixed):
@@ -77,7 +86,7 @@ def can_follow(edits: list[Edit], moves: bool) -> bool:
 
 
 def find_changes(old: EditTable, new: EditTable) -> set[int]:
-    """Ids whose entries are no longer the same."""
+    """Return the ids whose entries differ."""
     differ = old.banned ^ new.banned
     for was, now in ((old.before, new.before), (old.later, new.later)):
         differ |= {id for id, _ in was.items() ^ now.items()}

@@ -1,5 +1,6 @@
-"""A GPU's kernels as a backend: what has changed of the slots is brought to the device, and the kernels are launched.
-Nothing waits for the device until the tokens are asked for.
+"""A GPU's kernels as a backend: it copies the slots' changes to the device and launches the kernels.
+
+Nothing waits for the device until a caller reads the tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from tailrace.sampling.slots import Slots
 
 
 class GPUBackend:
-    """Args:
-    device: where logits will be; in Triton's interpreter the CPU.
+    """A backend of the GPU's kernels.
+
+    Args:
+        device: the device of the logits; in Triton's interpreter the CPU.
     """
 
     def __init__(self, slots: Slots, device: torch.device) -> None:
@@ -58,11 +61,11 @@ class GPUBackend:
     def warm_up(self, dtypes: set[torch.dtype]) -> None:
         for dtype in dtypes:
             compile_all(self.slots.vocab_size, dtype, self.device)
-        self.space.reserve(len(self.slots.slots))  # for a row each; drafts may take more
+        self.space.reserve(len(self.slots.slots))  # one row per slot; drafts may need more
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
-        """The kernels draw for all; those that ask for more than they have fall back meanwhile: they are drawn
-        again."""
+        """Launch the kernels for all rows. Meanwhile the reference sampler draws for the requests that need more than
+        the kernels have."""
         logits = readable(logits)
         asked = check_rows(logits, rows, self.needs)
         drafted_requests(self.slots, rows)
@@ -118,8 +121,10 @@ class GPUBackend:
         return Proposed(out.token_ids[:, 0], out.status)
 
     def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
-        """The requests that ask for what the kernels don't have. reports: some ask for logprobs, and may name tokens of
-        theirs."""
+        """Return the requests that need more than the kernels have.
+
+        reports: some requests want logprobs, and may name tokens.
+        """
         found = self.there.falling_back(rows)
         if not reports:
             return found
@@ -133,10 +138,10 @@ class GPUBackend:
         reports: StepReports,
         drafts: ProposalColumns | None = None,
     ) -> Launch:
-        """Bring the step's numbers to the device, and what has changed of its slots. Nothing is checked.
+        """Copy the step's numbers and the slots' changes to the device. Nothing is checked.
 
         Args:
-            drafts: drafts are to be drawn, with this noise, and their q go there.
+            drafts: noise of the drafts to draw, and the places for their q; None: no drafts.
         """
         logits, stride = align_logits(logits)
         owners = rows.slot.tolist()
@@ -171,13 +176,12 @@ class GPUBackend:
         return launch._replace(held=held, masses=masses)
 
     def launch_draw(self, launch: Launch) -> None:
-        """Launch the kernels; as often as one likes, while no slot changes, and the same each time: also out of a CUDA
-        graph."""
+        """Launch the kernels. While no slot changes, repeated launches give the same result, also from a CUDA graph."""
         launch_kernels(launch)
 
 
 def proposals_of(rows: Rows, vocab: int, device: torch.device) -> tuple[ProposalColumns, tuple[torch.Tensor, ...]]:
-    """Where the q of these rows' drafts lie, and what must outlive the step."""
+    """Return the places of these drafts' q, and the tensors that must outlive the step."""
     if rows.proposals is None:
         return NO_PROPOSALS, ()
     found, held = addresses(rows.proposals, rows.start.tolist(), vocab, device)
@@ -185,18 +189,21 @@ def proposals_of(rows: Rows, vocab: int, device: torch.device) -> tuple[Proposal
 
 
 def room_for_masses(rows: int, device: torch.device) -> torch.Tensor:
-    """What lies between the kernels that draw drafts."""
+    """Allocate the memory between the kernels that draw drafts."""
     return torch.empty((rows, PARTS.value), dtype=torch.int64, device=device)
 
 
 def align_logits(logits: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The logits as kernels are compiled for them, and their stride: a drafter's may be a part of wider rows, for which
-    kernels would be compiled anew, and sum in another order."""
+    """Return the logits as the kernels are compiled for them, and their stride.
+
+    A drafter's logits may be a part of wider rows. For those, kernels would be compiled again and would sum in another
+    order.
+    """
     several = logits.shape[0] > 1
     odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0) or logits.stride(0) >= 1 << 31
     if logits.data_ptr() % 16 or (odd and several):
         logits = logits.clone(memory_format=torch.contiguous_format)
-    return logits, logits.stride(0) if several else logits.shape[1]  # a single row's may be 1, which is compiled in
+    return logits, logits.stride(0) if several else logits.shape[1]  # a single row's may be 1: a constant
 
 
 def launch_of(
@@ -209,14 +216,14 @@ def launch_of(
     scans: frozenset[bool],
     reports: StepReports,
 ) -> Launch:
-    """A step of these rows, whose numbers are there. (More than six parameters: two callers make these parts
-    differently.)
+    """Return the launch for a step of these rows, whose numbers are on the device. (More than six parameters: two
+    callers make these parts differently.)
 
     Args:
         logits: as `align_logits` returns them.
     """
     device, work = space.device, space.reserve(rows.num_rows)
-    # an address where none is read
+    # an address that no kernel reads
     masks = tables.touched if rows.masks is None else there(rows.masks, device)
     step = GPUStep(logits[0], logits[1], logits[0].shape[1], numbers.words, numbers.padded, masks)
     shape = (rows.num_requests, rows.width)
@@ -231,7 +238,7 @@ def launch_kernels(launch: Launch) -> None:
 
 
 def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> None:
-    """What these requests have is that of `again`."""
+    """Copy the results of these requests from `again` to `sampled`."""
     sampled.token_ids[requests] = again.token_ids[requests]
     sampled.num_tokens[requests] = again.num_tokens[requests]
     sampled.status[requests] = again.status[requests]
@@ -246,10 +253,10 @@ def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> N
 
 
 def fetch_output(launch: Launch) -> Callable[[], KernelOutput]:
-    """Begin to copy what came out of a step to the host; what is returned waits for it.
+    """Start to copy the output of a step to the host. Return a function that waits for the copy.
 
-    The copy goes behind the draws on their own stream: a stream of its own would cost the host more than the copy costs
-    the device.
+    The copy follows the draws on their own stream. A separate stream would cost the host more than the copy costs the
+    device.
     """
     out, (requests, width), reports = launch.out, launch.shape, launch.reports
     if out.all.is_cuda:
@@ -270,7 +277,7 @@ def fetch_output(launch: Launch) -> Callable[[], KernelOutput]:
 
 
 def read_bits(bits: torch.Tensor, tokens: int, words: int) -> SamplingMask | None:
-    """int32 [tokens · words], on the host, as ids; None where nobody asked."""
+    """Return int32 [tokens · words], on the host, as ids; None if no request needs them."""
     if not words:
         return None
     survivors = _cpu.Survivors(tokens)
@@ -279,10 +286,10 @@ def read_bits(bits: torch.Tensor, tokens: int, words: int) -> SamplingMask | Non
 
 
 def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Have the kernels compiled that a step may need (a minute, the first time on a machine), so that no request waits
-    for it.
+    """Compile all kernels that a step may need, so that no request waits for a compilation. The first time on a machine
+    it takes a minute.
 
-    dtype: of the logits that will come.
+    dtype: dtype of the later logits.
     """
     slots = Slots(2, vocab)
     gpu = GPUBackend(slots, device)

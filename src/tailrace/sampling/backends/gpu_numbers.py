@@ -1,5 +1,5 @@
-"""A step's rows as the GPU's kernels read them: columns of one buffer (kernels/gpu/columns.py), so that one copy brings
-all of them."""
+"""A step's rows as the GPU's kernels read them: columns of one buffer (kernels/gpu/columns.py), so that one copy moves
+all columns."""
 
 from __future__ import annotations
 
@@ -32,8 +32,12 @@ EXACT, BLOCK, REJECTION = RULES.index("exact"), RULES.index("block"), RULES.inde
 
 
 class StepNumbers(NamedTuple):
-    """words: int64 on the device, the columns and what was appended to them. padded: a column's length. appended: where
-    that begins."""
+    """The columns of a step on the device.
+
+    - words: int64, the columns and the appended words.
+    - padded: a column's length.
+    - appended: index of the first appended word.
+    """
 
     words: torch.Tensor
     padded: int
@@ -41,8 +45,11 @@ class StepNumbers(NamedTuple):
 
 
 class ProposalColumns(NamedTuple):
-    """places: int64 [R], where each row's q lies, 0: nowhere. noise: of each row the position and the stream of what a
-    draft is drawn with, whose q goes to its place; None: no drafts are to be drawn."""
+    """Columns for drafts.
+
+    - places: int64 [R], where the row's q is stored; 0: nowhere.
+    - noise: each row's position and stream for the draw of a draft whose q is stored; None: the step draws no drafts.
+    """
 
     places: np.ndarray | int = 0
     noise: Sequence[tuple[int, int]] | None = None
@@ -60,11 +67,12 @@ def step_numbers(
     greedy: Sequence[bool] = (),
     append: Sequence[int] | np.ndarray = (),
 ) -> StepNumbers:
-    """The numbers of these rows.
+    """Return the numbers of these rows.
 
     Args:
-        forced: of rows whose token must come, that token. greedy: of each row, where there are drafts. append: int64
-            [n], anything else that this copy should bring.
+        forced: row → forced token.
+        greedy: whether each row is greedy; needed if there are drafts.
+        append: int64 [n], other numbers for the same copy.
     """
     n, starts = rows.num_rows, rows.num_requests + 1
     padded = -(-n // 16) * 16  # kernels are compiled for a multiple of 16
@@ -92,12 +100,12 @@ def step_numbers(
 
 
 def write_drafts(columns: np.ndarray, rows: Rows, start: np.ndarray, greedy: Sequence[bool]) -> None:
-    """Fill in what drafts bring: how many come before each row, and by which rule they are verified."""
+    """Write the columns of drafts: the number of drafts before each row, and the rule of verification."""
     counts = np.diff(start)
     columns[BEFORE.value] = np.arange(rows.num_rows) - np.repeat(start[:-1], counts)
     if rows.rule is not None:
         rule = np.repeat(rows.rule.numpy().astype(np.int64), counts)
-        # of one-hot drafts block verification is rejection, row by row
+        # for one-hot drafts block verification equals rejection, row by row
         rule[(rule == BLOCK) & (np.repeat(columns[PROPOSAL.value, start[:-1]], counts) == 0)] = REJECTION
         rule[np.array(greedy) | (columns[FORCED.value] >= 0) | (np.repeat(counts, counts) == 1)] = EXACT
         columns[RULE.value] = rule

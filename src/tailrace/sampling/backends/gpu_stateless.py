@@ -1,4 +1,4 @@
-"""Rows with programs of their own on a GPU, without slots: what `tailrace.sampling.sample` launches."""
+"""Sampling of rows with their own programs on a GPU, without slots: the launches of `tailrace.sampling.sample`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from tailrace.sampling.programs import RowProgram
 def sample_rows(
     logits: torch.Tensor, rows: Rows, programs: list[RowProgram], noise: np.ndarray, top: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch the kernels for rows without edits but masks.
+    """Launch the kernels for rows whose only edits are masks.
 
     Args:
-        logits: [R, V], not checked but for the dtype. programs: of each row, or the one of all. noise: int64 [R], the
-            rows' keys.
-        top: alternatives to report; None: nothing is reported.
+        logits: [R, V]. Only the dtype is checked.
+        programs: one per row, or one for all rows.
+        noise: int64 [R], the rows' keys.
+        top: number of alternatives to report; None: no report.
 
     Returns:
-        ids int64 [R], numbers float64 [R, 3 + top] and ranks int64 [R, 1 + top], as kernels/output.py has them; all on
-        the device.
+        ids int64 [R], numbers float64 [R, 3 + top] and ranks int64 [R, 1 + top], as in kernels/output.py, all on the
+        device.
     """
     logits, stride = align_logits(readable(logits))
     records = np.array([fields_of(program) for program in programs], dtype=np.int64)
@@ -53,13 +54,13 @@ def sample_rows(
 
 @lru_cache(maxsize=4096)
 def fields_of(program: RowProgram) -> tuple[int, ...]:
-    """The record of a program without edits, as kernels read it."""
+    """Return the record of a program without edits, as kernels read it."""
     return tuple(record(program.program, 0, None))
 
 
 @lru_cache(maxsize=8)
 def get_workspace(vocab: int, device: torch.device, stream: int) -> Workspace:
-    """Memory between the kernels, for all calls on a stream, where they run one after the other.
+    """Return the memory between the kernels. All calls on a stream share it, because they run one after the other.
 
     Raises:
         ValueError: the vocabulary is too large.

@@ -1,5 +1,4 @@
-"""The reference sampler as a backend, and where requests of the others fall back to: one request at a time, in
-torch."""
+"""The reference sampler as a backend: one request at a time, in torch. Other backends fall back to it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from tailrace.sampling.verify import DraftRows, Drafts, verify_request
 
 
 class ReferenceBackend:
-    """Reads the slots as they are, and follows nothing but which of them are taken."""
+    """A backend that reads the slots directly. It only tracks which slots are occupied."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.needs = slots, SlotNeeds.of(len(slots.slots))
@@ -53,14 +52,14 @@ class ReferenceBackend:
 
 
 def make_unfilled(rows: Rows, top: int | None) -> Sampled:
-    """Room for the tokens of these rows, and for logprobs with so many alternatives; contents undefined."""
+    """Allocate the tokens of these rows, and logprobs with `top` alternatives. The contents are undefined."""
     shape = (rows.num_requests, rows.width)
     arrays = None if top is None else LogprobArrays.empty(shape, top)
     return Sampled(*KernelOutput.empty(*shape)[:3], logprob_arrays=arrays)
 
 
 def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int], sampled: Sampled) -> None:
-    """Fill in these requests."""
+    """Draw for these requests, and write the results into `sampled`."""
     survived: dict[int, torch.Tensor] = {}
     asked = False
     for i in requests:
@@ -84,7 +83,7 @@ def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable
 
 
 def draft_rows_of(slots: Slots, logits: torch.Tensor, rows: Rows, request: int) -> DraftRows:
-    """The rows of a request as they are verified."""
+    """Return the rows of a request for verification."""
     first, last = int(rows.start[request]), int(rows.start[request + 1]) - 1
     position, draft_tokens = int(rows.position[first]), rows.draft[first:last].tolist()
     q = rows.proposals_of(request)
@@ -95,7 +94,7 @@ def draft_rows_of(slots: Slots, logits: torch.Tensor, rows: Rows, request: int) 
 
 
 def mask_of_row(rows: Rows, row: int) -> Mask | None:
-    """The grammar's mask of a row, if it has one."""
+    """Return the grammar's mask of a row, or None."""
     if rows.mask is None or rows.masks is None or (place := int(rows.mask[row])) < 0:
         return None
     return Mask(rows.masks[place].numpy().view("uint32"))

@@ -1,2 +1,1 @@
-"""One file per sampling method: when a request wants it, and what it does to a row. The order is in
-method_order.py."""
+"""One file per sampling method: when a request needs it, and its effect on a row. The order is in method_order.py."""

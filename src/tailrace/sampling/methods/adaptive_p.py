@@ -1,9 +1,9 @@
-"""adaptive-p (llama.cpp): tokens whose probability is near a target are favoured, and the target leans against what was
+"""adaptive-p (llama.cpp): favours tokens whose probability is near a target. The target moves against the probabilities
 drawn before.
 
-a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, p among the candidates. The
-average is of the drawn tokens' p, each step's weight `adaptive_decay` of the next one's; it starts at the target. Runs
-last. Off below 0.
+a = clamp(2 · target − average, 0, 1); l' = 5 − 10 · d² / (1 + d), d = |p − a| / 0.3, with p among the candidates.
+`average` is the weighted mean of the drawn tokens' p: each step weighs `adaptive_decay` times the next one. It starts
+at the target. Runs last. Off below 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.sampling.slot import Context, Refinement, Slot
 
 def apply(candidates: Candidates, context: Context) -> Candidates:
     slot = context.slot
-    slot.basis = candidates  # the average is of their probabilities, not of what is made of them here
+    slot.basis = candidates  # the average uses their probabilities before this method
     average = slot.state["adaptive_sum"] / slot.state["adaptive_weight"]
     aim = min(1.0, max(0.0, 2.0 * slot.params.adaptive_target - average))
     d = (candidates.probabilities() - aim).abs() / ADAPTIVE_WIDTH

@@ -1,5 +1,4 @@
-"""Allowed token ids: every other token becomes −inf, and so do those that hold something banned within themselves.
-Neutral: None."""
+"""Allowed token ids: every other token becomes −inf, and so do tokens that contain banned text. Neutral: None."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from tailrace.sampling.slot import LogitsEdit, Slot
 
 
 def edits(slot: Slot) -> list[Mask]:
-    """One at most, and the same object as long as nothing changes."""
+    """Return at most one mask, and the same object as long as nothing changes."""
     mask, ids = slot.sequence_state.mask, slot.params.allowed_token_ids
     known = slot.derived.get("allowed")
     if known is None or known[0] is not mask:

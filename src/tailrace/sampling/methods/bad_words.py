@@ -1,6 +1,8 @@
-"""Bad words: the last id of a phrase becomes −inf where the ids before it end the sequence so far; a phrase of one id
-is always banned (transformers' NoBadWordsLogitsProcessor). Phrases come as token ids: all spellings of a word are the
-business of whoever has the tokenizer. Neutral: ()."""
+"""Bad words: the last id of a phrase becomes −inf if the sequence ends with the ids before it.
+
+A phrase of one id is always banned (transformers' NoBadWordsLogitsProcessor). Phrases come as token ids: the owner of
+the tokenizer must list all spellings of a word. Neutral: ().
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def edits(slot: Slot) -> list[Ban]:
 
 
 def phrases(words: tuple[tuple[int, ...], ...]) -> dict[int, list[tuple[int, ...]]]:
-    """Phrases of more than one id by the id before their last: only those can be completed now."""
+    """Return the phrases of more than one id by the id before their last one. Only phrases under the sequence's last id
+    can be completed next."""
     table: dict[int, list[tuple[int, ...]]] = {}
     for word in words:
         if len(word) > 1:
@@ -29,14 +32,14 @@ def phrases(words: tuple[tuple[int, ...], ...]) -> dict[int, list[tuple[int, ...
 
 
 def ending(by_last: dict[int, list[tuple[int, ...]]], tokens: list[int]) -> list[int]:
-    """The ids that would complete a phrase."""
+    """Return the ids that would complete a phrase."""
     if not tokens:
         return []
     return [id for word in by_last.get(tokens[-1], ()) if (id := completed_by(word, tokens)) is not None]
 
 
 def longer(params: SamplingParams) -> bool:
-    """Some phrase depends on what was said before."""
+    """Return whether a phrase has more than one id, so that it depends on the tokens before."""
     return any(len(word) > 1 for word in params.bad_words)
 
 

@@ -1,7 +1,9 @@
-"""Bans at one position: tokens that began something banned, or were ruled out by whoever looks at the text, may not be
-drawn there again. Set per position by Slots.ban; the rewind itself is the engine's (exllamav2's banned strings,
-koboldcpp's "antislop").
-Neutral: none."""
+"""Bans at one position: tokens that started banned text, or that a checker of the text excluded, can't be drawn there
+again.
+
+Slots.ban sets them per position. The engine rewinds the sequence (exllamav2's banned strings, koboldcpp's "antislop").
+Neutral: none.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677; koboldcpp, llama.cpp).
 
-For each token t that earlier followed a stretch equal to the sequence's last n tokens, n the longest such: if n ≥
-allowed_length, l[t] −= multiplier · base^(n − allowed_length). A sequence breaker ends a stretch and is in none; a
-breaker itself is not penalised. `dry_penalty_last_n`: only the last so many tokens are looked at; −1 is all, 0 none.
+For each token t that earlier followed a copy of the sequence's last n tokens (n as large as possible): if n ≥
+allowed_length, l[t] −= multiplier · base^(n − allowed_length). A sequence breaker ends a copied stretch and is part of
+none; a breaker itself is not penalised. `dry_penalty_last_n`: number of last tokens to search; −1 is all, 0 none.
 Neutral: multiplier 0. Defaults: base 1.75, allowed length 2.
-Stretches are followed as far as they go. A penalty of more than 1e30, which is below every other logit, is that.
 
-Cost per token: the earlier occurrences of the last one (history.Suffixes), not the length of the history.
+The length of a stretch has no limit. A penalty is at most 1e30, which is below every other logit.
+
+Cost per token: the earlier occurrences of the last token (history.Suffixes), not the length of the history.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Dynamic temperature (kalomaze; koboldcpp, llama.cpp's dynatemp): T = low + (high − low) · (H / ln n)^exponent, low =
-max(0, temperature − range), high = temperature + range, n candidates with entropy H. One survivor: unchanged. T = 0:
-only the largest stay. Replaces the plain temperature. Neutral: range 0."""
+"""Dynamic temperature (kalomaze; koboldcpp, llama.cpp's dynatemp): T = low + (high − low) · (H / ln n)^exponent.
+
+low = max(0, temperature − range) and high = temperature + range. H is the entropy of the n candidates. A single
+candidate stays unchanged. T = 0 keeps only the largest logits. Replaces the plain temperature. Neutral: range 0.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Encoder repetition penalty e (transformers' EncoderRepetitionPenaltyLogitsProcessor): the prompt's tokens are
-favoured, not penalised: with r = 1 / e, l > 0 ? l / r : l · r, once per distinct token of the prompt, whatever has been
-said since. Below 1 it penalises them. Neutral 1.
+"""Encoder repetition penalty e (transformers' EncoderRepetitionPenaltyLogitsProcessor): favours the prompt's tokens.
+
+With r = 1 / e: l > 0 ? l / r : l · r, once per distinct token of the prompt, whatever the output contains. An e below 1
+penalises the tokens. Neutral 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def edits(slot: Slot) -> list[Penalty]:
 
 
 def of_the_prompt(slot: Slot) -> Penalty:
-    """The edit, which stays the same."""
+    """Return the edit. It stays the same for the whole request."""
     assert slot.history is not None
     counts, ids = _cpu.Counts(), np.array(slot.history.tokens[: slot.history.num_prompt], dtype=np.int64)
     counts.extend(ids.ctypes.data, ids.size, 1, 0)

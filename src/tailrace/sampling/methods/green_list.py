@@ -1,7 +1,9 @@
-"""Green-list watermark (KGW; Kirchenbauer et al., arXiv 2301.10226): a share γ of the vocabulary, chosen by a key and
-the tokens just before (left hash), gets +δ. Who has the key counts green tokens (sampling/watermark.py). With scheme
-"transformers" the lists are those of its WatermarkLogitsProcessor (sampling/watermark_transformers.py). Neutral:
-watermark None."""
+"""Green-list watermark (KGW; Kirchenbauer et al., arXiv 2301.10226): adds δ to a share γ of the vocabulary.
+
+A key and the tokens just before (left hash) select the share. The owner of the key counts green tokens
+(sampling/watermark.py). With scheme "transformers" the lists are those of its WatermarkLogitsProcessor
+(sampling/watermark_transformers.py). Neutral: watermark None.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Exponential decay of the length (transformers' ExponentialDecayLengthPenalty): from the (start + 1)-th output token
-on, the end grows
-likelier: of every EOS id l += |l| · (factor^i − 1), i the number of output tokens beyond `start`. A factor below 1
-lowers it. −inf stays. The power is held at 1e30. Neutral: null.
+"""Exponential decay of the length (transformers' ExponentialDecayLengthPenalty): the end becomes likelier with each
+token.
 
-Where EOS is banned (min_tokens) or ends nothing (ignore_eos) it has nothing to do.
+From the (start + 1)-th output token on, each EOS id gets l += |l| · (factor^i − 1), where i is the number of output
+tokens beyond `start`. A factor below 1 makes the end less likely. −inf stays. The power is at most 1e30. Neutral: null.
+
+It has no effect while EOS is banned (min_tokens), or if EOS does not end the text (ignore_eos).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def edits(slot: Slot) -> list[Lift]:
 
 
 def power(factor: float, exponent: int) -> float:
-    """factor^exponent, at most LARGEST."""
+    """Return factor^exponent, at most LARGEST."""
     try:
         return min(factor**exponent, LARGEST)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Logit bias: l[id] += bias. Neutral: {}. (OpenAI's range −100 … 100 is the HTTP schema's business.)"""
+"""Logit bias: l[id] += bias. Neutral: {}. (The HTTP schema checks OpenAI's range −100 … 100.)"""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Min-k sampling (Ding et al., arXiv 2604.11012): with the logits sorted, l₁ ≥ l₂ ≥ …, and R the row's range, the
-largest less the least finite edited logit, the fall after place i weighs (lᵢ − lᵢ₊₁) / R / i. The k likeliest stay, k
-the larger of the place of the heaviest fall (of equal ones the first) and ⌊τ / R⌋, which matters where the row is
-nearly flat.
+"""Min-k sampling (Ding et al., arXiv 2604.11012): cuts the sorted logits after their steepest relative fall.
 
-The logits are those before any temperature, whatever refinements ran, of the tokens that are left; so temperature does
-not change the set, as the paper proves of its own order. The likeliest stays. 1e-8 is added to R, as in the authors'
-code. Neutral: false; τ 3 as in the paper.
+Let l₁ ≥ l₂ ≥ … be the logits, and R the row's range: the largest minus the smallest finite edited logit. The fall after
+place i weighs (lᵢ − lᵢ₊₁) / R / i. Let c be the place of the heaviest fall, the first of equal ones. The max(c, ⌊τ /
+R⌋) largest logits stay. ⌊τ / R⌋ matters if the row is nearly flat.
 
-The row must be sorted down to where no fall can matter. Of a real row 256 tokens tell; else all are sorted.
+The logits are those of the remaining tokens before any temperature, whatever refinements ran. So temperature does not
+change the set, as the paper proves for its own order. The likeliest token stays. As in the authors' code, 1e-8 is added
+to R. Neutral: false; τ is 3 as in the paper.
+
+The row must be sorted down to the place beyond which no fall can matter. For real rows 256 tokens suffice; otherwise
+all are sorted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
 
 
 def cliff(raw: Candidates) -> int:
-    """The place of the heaviest fall, from 1."""
+    """Return the place of the heaviest fall, counted from 1."""
     n, best = raw.ids.numel(), 0.0
     if n < 2:
         return 1
@@ -37,7 +39,7 @@ def cliff(raw: Candidates) -> int:
         sorted_logits = raw.logits[raw.likeliest(count)].double()
         falls = (sorted_logits[:-1] - sorted_logits[1:]) / torch.arange(1, count)
         best = float(falls.max())
-        # no fall further down can be longer than all that is left
+        # no fall further down can exceed the remaining distance
         if best >= float(sorted_logits[-1] - raw.logits.double().min()) / count:
             break
     return int((falls == best).nonzero()[0]) + 1

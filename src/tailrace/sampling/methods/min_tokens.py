@@ -1,5 +1,5 @@
-"""min_tokens: EOS and stop ids are −inf until so many tokens are out. With ignore_eos, EOS ends nothing, so only the
-stop ids are banned. Neutral: 0."""
+"""min_tokens: EOS and stop ids are −inf until the output has that many tokens. With ignore_eos, EOS does not end the
+text, so only the stop ids are banned. Neutral: 0."""
 
 from __future__ import annotations
 

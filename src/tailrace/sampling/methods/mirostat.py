@@ -1,11 +1,18 @@
-"""Mirostat 1 and 2 (Basu et al., arXiv 2007.14966; llama.cpp): the surprise of what is drawn is held near τ bits.
-Replaces the other truncations. μ starts at 2 τ; after a draw with probability p among the kept, μ −= η · (−log2 p − τ).
-Neutral: 0.
+"""Mirostat 1 and 2 (Basu et al., arXiv 2007.14966; llama.cpp): keeps the surprise of the drawn tokens near τ bits.
 
-2: keep −log2 p ≤ μ; where no token has so little surprise the likeliest alone, of equal ones the smallest id. 1: from
-the 100 likeliest the Zipf exponent ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i + 1)), bᵢ = ln(pᵢ / pᵢ₊₁); then the k
-likeliest with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. k is truncated, as llama.cpp does it (the
-authors' own script rounds and adds one)."""
+Replaces the other truncations. μ starts at 2 τ. After a draw whose token has probability p among the kept tokens, μ −=
+η · (−log2 p − τ). Neutral: 0.
+
+Version 2 keeps the tokens with −log2 p ≤ μ. If no token qualifies, only the likeliest stays, of equal ones the smallest
+id.
+
+Version 1 estimates the Zipf exponent from the 100 likeliest tokens:
+
+    ŝ = Σ tᵢ bᵢ / Σ tᵢ², tᵢ = ln((i + 2) / (i + 1)), bᵢ = ln(pᵢ / pᵢ₊₁)
+
+It keeps the k likeliest tokens with k = (ε 2^μ / (1 − V^−ε))^(1 / ŝ), ε = ŝ − 1, at least one. As in llama.cpp, k is
+truncated. (The authors' own script rounds and adds one.)
+"""
 
 from __future__ import annotations
 
@@ -29,27 +36,27 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
         kept = candidates.near(depth)
         return learning(kept if depth <= TOLERANCE else kept.first(kept.likeliest(1), 1), context)
     logits = candidates.logits[candidates.likeliest(CANDIDATES)].double()
-    if logits.numel() < 2:  # nothing is left to choose, and its surprise is learnt from all the same
+    if logits.numel() < 2:  # no choice is left, but μ still learns from it
         return learning(candidates, context)
     i = torch.arange(logits.numel() - 1, dtype=torch.float64)
     t, b = (
         torch.log((i + 2) / (i + 1)),
         logits[:-1] - logits[1:],
-    )  # ln(pᵢ / pᵢ₊₁), without a probability that underflows
+    )  # ln(pᵢ / pᵢ₊₁) without underflow
     s = float((t * b).sum() / (t * t).sum())
     k = min(zipf_k(s, mu, context.slot.vocab_size), candidates.ids.numel())
     return learning(candidates.first(candidates.likeliest(k), k), context)
 
 
 def learning(kept: Candidates, context: Context) -> Candidates:
-    """What is learnt from is the probability among the kept, whatever comes after."""
+    """Store the kept candidates: μ learns from the probability among them, whatever methods run later."""
     context.slot.basis = kept
     return kept
 
 
 def zipf_k(s: float, mu: float, vocab_size: int) -> int:
-    """How many tokens a Zipf law of exponent s keeps at surprise mu; everything where the formula has no finite
-    value."""
+    """Return how many tokens a Zipf law of exponent s keeps at surprise mu. If the formula has no finite value, return
+    all."""
     epsilon = s - 1.0
     if s <= 0.0:
         return vocab_size

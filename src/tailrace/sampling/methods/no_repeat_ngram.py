@@ -1,7 +1,9 @@
-"""No-repeat n-gram: a token that would complete an n-gram already present in prompt or output becomes −inf
-(transformers' NoRepeatNGramLogitsProcessor); with encoder_no_repeat_ngram_size, one present in the prompt
-(EncoderNoRepeatNGramLogitsProcessor). Cost per
-token: the earlier occurrences of the last one. Neutral: 0."""
+"""No-repeat n-gram: a token that would complete an n-gram of the prompt or output becomes −inf (transformers'
+NoRepeatNGramLogitsProcessor).
+
+encoder_no_repeat_ngram_size does the same for n-grams of the prompt (EncoderNoRepeatNGramLogitsProcessor). Cost per
+token: the earlier occurrences of the last one. Neutral: 0.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def edits(slot: Slot) -> list[Ban]:
 
 
 def followers(history: History, size: int, end: int) -> np.ndarray:
-    """The tokens that would complete an n-gram of this size that ends before the place `end`; none at size 0."""
+    """Return the tokens that would complete an n-gram of this size that ends before the place `end`. Return no tokens
+    for size 0."""
     assert history.ngrams is not None
     if size == 0:
         return np.empty(0, dtype=np.int64)

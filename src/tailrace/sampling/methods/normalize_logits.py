@@ -1,10 +1,11 @@
-"""Log-softmax of the row before all other edits: what transformers' processors get in its beam search. The draw is the
-same with and without it, but for edits that look at a logit's sign or size: repetition penalties, the length decay,
-processors. Neutral: false.
+"""Log-softmax of the row before all other edits, as transformers' processors see it in beam search.
 
-No kernel: the edits of a row would have to wait for a first pass over it. After a grammar's mask it is of what the mask
-lets through. A row without finite logits stays as it is: the log-softmax of nothing is NaN, and the row's status is
-"empty".
+The draw is the same with and without it, unless a later edit depends on a logit's sign or size: repetition penalties,
+the length decay, processors. Neutral: false.
+
+No kernel has it: the edits of a row would have to wait for a first pass over it. After a grammar's mask, the softmax
+covers only the allowed tokens. A row without finite logits stays unchanged: its log-softmax would be NaN, but its
+status is "empty".
 """
 
 from __future__ import annotations

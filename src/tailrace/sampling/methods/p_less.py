@@ -1,9 +1,11 @@
-"""p-less sampling (Tan et al., arXiv 2509.23234): keep p ≥ L = Σ p², the probability that two independent draws agree:
-exp of minus the Rényi entropy of order 2. p-less-norm keeps p ≥ (V L − 1) / (V − 1), less agreement than chance has
-among the vocabulary's V tokens: a bound that is never above L, so more stays. No knob.
+"""p-less sampling (Tan et al., arXiv 2509.23234): keep p ≥ L = Σ p², the probability that two independent draws agree.
 
-L is at most the largest p, so the likeliest stays; where rounding says otherwise (all equal), its equals do. −inf
-counts as p = 0, in V as well. Neutral: false. As the authors' p_less_samplers.py, which takes p after the temperature.
+L is exp of minus the Rényi entropy of order 2. p-less-norm keeps p ≥ (V L − 1) / (V − 1), which subtracts the agreement
+by chance among V tokens. This bound is never above L, so more tokens stay. No parameter.
+
+L is at most the largest p, so the likeliest token stays. If rounding breaks this (all p equal), the tokens with the
+largest p stay. −inf counts as p = 0, also in V. Neutral: false. As in the authors' p_less_samplers.py, p is taken after
+the temperature.
 """
 
 from __future__ import annotations

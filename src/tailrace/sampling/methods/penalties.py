@@ -1,12 +1,13 @@
-"""Repetition, then frequency and presence penalty, on the distinct tokens of the sequence within scope and window.
+"""Repetition penalty, then frequency and presence penalty, on the distinct tokens of the sequence within scope and
+window.
 
-Repetition r (CTRL, arXiv 1909.05858): l > 0 ? l / r : l · r, once per distinct token; scope prompt and output unless
-`repetition_scope` says otherwise (transformers, vLLM). Neutral 1. Frequency f and presence p (OpenAI): l −= f · count +
-p; scope output unless `penalty_scope` says otherwise. Neutral 0. `penalty_last_n` (llama.cpp): only the last n tokens
-count; −1 is all of them, 0 none.
+- Repetition r (CTRL, arXiv 1909.05858): l > 0 ? l / r : l · r, once per distinct token. Its scope is prompt and output
+  unless `repetition_scope` differs (transformers, vLLM). Neutral 1.
+- Frequency f and presence p (OpenAI): l −= f · count + p. Their scope is the output unless `penalty_scope` differs.
+  Neutral 0.
+- `penalty_last_n` (llama.cpp): only the last n tokens count; −1 is all of them, 0 none.
 
-The counts are kept up to date by the drawn tokens themselves; a row costs its distinct tokens, whatever the length of
-its history.
+Each drawn token updates the counts. So a row costs its number of distinct tokens, whatever the length of its history.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Custom processors: functions of the whole row, registered on the server by name (sampling/processors.py), with
-arguments per request. They may move the argmax. Neutral: none. A row with one falls back to the reference backend,
-alone."""
+"""Custom processors: functions of the whole row, which the operator registers by name (sampling/processors.py), with
+arguments per request.
+
+They may move the argmax. Neutral: none. The reference backend draws the rows with a processor, and only these.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def edits(slot: Slot) -> list[Dense]:
         "processors", lambda: [(find_processor(name), given) for name, given in slot.params.processors.items()]
     )
     tokens = slot.history.tokens if slot.history else []
-    # copies: what a processor does to them must not be there at the next token, nor in the sequence
+    # copies: a processor's changes must not reach the next token or the sequence
     return [Dense(lambda row, f=f, given=given: f(row, list(tokens), **deepcopy(dict(given)))) for f, given in found]
 
 

@@ -1,5 +1,5 @@
-"""Sequence bias: as with bad words, but a bias is added to the last id instead of banning it (transformers'
-SequenceBiasLogitsProcessor); several that end in the same id add up. Neutral: ()."""
+"""Sequence bias: like bad words, but adds a bias to the last id instead of banning it (transformers'
+SequenceBiasLogitsProcessor). Biases on the same id add up. Neutral: ()."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def edits(slot: Slot) -> list[Add]:
 
 
 def longer(params: SamplingParams) -> bool:
-    """Some sequence depends on what was said before."""
+    """Return whether a sequence has more than one id, so that it depends on the tokens before."""
     return any(len(word) > 1 for word, _ in params.sequence_bias)
 
 

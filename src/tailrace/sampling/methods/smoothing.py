@@ -1,5 +1,8 @@
-"""Quadratic smoothing (kalomaze; text-generation-webui, koboldcpp): l' = l_max − d² · (k + q · d), d = l_max − l, k = s
-(3 − c) / 2, q = s (c − 1) / 2, with factor s and curve c, 1 ≤ c ≤ 3. At c = 1 a plain parabola. Neutral: factor 0."""
+"""Quadratic smoothing (kalomaze; text-generation-webui, koboldcpp): l' = l_max − d² · (k + q · d) with d = l_max − l.
+
+k = s (3 − c) / 2 and q = s (c − 1) / 2, with factor s and curve c, 1 ≤ c ≤ 3. At c = 1 the curve is a plain parabola.
+Neutral: factor 0.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Tournament watermark (SynthID-Text; Dathathri et al., Nature 634, 2024; transformers): `depth` layers of
-two-candidate tournaments with keyed bits g: p' = p · (1 + g − Σ p g) in each. Averaged over keys it keeps the
-distribution; so that this holds for whole texts too, a context that was there before, within the last RECENT places, is
-left unmarked. Runs last. With scheme "transformers" the bits are those of its SynthIDTextWatermarkLogitsProcessor
-(sampling/watermark_transformers.py), and contexts are the output's.
-In logarithms, so that no token is lost to rounding: where all others have a 1, one with a 0 has its p squared, layer
-after layer. Neutral: watermark None."""
+"""Tournament watermark (SynthID-Text; Dathathri et al., Nature 634, 2024; transformers).
+
+It has `depth` layers of two-candidate tournaments with keyed bits g. Each layer computes p' = p · (1 + g − Σ p g). The
+mean over all keys is the original distribution. To keep this for whole texts too, a context that occurred within the
+last RECENT places stays unmarked. Runs last. With scheme "transformers" the bits are those of its
+SynthIDTextWatermarkLogitsProcessor (sampling/watermark_transformers.py), and contexts come from the output.
+
+It computes logarithms, so that no token is lost to rounding: if all other tokens have bit 1, each layer squares the p
+of a token with bit 0. Neutral: watermark None.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ RECENT = 1024
 
 
 def repeated(tokens: list[int], size: int, recent: int) -> bool:
-    """Whether the last `size` tokens stand somewhere before, too, within so many places."""
+    """Return whether the last `size` tokens also occur earlier within `recent` places."""
     contexts = np.lib.stride_tricks.sliding_window_view(np.array(tokens[-size - recent :]), size)
     return bool((contexts[:-1] == contexts[-1]).all(1).any())
 
@@ -37,7 +40,7 @@ def apply(candidates: Candidates, context: Context) -> Candidates:
         return candidates
     logp = candidates.logits.double().log_softmax(0)
     for g in g_values(mark, tokens[-mark.context :], candidates.ids):
-        without = logp[g == 0].logsumexp(0) - logp.logsumexp(0)  # ln of 1 − Σ p g, also where next to nothing is left
+        without = logp[g == 0].logsumexp(0) - logp.logsumexp(0)  # ln(1 − Σ p g), exact near 0 too
         logp = logp + torch.where(g == 0, without, without.exp().log1p())
     return candidates.rescaled(logp)
 

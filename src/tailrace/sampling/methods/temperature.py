@@ -1,7 +1,8 @@
-"""Temperature: l / T. 0 is greedy and never comes here; 1 is neutral.
+"""Temperature: l / T. T = 1 is neutral. T = 0 is greedy and never reaches this method.
 
-What is divided is the distance from the maximum, so a tiny T (1e-45) overflows to −inf below it and never to +inf:
-those tokens' probability is 0 in any arithmetic, and they leave the candidates."""
+The method divides the distance from the maximum. So with a tiny T (1e-45) other tokens overflow to −inf, never to +inf.
+Their probability is 0 in any arithmetic, and they leave the candidates.
+"""
 
 from __future__ import annotations
 

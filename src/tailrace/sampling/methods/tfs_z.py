@@ -1,6 +1,8 @@
-"""Tail-free sampling (Phénix and Egan 2019; llama.cpp until 2024): on the descending probabilities, the absolute second
-differences, normalised; keep the tokens before the one where their running sum first exceeds z, at least one. Two
-candidates or fewer: unchanged. Neutral 1."""
+"""Tail-free sampling (Phénix and Egan 2019; llama.cpp until 2024): cuts the tail where the probabilities become flat.
+
+It takes the absolute second differences of the descending probabilities, normalised. It keeps the tokens before the
+place where their running sum first exceeds z, at least one. Two candidates or fewer: unchanged. Neutral 1.
+"""
 
 from __future__ import annotations
 

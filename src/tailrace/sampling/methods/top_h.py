@@ -1,6 +1,8 @@
-"""top-H (Potraghloo et al., arXiv 2509.02510; transformers): among the 100 likeliest, renormalised, with entropy H:
-keep the longest descending prefix whose share −Σ p ln p is at most h · H, at least one token. Off at 0 (at 1 the 100
-likeliest stay)."""
+"""top-H (Potraghloo et al., arXiv 2509.02510; transformers): limits the entropy of the kept tokens.
+
+It renormalises the 100 likeliest tokens; their entropy is H. It keeps the longest descending prefix whose share −Σ p ln
+p is at most h · H, at least one token. Off at 0 (at 1 the 100 likeliest stay).
+"""
 
 from __future__ import annotations
 

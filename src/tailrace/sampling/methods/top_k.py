@@ -1,5 +1,5 @@
-"""top-k (Fan et al., arXiv 1805.04833): keep the k largest; of equal ones at the boundary the smaller ids, so exactly
-min(k, n) stay. Neutral 0 and −1."""
+"""top-k (Fan et al., arXiv 1805.04833): keep the k largest. At the boundary the smaller ids of equal logits stay, so
+exactly min(k, n) tokens stay. Neutral 0 and −1."""
 
 from __future__ import annotations
 

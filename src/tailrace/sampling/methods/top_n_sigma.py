@@ -1,9 +1,11 @@
-"""top-n-sigma (Tang et al., arXiv 2411.07641): keep l ≥ l_max − n · σ, with σ the population standard deviation of the
-row's finite edited logits, whatever refinements ran before; the largest of what they left stays. Temperature does not
-change the set. Neutral 0 and below.
+"""top-n-sigma (Tang et al., arXiv 2411.07641): keep l ≥ l_max − n · σ.
 
-What lies on the bound stays (of two tokens alone both lie on it at n = 2), in any arithmetic: n · σ counts SLACK
-times."""
+σ is the population standard deviation of the row's finite edited logits, whatever refinements ran before. The largest
+of the remaining logits stays. Temperature does not change the set. Neutral 0 and below.
+
+Tokens on the bound stay, in any arithmetic (if a row has two tokens, both are on it at n = 2): n · σ is multiplied by
+SLACK.
+"""
 
 from __future__ import annotations
 

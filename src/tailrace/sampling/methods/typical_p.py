@@ -1,6 +1,9 @@
 """Locally typical sampling (Meister et al., arXiv 2202.00666): order by |−ln p − H|, keep the smallest prefix whose
-mass is ≥ typical_p (within TOLERANCE of kernels/constants.py); the token that crosses stays. Equal ones: smaller ids
-first. May drop the likeliest token. Neutral 1."""
+mass is ≥ typical_p.
+
+The comparison is within TOLERANCE of kernels/constants.py. The token that reaches typical_p stays. Of equal tokens,
+smaller ids come first. May drop the likeliest token. Neutral 1.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335): with xtc_probability, of the tokens with
-p ≥ xtc_threshold all but the least likely are removed; fewer than two such: nothing happens. The coin is keyed by
-(seed, position). EOS is never removed and does not count among them. Moves the argmax. Neutral: probability 0."""
+"""XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335): removes the likeliest tokens with a
+given probability.
+
+With probability xtc_probability it removes all tokens with p ≥ xtc_threshold except the least likely of them. If fewer
+than two tokens qualify, it removes nothing. The coin is keyed by (seed, position). EOS is never removed and does not
+count among these tokens. Moves the argmax. Neutral: probability 0.
+"""
 
 from __future__ import annotations
 

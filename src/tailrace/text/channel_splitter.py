@@ -1,8 +1,8 @@
 """Splits a model's text into channels: reasoning, content and tool calls, at the markers that models write around each.
 
 The split is exact. Every character comes out in one channel, or belongs to a marker or to a call's wrapper, or is white
-space after a call with nothing after it. Only what may still become a marker is held back, and the start of a call
-until its name is known. Text that looks like a tool call and is none comes out unchanged. Knows nothing of tokens.
+space after the last call. Only text that may still become a marker is held back, and the start of a call until its name
+is known. Text that looks like a tool call but is none comes out unchanged. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tailrace.text.tool_parsers.call_parser import partial_marker
 class ChannelSplitter(Splitter):
     """Splits the text of one choice, piece by piece.
 
-    A call may turn out malformed after its name was sent. What was sent stands, and the text after it is content again.
+    A call may turn out malformed after its name was sent. The sent part stays, and the text after it is content again.
     The closing marker still belongs to the call.
 
-    An answer has one thought, unless its format says otherwise. An opening marker behind that thought is content. A
-    closing marker is left out where it closes nothing: before any thought has ended, and before any text has followed
-    one. If the model ends an answer within the thought that the prompt opened, the answer is content, too: see `flush`.
+    An answer has one thought, unless its format allows more. An opening marker after that thought is content. A closing
+    marker that closes nothing is left out if no thought has ended yet, or if no text has followed one. If the model
+    ends an answer within the thought that the prompt opened, the answer is content, too: see `flush`.
 
     Args:
-        reasoning, tools: what to look for; None: such text is content.
+        reasoning, tools: the formats to look for; None: such text is content.
         start: where the answer begins, see reasoning.start_of.
         declared: the parameters of the request's tools.
     """
@@ -39,35 +39,35 @@ class ChannelSplitter(Splitter):
         super().__init__()
         self._reasoning, self._tools, self._declared = reasoning, tools, declared or {}
         self._closing = dict(tools.markers) if tools is not None else {}
-        self._ended = start == "closed"  # a thought has ended
-        self._visible = False  # there was text other than white space since a thought began or ended
-        self._label = ""  # comes next, if the model writes it
+        self._ended = start == "closed"  # A thought has ended.
+        self._visible = False  # Text other than white space came since a thought began or ended.
+        self._label = ""  # The label that may come next.
         self._block: CallParser | None = None
-        self._opening = ""  # of the block
-        # a block may start without a marker; behind other text, if the request declares its function
+        self._opening = ""  # The block's opening marker.
+        # A block may start without a marker. After other text, the request must declare its function.
         self._bare = tools.bare if tools is not None else ""
-        self._begun = False  # there was content
-        self._missing_closing: str | None = None  # the closing marker of a malformed block
-        self._for_closing = False  # the block's opening marker may stand in the place of that closing marker
-        self._doubled = False  # that block had its closing marker; some models write the marker twice
-        self._gap: str | None = None  # white space since the last call; None once other text has come
-        self._first_thought: list[str] | None = [] if start == "opened" else None  # until it ends
+        self._begun = False  # Content has come.
+        self._missing_closing: str | None = None  # The closing marker of a malformed block.
+        self._for_closing = False  # Its opening marker may replace the closing marker.
+        self._doubled = False  # Its closing marker came, and may come twice.
+        self._gap: str | None = None  # White space since the last call; None after other text.
+        self._first_thought: list[str] | None = [] if start == "opened" else None  # Until it ends.
         self._set_thinking(reasoning is not None and start == "opened")
 
     def begin(self, marker: str) -> None:
-        """Begin the answer within the block that a marker opens, which the prompt has."""
+        """Begin the answer within a block whose opening marker is in the prompt."""
         self._open_call_block("", self._closing[marker])
 
     @property
     def undecided(self) -> int:
-        """How many characters at the end may still become another channel's."""
+        """The number of characters at the end that may still belong to another channel."""
         if self._block is None:
             return len(self._held)
         return len(self._block.held) + len(self._block.unread) if self.thinking else 0
 
     @property
     def calling(self) -> bool:
-        """A call has begun, or what may become one."""
+        """Whether a call has begun, or text that may become one."""
         return self._block is not None
 
     def _read_part(self, text: str) -> str:
@@ -99,7 +99,7 @@ class ChannelSplitter(Splitter):
                 self._block = None
                 return
             rest, self._held = self._leave_block(block), ""
-            while rest:  # what follows the block, or the text of a block without a call
+            while rest:  # text after the block, or the whole block if it has no call
                 rest = self._read_part(rest)
         if block is None:
             self._add_text(self._held, 0)
@@ -155,7 +155,7 @@ class ChannelSplitter(Splitter):
         self._first = frozenset(marker[0] for marker in self._active)
 
     def _switch_channel(self, marker: str) -> None:
-        """Switch the channel as the marker says."""
+        """Switch the channel at a marker."""
         form = self._reasoning
         if marker in self._closing:
             self._open_call_block(marker, self._closing[marker])
@@ -173,7 +173,7 @@ class ChannelSplitter(Splitter):
             self._set_thinking(False)
 
     def _skip_label(self, text: str) -> str:
-        """Leave out the label behind an opening marker, if it is there."""
+        """Remove the label after an opening marker, if the text has it."""
         label, self._label = self._label, ""
         if label.startswith(text) and text != label:
             self._held, self._label = text, label
@@ -194,9 +194,9 @@ class ChannelSplitter(Splitter):
         return self._leave_block(block) if block.over else ""
 
     def _leave_block(self, block: CallParser) -> str:
-        """Leave a block that is over; return the text after the block."""
+        """Leave a complete block; return the text after the block."""
         self._block = None
-        if self.thinking and not block.num_calls:  # the thought only names the marker
+        if self.thinking and not block.num_calls:  # the thought only mentions the marker
             rest = block.held.removeprefix(self._opening) + block.unread
             self._update_markers()
             self._add_text(self._opening, len(rest))
@@ -210,7 +210,7 @@ class ChannelSplitter(Splitter):
         return block.unread
 
     def _feed_block(self, block: CallParser, text: str, ended: bool) -> None:
-        """Add text to a block, and send what the block makes of it."""
+        """Add text to a block, and send the block's output."""
         for call in block.feed(text, ended):
             if self.thinking and self._reasoning is not None and self._reasoning.calls == "end":
                 self._set_thinking(False)
@@ -221,7 +221,7 @@ class ChannelSplitter(Splitter):
             self.calls += bool(call.name)
 
     def _add_text(self, text: str, behind: int) -> None:
-        """Add text to the open channel. White space after a call is held until other text follows. behind: see
+        """Add text to the open channel. Hold white space after a call until other text follows. behind: see
         `_send_thought`."""
         visible = bool(text.strip())
         if visible and self._doubled and self._missing_closing is not None:

@@ -1,4 +1,4 @@
-"""The decoder entry of tokenizer.json as a list of steps, and a text's way through them."""
+"""The decoder entry of tokenizer.json as a list of steps, and functions that pass text through them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tailrace.text.decoder_steps import (
     may_be_byte,
 )
 
-CLEANUP = (  # of WordPiece and CTC, in this order
+CLEANUP = (  # replacements of WordPiece and CTC, in this order
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     (" n't", "n't"),
@@ -78,7 +78,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], list[DecoderStep]]] = {
 
 
 def make_steps(decoder: dict[str, Any] | None) -> list[DecoderStep]:
-    """Return the steps of the decoder entry of tokenizer.json. Without a decoder, spaces stand between the tokens.
+    """Return the steps of the decoder entry of tokenizer.json. Without a decoder, the text has a space between the
+    tokens.
 
     Raises:
         ModelLoadError: a decoder is of another type.
@@ -90,14 +91,14 @@ def make_steps(decoder: dict[str, Any] | None) -> list[DecoderStep]:
 
 
 def feed_steps(steps: Sequence[DecoderStep], parts: Iterable[ElementPart]) -> str:
-    """Return the text that passes all steps."""
+    """Return the text that comes out of the last step."""
     for step in steps:
         parts = [passed for part in parts for passed in step.feed(part)]
     return "".join(part.text for part in parts)
 
 
 def flush_steps(steps: Sequence[DecoderStep]) -> str:
-    """Return the text that the steps have withheld. They are at the end of the text then."""
+    """Return the text that the steps have withheld. After this, the text is at its end."""
     parts: list[ElementPart] = []
     for step in steps:
         parts = [*(passed for part in parts for passed in step.feed(part)), *step.flush()]

@@ -1,8 +1,8 @@
-"""The decoders of the tokenizers library as streams: each step takes the parts of its elements as they come and passes
-on what no later token can change. Knows nothing of token ids.
+"""The decoders of the tokenizers library as streams.
 
 In the library a decoder maps a list of tokens to a list of texts. Here each element of the list comes in parts. A step
-withholds only what a later part or element may change, such as the beginning of a pattern.
+withholds only text that a later part or element may change, such as the beginning of a pattern. Knows nothing of token
+ids.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ class ElementPart(NamedTuple):
 
 
 class DecoderStep:
-    """One decoder. pending: it withholds text. unfinished: it withholds the bytes of an incomplete character. Its state
-    is of immutable values, so that `copy` makes an independent step."""
+    """One decoder.
+
+    - pending: the step withholds text.
+    - unfinished: the step withholds the bytes of an incomplete character.
+
+    All attributes hold immutable values, so `copy` makes an independent step.
+    """
 
     pending = unfinished = False
 
@@ -36,8 +41,10 @@ class DecoderStep:
 
 
 class Replace(DecoderStep):
-    """Replace a string in each element. early: the first of the kept characters is sent, for it is the new string's
-    first, too."""
+    """Replace a string in each element.
+
+    early: the first withheld character was sent already, because the new string begins with the same character.
+    """
 
     def __init__(self, old: str, new: str) -> None:
         self.old, self.new, self.kept, self.early = old, new, "", False
@@ -59,7 +66,7 @@ class Replace(DecoderStep):
 
 class ReplacePattern(DecoderStep):
     """Replace a regular expression in each element, by the library. The last characters of an incomplete element are
-    withheld: how far a match reaches is not known."""
+    withheld, because the length of a match is unknown."""
 
     WAIT = 32
 
@@ -77,15 +84,15 @@ class ReplacePattern(DecoderStep):
         yield part._replace(text=self.replace(text[:cut]))
 
     def _find_cut(self, text: str) -> int:
-        """The last place, WAIT characters before the end or earlier, which no match spans; 0 if there is none."""
+        """Return the last place, at least WAIT characters before the end, that no match spans. Return 0 if every such
+        place is inside a match."""
         whole = self.replace(text)
         places = range(len(text) - self.WAIT, 0, -1)
         return next((at for at in places if self.replace(text[:at]) + self.replace(text[at:]) == whole), 0)
 
 
 class Strip(DecoderStep):
-    """Remove up to `start` times the character from the beginning of each element, and up to `stop` times from its
-    end."""
+    """Remove up to `start` copies of a character from the beginning of each element, and up to `stop` from its end."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
         self.content, self.start, self.stop = content, start, stop
@@ -110,7 +117,7 @@ class Strip(DecoderStep):
 
 
 class Metaspace(DecoderStep):
-    """The stand-in for a space becomes one; the first element has none of them, unless it never got one prepended."""
+    """Replace the stand-in for a space by a space. Remove it from the first element if the encoder prepends one."""
 
     def __init__(self, replacement: str, prepended: bool) -> None:
         self.replacement, self.prepended, self.count = replacement, prepended, 0
@@ -121,9 +128,9 @@ class Metaspace(DecoderStep):
 
 
 class WordPiece(DecoderStep):
-    """An element behind the first loses the prefix, or gets a space where it has none."""
+    """Remove the prefix of every element but the first. An element without the prefix gets a space."""
 
-    head: str | None = None  # of an element, until it is known whether it has the prefix
+    head: str | None = None  # the start of an element that may have the prefix
 
     def __init__(self, prefix: str) -> None:
         self.prefix, self.count = prefix, 0
@@ -149,7 +156,7 @@ class WordPiece(DecoderStep):
 
 
 class LastSuffix(DecoderStep):
-    """A suffix becomes a space, but in the last element, nothing (BPEDecoder)."""
+    """Replace a suffix by a space, but remove it from the last element (BPEDecoder)."""
 
     def __init__(self, suffix: str) -> None:
         self.suffix, self.kept, self.open = suffix, "", False
@@ -177,8 +184,10 @@ class LastSuffix(DecoderStep):
 
 
 class Whole(DecoderStep):
-    """Elements in one part each. needed: whether the beginning of an element is a reason to wait for the rest; without
-    a reason the parts pass as they come."""
+    """Join each element's parts to one part.
+
+    needed: whether an element with this beginning must wait for the rest. Other elements pass in parts.
+    """
 
     def __init__(self, needed: Callable[[str], bool] = lambda text: True) -> None:
         self.needed, self.text, self.waits = needed, "", True
@@ -198,7 +207,7 @@ class Whole(DecoderStep):
 
 
 class Distinct(DecoderStep):
-    """Of equal elements in a row the first."""
+    """Drop an element that equals the one before it."""
 
     last: str | None = None
 
@@ -209,7 +218,7 @@ class Distinct(DecoderStep):
 
 
 class NotEmpty(DecoderStep):
-    """Whole elements that have text."""
+    """Drop empty elements. Elements come whole."""
 
     def feed(self, part: ElementPart) -> Iterator[ElementPart]:
         if part.text:
@@ -217,7 +226,7 @@ class NotEmpty(DecoderStep):
 
 
 class Fuse(DecoderStep):
-    """All elements become one. between: what stands between them."""
+    """Join all elements to one. between: the text between two elements."""
 
     def __init__(self, between: str = "") -> None:
         self.between, self.begun = between, False
@@ -232,7 +241,7 @@ class Fuse(DecoderStep):
 
 
 class ByteLevel(DecoderStep):
-    """All elements become one, of the bytes that their characters stand for."""
+    """Join all elements to one: the text of the bytes that their characters represent."""
 
     def __init__(self) -> None:
         self.bytes, self.begun = b"", False
@@ -257,11 +266,13 @@ class ByteLevel(DecoderStep):
 
 
 class ByteFallback(DecoderStep):
-    """Elements like <0x0A> in a row become one, of the characters that their bytes make. Each character comes with its
-    last byte. A malformed byte is one U+FFFD; in the library it makes the whole row U+FFFD."""
+    """Join elements like <0x0A> in a row to one: the text of their bytes. Each character comes with its last byte.
+
+    A malformed byte becomes one U+FFFD. (In the library it makes the whole row U+FFFD.)
+    """
 
     def __init__(self) -> None:
-        self.bytes, self.open = b"", False  # of an incomplete character; a row is open
+        self.bytes, self.open = b"", False  # bytes of an incomplete character; whether a row is open
 
     @property
     def unfinished(self) -> bool:
@@ -287,11 +298,11 @@ class ByteFallback(DecoderStep):
 
 
 def may_be_byte(text: str) -> bool:
-    """True if an element that begins like this may be one like <0x0A>."""
+    """Return whether an element that begins with this text may become one like <0x0A>."""
     return len(text) <= len("<0x0A>") and text.startswith("<0x"[: len(text)])
 
 
 def measure_overlap(text: str, pattern: str) -> int:
-    """The length of the longest end of the text that begins the pattern, the pattern itself left out."""
+    """Return the length of the longest end of the text that is a proper prefix of the pattern."""
     sizes = range(min(len(text), len(pattern) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(pattern[:size])), 0)

@@ -1,4 +1,4 @@
-"""What is new of a sequence: its text, and the tokens that it is made of with what is reported of them."""
+"""New output of a sequence: its text, its tokens, and the reports on them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from tailrace.errors import ParameterError
 from tailrace.explain.record import Explanation
 from tailrace.wire.messages import FinishReason, TokenLogprobs
 
-OWN: Mapping[int, bytes | None] = MappingProxyType({})  # the text has all bytes of all tokens
+OWN: Mapping[int, bytes | None] = MappingProxyType({})  # every token has all its bytes in the text
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new (for the cumulative kind: everything so far).
+    """New output of a sequence (for the cumulative kind: everything so far).
 
-    text, token_ids: new text and its tokens. logprobs, explanations, survivors: one per token, or None. offsets: one
-    per token: where it begins in the text, in characters.
-    finish_reason: set on the last delta. stop_reason: the stop string, pattern or stop token id that ended the text, or
-    the cause named by the engine or the server. None for EOS and the length.
-    spelt: place in token_ids → the bytes that the text has of this token, where they differ from the token's own bytes.
-    b"" for EOS and for hidden tokens, None for tokens after a stop.
+    - text, token_ids: new text and its tokens.
+    - logprobs, explanations, survivors: one per token, or None.
+    - offsets: one per token: its place in the text, in characters.
+    - finish_reason: set on the last delta.
+    - stop_reason: the stop string, pattern or stop token id that ended the text, or the cause that the engine or the
+      server gave. None for EOS and the length.
+    - spelt: place in token_ids → the token's bytes in the text, if they differ from the token's own bytes. b"" for EOS
+      and for hidden tokens, None for tokens after a stop.
     """
 
     text: str = ""
@@ -38,12 +40,12 @@ class Delta(msgspec.Struct, frozen=True):
 
     @property
     def cut(self) -> bool:
-        """The model did not end the text itself: a limit, a stop string or an error did."""
+        """Whether a limit, a stop string or an error ended the text, not the model itself."""
         return self.finish_reason != "stop" or isinstance(self.stop_reason, str)
 
 
 class ReportedToken(NamedTuple):
-    """A token with what is reported of it, where that is asked for."""
+    """A token with its reports, if the request wants them."""
 
     id: int
     logprobs: TokenLogprobs | None
@@ -52,8 +54,8 @@ class ReportedToken(NamedTuple):
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A token whose text may not have been sent yet. It begins after `begin` characters and is sent once `end`
-    characters are out. spelt: see Delta; None: all its bytes."""
+    """A token whose text may not have been sent yet. It begins after `begin` characters, and is sent once `end`
+    characters are sent. spelt: see Delta; None: all its bytes."""
 
     reported: ReportedToken
     begin: int
@@ -67,5 +69,5 @@ class HeldToken(msgspec.Struct, frozen=True):
 
 
 def counted_wrong(name: str, tokens: int, given: int) -> ParameterError:
-    """The error for reports that are not one per token."""
+    """Return the error for a number of reports that differs from the number of tokens."""
     return ParameterError(f"{name} must be one per token, {tokens}; got {given}", name)

@@ -20,10 +20,13 @@ from tailrace.text.vocabulary import METASPACE, fallback_byte, strips_first_spac
 class Detokenizer(Protocol):
     """Turns ids into text.
 
-    feed: the text that this id completes. flush: the rest, at the end. plain: the same as feed if nothing is pending
-    and the id's text does not depend on its neighbours (no state changes), else None.
-    lead: how many characters of the last feed's text come before the last id's own. silent: the last id is the text's
-    first space, which is stripped. unfinished: the text ends within a character.
+    - feed: returns the text that this id completes.
+    - flush: returns the rest, at the end.
+    - plain: the same as feed, if nothing is pending and the id's text does not depend on its neighbours. It changes no
+      state. Otherwise None.
+    - lead: number of characters of the last feed's text that come before the last id's own.
+    - silent: the last id is the text's first space, which is stripped.
+    - unfinished: the text ends within a character.
     """
 
     lead: int
@@ -36,15 +39,16 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(tokenizer: Tokenizer, hidden: frozenset[int] = frozenset(), prompt: Sequence[int] = ()) -> Detokenizer:
-    """A new detokenizer of the tokenizer's kind. hidden: ids that leave no text. prompt: the ids before the output."""
+    """Return a new detokenizer of the tokenizer's kind. hidden: ids that leave no text. prompt: the ids before the
+    output."""
     return {"bytes": ByteDetokenizer, "pieces": PieceDetokenizer, "library": LibraryDetokenizer}[tokenizer.kind](
         tokenizer, hidden, prompt[-LOOK_BACK:]
     )
 
 
 class ByteDetokenizer:
-    """Byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Malformed bytes become U+FFFD, one
-    per maximal invalid part, as in the Unicode standard (chapter 3.9) and in the library's decode."""
+    """Detokenizer of byte-level vocabularies: a table from id to bytes and a UTF-8 state machine. Each maximal invalid
+    part becomes one U+FFFD, as in the Unicode standard (chapter 3.9) and in the library's decode."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt: Sequence[int]) -> None:
         self._bytes_of = tokenizer.bytes_of
@@ -52,7 +56,7 @@ class ByteDetokenizer:
         self._texts = tokenizer.texts
         # bytes of an incomplete character
         self._begun = find_incomplete_bytes(self._bytes_of(id) for id in reversed(prompt) if id not in hidden)
-        # the incomplete character begins in the prompt; there is one
+        # an incomplete character begins in the prompt
         self._in_prompts = self.unfinished = bool(self._begun)
         self.silent = False
         self.lead = 0
@@ -81,14 +85,14 @@ class ByteDetokenizer:
         return self._strip_prompt_text(text) if self._in_prompts else text
 
     def _strip_prompt_text(self, text: str) -> str:
-        """Remove a leading U+FFFD that the prompt's text has already."""
+        """Remove a leading U+FFFD that is already in the prompt's text."""
         self._in_prompts = not text
         self.lead = 0
         return text.removeprefix(UNKNOWN)
 
 
 def find_incomplete_bytes(backwards: Iterable[bytes]) -> bytes:
-    """The bytes of an incomplete character at the end of a text. backwards: the text's parts, last one first."""
+    """Return the bytes of an incomplete character at the end of a text. backwards: the text's parts, last one first."""
     end = b""
     for part in backwards:
         end = part + end
@@ -98,19 +102,20 @@ def find_incomplete_bytes(backwards: Iterable[bytes]) -> bytes:
 
 
 class ByteRun:
-    """Characters that come in byte tokens. Each comes out with its last byte. Malformed bytes become one U+FFFD each,
-    as soon as they are known to be malformed.
+    """The characters of a run of byte tokens. Each character comes out with its last byte. Each malformed byte becomes
+    one U+FFFD as soon as it is known to be malformed.
 
     In the library one malformed byte makes a whole run of byte tokens U+FFFD. Here the other characters stay.
     """
 
     def __init__(self, prompt: Iterable[int]) -> None:
-        """prompt: the bytes of the run at its end, last one first."""
+        """prompt: the bytes of the run at the prompt's end, last one first."""
         self.begun = find_incomplete_bytes(bytes([byte]) for byte in prompt)  # the bytes of an incomplete character
-        self._in_prompts = len(self.begun)  # of these bytes, those that the prompt's text has as U+FFFD
+        self._in_prompts = len(self.begun)  # how many of them are already U+FFFD in the prompt's text
 
     def feed(self, byte: int) -> tuple[str, str]:
-        """What was malformed before this byte, and the character that the byte completes (or is no part of)."""
+        """Return the text for bytes that this byte makes malformed, and the character that the byte completes. An
+        unrelated byte is a character of its own."""
         lost, text, begun = add_byte(self.begun, byte)
         broken = self.flush() if lost else ""
         self.begun = begun
@@ -170,7 +175,7 @@ class PieceDetokenizer:
 
 
 def leading_bytes(tokens: Iterable[str]) -> Iterator[int]:
-    """The bytes of the leading byte tokens."""
+    """Yield the bytes of the leading byte tokens."""
     for token in tokens:
         byte = fallback_byte(token)
         if byte is None:
@@ -188,7 +193,7 @@ class LibraryDetokenizer:
         for id in prompt:
             if id not in hidden:
                 self._feed_token(id)
-        self._in_prompts = peek_steps(self._steps)  # the prompt's text has it already
+        self._in_prompts = peek_steps(self._steps)  # already in the prompt's text
         self.lead = 0
         self.silent = False
         self.unfinished = any(step.unfinished for step in self._steps)
@@ -218,7 +223,7 @@ class LibraryDetokenizer:
         return "" if token is None else feed_steps(self._steps, [ElementPart(token)])
 
     def _strip_prompt_text(self, text: str) -> str:
-        """Remove the beginning that the prompt's text has already."""
+        """Remove the beginning that is already in the prompt's text."""
         if not text or not self._in_prompts:
             return text
         pairs = zip(self._in_prompts, text, strict=False)
@@ -228,4 +233,4 @@ class LibraryDetokenizer:
 
 
 LONGEST_CHARACTER = 4  # bytes
-LOOK_BACK = 64  # tokens of a prompt; every sequence of a request reads them
+LOOK_BACK = 64  # tokens of a prompt, which every sequence of a request reads

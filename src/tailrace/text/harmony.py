@@ -4,12 +4,12 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
     <|start|>assistant<|channel|>final<|message|>…<|return|>
 
-The channel analysis is a thought, commentary (a preamble) and final are content, and a message to a recipient is a
-call, on whatever channel it comes. The recipient may stand before the channel or behind it. The format is OpenAI's
-(cookbook.openai.com/articles/openai-harmony); tests/text/test_harmony.py compares with the vendor's own parser.
+The channel analysis is a thought. The channels commentary (a preamble) and final are content. A message to a recipient
+is a call, on every channel. The recipient may come before or after the channel. The format is OpenAI's
+(cookbook.openai.com/articles/openai-harmony). tests/text/test_harmony.py compares with the vendor's own parser.
 
-A mark of the format never comes out. What models leave out is understood: the start of a message, its end, its header.
-Knows nothing of tokens.
+The format's marks never come out. A model may leave out the start of a message, its end, or its header. Knows nothing
+of tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tailrace.text.tool_parsers.call_parser import CallParser, Parsing, partial_
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
 CHANNELS = ("analysis", "commentary", "final")
 PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
-# how words before <|channel|> may begin: who speaks, and to whom
+# beginnings of the words before <|channel|>: the speaker and the recipient
 BEFORE = ("assistant", "system", "developer", "user", "tool", "to=", "functions.")
-WORD = re.compile(r"[A-Za-z0-9_.:-]*")  # a channel, a type of content
+WORD = re.compile(r"[A-Za-z0-9_.:-]*")  # a channel or a content type
 MARKS_WITHIN = re.compile(rf"\s+|{re.escape(CONSTRAIN)}|{re.escape(CHANNEL)}")
 RECIPIENT = re.compile(r"\bto=(\S+)")
 LONGEST_HEADER = 512  # characters; a longer one is text
@@ -38,19 +38,19 @@ class HarmonySplitter(Splitter):
     """Splits the text of one choice, piece by piece.
 
     Args:
-        prompt: the prompt's end. The answer goes on with its last message.
+        prompt: the prompt's end. The answer continues its last message.
         separate: False leaves thoughts in the content, between their marks.
-        calls: messages to recipients are calls; otherwise they are content, or thoughts on the channel analysis.
+        calls: messages to recipients are calls. Otherwise they are content, or thoughts on the channel analysis.
     """
 
     def __init__(self, prompt: str = "", separate: bool = True, calls: bool = True) -> None:
         super().__init__()
         self._separate, self._with_calls = separate, calls
-        self._header: str | None = ""  # of the message that begins, with its marks; None within a body
-        self._given = 0  # characters of the header that are the prompt's
-        self._call: CallParser | None = None  # reads the arguments of the call that is open
-        self._name = ""  # of that call
-        self._thought = False  # the message is one, if it is no call
+        self._header: str | None = ""  # The header so far, with its marks. None within a body.
+        self._given = 0  # Characters of the header that are in the prompt.
+        self._call: CallParser | None = None  # Reads the arguments of the open call.
+        self._name = ""  # The name of the open call.
+        self._thought = False  # The message is a thought, unless it is a call.
         _, found, begun = prompt.rpartition(START)
         if found:
             self.feed(begun)
@@ -60,7 +60,8 @@ class HarmonySplitter(Splitter):
 
     @property
     def undecided(self) -> int:
-        """The text of a header, or of a call before its arguments, which may turn out to be none."""
+        """The length of an incomplete header, or of a call's text before its arguments, which may turn out to be no
+        call."""
         call = 0 if self._call is None or not self._call.undecided else len(self._call.held + self._call.unread)
         return len(self._held) + call + (0 if self._header is None else len(self._header) - self._given)
 
@@ -85,7 +86,7 @@ class HarmonySplitter(Splitter):
         self._end_body(whole=False)
 
     def _read_mark(self, mark: str, behind: int) -> None:
-        """A mark ends or begins something, or stands where it means nothing and is left out."""
+        """Read a mark. It begins or ends something; a mark without a meaning at its place is left out."""
         if mark == MESSAGE:
             if self._header is not None:
                 self._begin_body()
@@ -99,7 +100,7 @@ class HarmonySplitter(Splitter):
             self._header = mark if mark in (START, CHANNEL) else ""
 
     def _add_text(self, text: str, behind: int) -> None:
-        """Text without marks: of a header, or of a body."""
+        """Add text without marks to a header or a body."""
         if self._header is None:
             self._send_text(text, behind)
             return
@@ -108,7 +109,7 @@ class HarmonySplitter(Splitter):
             self._turn_to_text(behind)
 
     def _turn_to_text(self, behind: int) -> None:
-        """The header was none: what stands there is text, of the channel that it names."""
+        """Treat the header as text of the channel that it names, because it turned out to be no header."""
         assert self._header is not None
         before, found, after = self._header.rpartition(CHANNEL)
         name = next((name for name in CHANNELS if found and after.startswith(name)), "")
@@ -120,7 +121,7 @@ class HarmonySplitter(Splitter):
         self._send_text(text, behind)
 
     def _drop_header(self, behind: int) -> None:
-        """A header without a body. Without marks of its own it may be text."""
+        """Drop a header without a body. A header without marks may be text."""
         assert self._header is not None
         own = self._header[self._given :]
         marked = any(mark in self._header for mark in (START, CHANNEL))
@@ -129,7 +130,7 @@ class HarmonySplitter(Splitter):
         self._header, self._given = None, 0
 
     def _begin_body(self) -> None:
-        """The header is complete: begin a thought, content or a call."""
+        """Begin a thought, content or a call: the header is complete."""
         assert self._header is not None
         header, self._header, self._given = self._header, None, 0
         channel = header.rpartition(CHANNEL)[2] if CHANNEL in header else ""
@@ -142,13 +143,13 @@ class HarmonySplitter(Splitter):
             self._begin_text()
 
     def _begin_text(self) -> None:
-        """Begin a thought or content. The mark of a thought that stays in the content is written."""
+        """Begin a thought or content. If thoughts stay in the content, write the thought's mark."""
         self.thinking = self._thought
         if self.thinking and not self._separate:
             self._segments.append(Segment("content", f"{CHANNEL}{CHANNELS[0]}{MESSAGE}"))
 
     def _end_body(self, whole: bool) -> None:
-        """End the message. whole: by a mark that says so; otherwise a call is whole if its arguments are."""
+        """End the message. whole: an end mark ended it. Otherwise a call is whole if its arguments are."""
         if self._call is not None:
             self._end_call(self._call, whole)
         if self.thinking and not self._separate and whole:
@@ -166,7 +167,7 @@ class HarmonySplitter(Splitter):
             self._segments.append(Segment("content", text))
 
     def _read_call(self, call: CallParser, text: str, behind: int, ended: bool = False) -> None:
-        """Read arguments. A message that begins otherwise than with arguments is text of its channel."""
+        """Read arguments. If the message begins with other text, it is text of its channel."""
         for part in call.feed(text, ended):
             if isinstance(part, ToolCall):
                 self._segments.append(Segment("tool", call=part))
@@ -180,7 +181,7 @@ class HarmonySplitter(Splitter):
                 self._send_text(rest, behind)
 
     def _end_call(self, call: CallParser, whole: bool, cut: bool = False) -> None:
-        """End the message of a call. whole: by a mark or the model's end, which closes all. cut: by a limit."""
+        """End the message of a call. whole: a mark or the model's end closed everything. cut: a limit ended it."""
         call.closes, call.cut = whole, cut
         if whole or not call.undecided or (call.held + call.unread).strip():
             self._read_call(call, "", 0, ended=True)
@@ -202,7 +203,7 @@ def read_arguments(name: str, parser: CallParser) -> Parsing[None]:
 
 
 def may_be_header(text: str) -> bool:
-    """True if a message may begin so. If it may not, no longer text may."""
+    """Return whether a message may begin with this text. If not, no longer text may either."""
     before, found, after = text.removeprefix(START).partition(CHANNEL)
     if len(text) > LONGEST_HEADER or "\n" in after.strip():
         return False

@@ -1,7 +1,7 @@
 """One sequence's tokens → its text, ids, logprobs and end, all cut at the same place: a detokenizer, then stop strings.
 
-Ids and logprobs are held back with their text, so the ids that were sent always spell the text that was sent. Knows
-nothing of sockets or HTTP. When a stop string is found, the caller tells the engine.
+Ids and logprobs are held back with their text, so the sent ids always spell the sent text. Knows nothing of sockets or
+HTTP. When a stop string is found, the caller reports it to the engine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tailrace.wire.messages import FinishReason, TokenLogprobs
 
 
 class TextStream:
-    """Feed tokens as they come; flush once the engine has ended the sequence.
+    """The output stream of a sequence. Feed tokens as they come; flush once the engine has ended the sequence.
 
     Args:
-        eos_token_ids: of the model. The text of the token that ends a sequence (EOS or a stop id) is left out, unless
-            include_stop_str_in_output asks for it; its id stays.
-        prompt: the ids before the output; a character that begins in them is returned whole.
+        eos_token_ids: of the model. The token that ends a sequence (EOS or a stop id) leaves no text, unless
+            include_stop_str_in_output is set. Its id stays.
+        prompt: the ids before the output. A character that begins in them is returned whole.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class TextStream:
         self._detokenizer = detokenizer(tokenizer, self._hidden, prompt)
         self._stops = stop_search(params)
         self._plain_text, self._passes = self._detokenizer.plain, self._stops.passes
-        self._ruled = params.grammar is not None  # then a stop id may be text: the end says whether one was the end
+        self._ruled = params.grammar is not None  # then a stop id may be text, until the end is known
         self._ending_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos and not self._ruled else frozenset(eos_token_ids)
         )
         self._straight = params.output_kind == "delta"
-        self._min_tokens = params.min_tokens  # a stop string counts only if it ends in the text of a later token
+        self._min_tokens = params.min_tokens  # earlier tokens complete no stop string
         self._held: deque[HeldToken] = deque()
         self._ending: ReportedToken | None = None
         self._decoded = 0  # characters that the detokenizer has returned
@@ -69,12 +69,12 @@ class TextStream:
         explanations: Sequence[Explanation] | None = None,
         survivors: Sequence[bytes] | None = None,
     ) -> Delta:
-        """Add tokens. If a stop string ends in them, the delta says so and is the last one; tokens after the stop are
-        dropped.
+        """Add tokens. If a stop string ends in them, the delta reports it and is the last one. Tokens after the stop
+        are dropped.
 
         Raises:
-            ParameterError: an id is outside the vocabulary, or there are not as many reports of a kind as tokens.
-            RuntimeError: the stream has ended (our bug).
+            ParameterError: an id is outside the vocabulary, or the number of reports differs from the tokens'.
+            RuntimeError: the stream has ended (a bug in this package).
         """
         if self.finished:
             raise RuntimeError("feed was called after the end of the stream")
@@ -106,11 +106,11 @@ class TextStream:
         return self._emit_delta("".join(text))
 
     def flush(self, reason: FinishReason, stop_token_id: int | None = None, cause: str | None = None) -> Delta:
-        """Return the rest, once the engine has ended the sequence. cause: the reason named by the engine or the server,
+        """Return the rest, once the engine has ended the sequence. cause: the cause that the engine or the server gave,
         if any.
 
         Raises:
-            RuntimeError: the stream has ended already (our bug).
+            RuntimeError: the stream has ended already (a bug in this package).
         """
         if self.finished:
             raise RuntimeError("flush was called after the end of the stream")
@@ -138,8 +138,8 @@ class TextStream:
         explanations: Sequence[Explanation] | None,
         survivors: Sequence[bytes] | None,
     ) -> Delta | None:
-        """The fast path for nearly all tokens: each is text by itself, and no stop can begin in it. None for any other
-        token."""
+        """Add tokens on the fast path for nearly all tokens: each is text by itself, and no stop can begin in it.
+        Return None if a token is not plain."""
         text, begin = "", self._decoded
         offsets: list[int] = []
         for id in token_ids:
@@ -157,8 +157,8 @@ class TextStream:
         return Delta(text, tuple(token_ids), entries, None, None, tuple(offsets), explanations=records, survivors=kept)
 
     def _read_token(self, reported: ReportedToken) -> tuple[str, Match | None]:
-        """Add one token, but keep a token that may be the end until the next one comes: then it was text. Return what
-        `_add_token` returns."""
+        """Add one token. Keep a token that may be the end: if another token follows, it was text. Return the result of
+        `_add_token`."""
         text = ""
         if self._ending is not None:
             text, match = self._add_token(self._ending)
@@ -173,7 +173,7 @@ class TextStream:
         return text + safe, match
 
     def _add_token(self, reported: ReportedToken) -> tuple[str, Match | None]:
-        """Add one token; return the text that can be sent, and the stop that ended in the token."""
+        """Add one token. Return the text that can be sent, and the stop that ended in the token."""
         detokenizer, id = self._detokenizer, reported.id
         text = detokenizer.feed(id)
         begin = self._decoded + detokenizer.lead
@@ -185,25 +185,25 @@ class TextStream:
         return self._stops.feed(text, self.num_tokens > self._min_tokens)
 
     def _spell_token(self, id: int, own: str) -> bytes | None:
-        """The bytes that the text has of a token, None if they are the token's own. own: the text that this token alone
-        added."""
+        """Return the bytes of a token in the text, or None if they are the token's own. own: the text that this token
+        alone added."""
         if id in self._hidden or self._detokenizer.silent:
             return b""
         whole = self._texts[id] if 0 <= id < len(self._texts) else ""
-        part_of_character = whole is None and not self._by_library  # it is sent when the character is complete
+        part_of_character = whole is None and not self._by_library  # sent when the character is complete
         if whole == own or part_of_character:
             return None
         data = own.encode()
         return None if data == self._bytes_of(id) else data
 
     def _emit_stop(self, text: str, match: Match) -> Delta:
-        """The last delta, at a stop that follows the text."""
+        """Return the last delta, at a stop that follows the text."""
         shown = text + (match.text if self._params.include_stop_str_in_output else "")
         cut = self._cut_tokens(list(self._held), self._shown + len(shown)) if self._scored else None
         return self._emit_end(shown, "stop", match.stop, cut)
 
     def _emit_delta(self, text: str, everything: bool = False, cut: dict[int, bytes | None] | None = None) -> Delta:
-        """Send the text, and the tokens whose text is out. cut: `spelt` for the tokens that a stop cuts."""
+        """Send the text, and the tokens whose text is sent. cut: `spelt` for the tokens that a stop cuts."""
         shown = self._shown = self._shown + len(text)
         pending, scored = self._held, self._scored
         ids: list[int] = []
@@ -225,7 +225,7 @@ class TextStream:
         logprobs = tuple(report.logprobs for report in reports if report.logprobs is not None)
         records = tuple(report.explanation for report in reports if report.explanation is not None)
         survivors = tuple(report.survivors for report in reports if report.survivors is not None)
-        whole = self._whole  # says what is asked for
+        whole = self._whole  # shows which reports the request wants
         return self._by_kind(
             Delta(
                 text,
@@ -239,8 +239,7 @@ class TextStream:
         )
 
     def _cut_tokens(self, tokens: list[HeldToken], limit: int) -> dict[int, bytes | None]:
-        """For text that ends after `limit` characters, within these tokens: place → the bytes that are left, as in
-        Delta."""
+        """Return place → remaining bytes, as in Delta, for tokens of a text that ends after `limit` characters."""
         begun = b""
         found: dict[int, bytes | None] = {}
         at = tokens[0].begin if tokens else 0
@@ -272,7 +271,7 @@ class TextStream:
         return msgspec.structs.replace(delta, finish_reason=reason, stop_reason=stop_reason)
 
     def _by_kind(self, delta: Delta) -> Delta:
-        """The delta as it was asked for: new, cumulative, or nothing before the end."""
+        """Return the delta in the requested kind: new, cumulative, or nothing before the end."""
         if self._straight:
             return delta
         before = self._whole

@@ -1,6 +1,6 @@
-"""How open models mark their thoughts: a table of formats. To add one: a line here.
+"""The formats in which open models mark their thoughts: a table. To add a format, add a line here.
 
-A format is a declaration; text/channel_splitter.py and text/harmony.py act on it, and docs/reasoning.md is written from
+A format is a declaration. text/channel_splitter.py and text/harmony.py apply it, and docs/reasoning.md is written from
 it.
 """
 
@@ -15,21 +15,24 @@ Start = Literal["opened", "closed", "unknown"]
 
 
 class ReasoningFormat(NamedTuple):
-    """How a family of models writes thoughts.
+    """The format of thoughts of a family of models.
 
-    opening, closing: the markers around a thought. also: other spellings of both. label: text behind an opening marker
-    that belongs to the marker.
-    models: who writes so. names: further names, those of the parsers of vLLM and SGLang.
-    calls: what the opening marker of a tool call is within an open thought. "text": a part of the thought. "end": a
-    call, which ends the thought. "inside": a call, after which the thought goes on.
-    starts_inside: the answer begins within a thought, even where the prompt does not say so: the model writes no
-    opening marker.
-    again: several thoughts in one answer. Otherwise a marker behind the first thought is content.
-    frame: markers around the rest of the answer, which are left out.
-    evidence: text in the chat template of models that write so, where other formats have the same markers.
-    split: False leaves thoughts in the content, behind the opening marker that the template has written.
-    suffixed: the vocabulary may have another suffix behind the tags' name, or none.
-    harmony: messages with channels, which text/harmony.py reads; the markers are those of its analysis channel.
+    - opening, closing: the markers around a thought.
+    - also: other spellings of both.
+    - label: text after an opening marker that belongs to the marker.
+    - models: the models that use the format.
+    - names: further names, those of the parsers of vLLM and SGLang.
+    - calls: the meaning of a tool call's opening marker within an open thought. With "text" the marker is a part of the
+      thought. With "end" it begins a call and ends the thought. With "inside" it begins a call, after which the thought
+      continues.
+    - starts_inside: the answer begins within a thought, although neither the prompt nor the model writes an opening
+      marker.
+    - again: an answer may have several thoughts. Otherwise a marker after the first thought is content.
+    - frame: markers around the rest of the answer, which are left out.
+    - evidence: text in the chat templates of these models, needed if other formats have the same markers.
+    - split: False leaves thoughts in the content, after the opening marker that the template has written.
+    - suffixed: in a vocabulary the tags' name may end in another suffix, or in no suffix.
+    - harmony: messages with channels, which text/harmony.py reads. The markers are those of its analysis channel.
     """
 
     opening: str
@@ -59,11 +62,11 @@ class ReasoningFormat(NamedTuple):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All markers that must appear in the text, even where they are special tokens of the vocabulary."""
+        """All markers that must appear in the text, even if they are special tokens of the vocabulary."""
         return (*(HARMONY_MARKS if self.harmony else (*self.openings, *self.closings)), *self.frame)
 
     def fitted(self, vocabulary: Iterable[str]) -> ReasoningFormat:
-        """The format with the suffix that the tags have in this vocabulary."""
+        """Return the format with the suffix that the tags have in this vocabulary."""
         if not self.suffixed or (found := next(filter(None, map(SUFFIXED.fullmatch, vocabulary)), None)) is None:
             return self
         return self._replace(opening=f"<think{found[1] or ''}>", closing=f"</think{found[1] or ''}>")
@@ -73,8 +76,8 @@ SUFFIXED = re.compile(r"<think(:[^\s<>]+)?>")
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 THINK = ("<think>", "</think>")
 
-# In order of recognition. Where peers disagree about calls in an open thought, the format takes them as calls if one
-# peer's parser does so for models of the family.
+# In order of recognition. Peers may disagree about calls in an open thought. Then the format takes them as calls if
+# one peer's parser does so for models of the family.
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "harmony": ReasoningFormat(
         "<|channel|>analysis<|message|>",
@@ -220,13 +223,13 @@ ALIASES = {other: name for name, form in REASONING_FORMATS.items() for other in 
 
 
 def format_of(name: str) -> ReasoningFormat | None:
-    """The format of this name, one's own or a peer's; None for "none" (also "identity")."""
+    """Return the format of this name, a name of this package or of a peer. Return None for "none" (also "identity")."""
     return REASONING_FORMATS.get(ALIASES.get(name, name))
 
 
 def start_of(prompt: str, form: ReasoningFormat) -> Start:
-    """Where an answer begins, from the end of its prompt: templates may open a thought for the model, or write an empty
-    one where it shall not think."""
+    """Return where an answer begins, from the end of its prompt. A template may open a thought for the model, or write
+    an empty thought if the model must not think."""
     end = prompt.rstrip()
     if form.label and end.endswith(form.label.rstrip()):
         end = end.removesuffix(form.label.rstrip()).rstrip()
@@ -238,7 +241,7 @@ def start_of(prompt: str, form: ReasoningFormat) -> Start:
 
 
 def start_within(text: str, form: ReasoningFormat) -> Start:
-    """The same where the model goes on within its own last message."""
+    """Return where an answer begins that continues the model's own last message."""
     last_opening = max(text.rfind(marker) for marker in form.openings)
     last_closing = max(text.rfind(marker) for marker in form.closings)
     if last_opening == last_closing == -1:

@@ -1,8 +1,8 @@
-"""Finds how a model marks its thoughts, from its vocabulary and from what its chat template writes.
+"""Detection of a model's reasoning format, from its vocabulary and the output of its chat template.
 
-A marker somewhere in a template proves nothing: templates of models that do not think strip thoughts from their input,
-or explain tags. So the template is asked: what does it write before an answer, with thinking on and off, and how does
-it write an earlier thought?
+A marker somewhere in a template proves nothing: templates of models without reasoning strip thoughts from their input,
+or explain tags. So the template renders conversations: before an answer, with thinking on and off, and with an earlier
+thought.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tailrace.text.reasoning import HARMONY_MARKS, REASONING_FORMATS, ReasoningF
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
 
-# the variables with which templates turn thinking on or off → what they hold where it is (on, off)
+# the templates' variables for thinking → their values for (on, off)
 SWITCHES: dict[str, tuple[Any, Any]] = {
     **dict.fromkeys(("enable_thinking", "thinking", "reasoning"), (True, False)),
     "thinking_mode": ("enabled", "disabled"),
 }
-# the variables with which templates ask how much to think
+# the templates' variables for the amount of thinking
 EFFORTS = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 TRIED: tuple[dict[str, Any], ...] = (
     {},
@@ -38,7 +38,7 @@ ANSWER = {
 
 
 def find_reasoning(tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """The first format that the model shows; None if it shows none."""
+    """Return the first format that the model shows; None if it shows no format."""
     if all(tokenizer.backend.token_to_id(mark) is not None for mark in HARMONY_MARKS[:5]):
         return REASONING_FORMATS["harmony"]
     prompts = list(render_chats(tokenizer, [[ASKED]], True))
@@ -49,13 +49,16 @@ def find_reasoning(tokenizer: Tokenizer) -> ReasoningFormat | None:
 
 
 def has_reasoning_format(tokenizer: Tokenizer, form: ReasoningFormat, prompts: list[str], told: list[str]) -> bool:
-    """True if the template opens a thought of this format before an answer, or writes an empty one there, or writes an
-    earlier thought so; or if the markers are tokens and the template knows them.
+    """Return whether the model shows this format. One of three observations is enough:
+
+    - The template opens a thought of this format before an answer, or writes an empty thought there.
+    - The template writes an earlier thought between these markers.
+    - The markers are tokens, and the template contains one of them.
 
     Args:
-        prompts, told: a question before its answer, and with it, as the template writes them with its switches.
+        prompts, told: a question before its answer, and with its answer, as the template writes them with its switches.
     """
-    if form.harmony or form.starts_inside or not form.split:  # these are chosen by name
+    if form.harmony or form.starts_inside or not form.split:  # a user must name these formats
         return form.harmony and any(form.opening + THOUGHT in text for text in told)
     source = tokenizer.template_source
     if form.evidence not in source:
@@ -70,7 +73,7 @@ def has_reasoning_format(tokenizer: Tokenizer, form: ReasoningFormat, prompts: l
 
 
 def has_marked_thought(text: str, form: ReasoningFormat) -> bool:
-    """True if a thought stands between these markers."""
+    """Return whether the thought stands between these markers."""
     before, _, behind = text.partition(THOUGHT)
     return before.rstrip().removesuffix(form.label.rstrip()).rstrip().endswith(
         tuple(marker.rstrip() for marker in form.openings)
@@ -78,10 +81,10 @@ def has_marked_thought(text: str, form: ReasoningFormat) -> bool:
 
 
 def render_chats(tokenizer: Tokenizer, chats: list[list[dict[str, Any]]], open_turn: bool) -> Iterator[str]:
-    """The conversations as the template writes them, with each switch."""
+    """Yield the conversations as the template writes them, with each switch."""
     for messages in chats:
         for options in TRIED:
             try:
                 yield tokenizer.render_chat(messages, add_generation_prompt=open_turn, **options)
-            except RequestError:  # no template, or it refuses this
+            except RequestError:  # no template, or it refuses the conversation
                 continue

@@ -1,4 +1,4 @@
-"""Which tokens of a folder have names (`bos_token` …), and which it adds beside its tokenizer.json."""
+"""A folder's named tokens (`bos_token` …), and the tokens that it adds to its tokenizer.json."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 def named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The tokens with names, as templates see them: the usual names, those of tokenizer_config.json that end in
-    `_token`, and its `extra_special_tokens` where they have names. special_tokens_map.json goes before, unless
-    tokenizer_config.json lists its tokens (`added_tokens_decoder`), as in transformers."""
+    """Return the tokens with names, as templates see them, as in transformers.
+
+    They are the usual names, the entries of tokenizer_config.json that end in `_token`, and the named ones of its
+    `extra_special_tokens`. special_tokens_map.json has priority, unless tokenizer_config.json lists its tokens
+    (`added_tokens_decoder`).
+    """
     older = {} if "added_tokens_decoder" in config else read_object(folder / MAP)
     found: dict[str, str] = {}
     for held in (config, older):
@@ -33,11 +36,11 @@ def named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> None:
-    """Give the tokenizer the tokens that the folder lists outside of tokenizer.json: `added_tokens_decoder` of
-    tokenizer_config.json, or added_tokens.json.
+    """Add the tokens that the folder lists outside of tokenizer.json: `added_tokens_decoder` of tokenizer_config.json,
+    or added_tokens.json.
 
     Raises:
-        ModelLoadError: a token's id is one that the tokenizer would not give it.
+        ModelLoadError: the tokenizer gives a token another id than the folder.
     """
     with require_extra("text"):
         from tokenizers import AddedToken

@@ -1,4 +1,4 @@
-"""What splits a model's text into channels has in common: reasoning, content and tool calls, feed and flush."""
+"""The common part of splitters, which split a model's text into channels: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Segment(NamedTuple):
 
 
 class Splitter(ABC):
-    """What splitters have in common: feed and flush.
+    """The base class of splitters, with feed and flush.
 
     Attributes:
         thinking: the text is inside a thought.
         calls: number of calls whose names were sent.
-        cut_call: a call was sent in part: its arguments are incomplete.
-        thoughts: where the thoughts stand in the whole text, as (begin, end) in characters; its reader takes out what
+        cut_call: the last part of a call was not sent. Its arguments are incomplete.
+        thoughts: the thoughts' places in the whole text, as (begin, end) in characters. Its reader removes entries that
             it no longer needs.
     """
 
@@ -42,21 +42,21 @@ class Splitter(ABC):
 
     @property
     def called(self) -> bool:
-        """True if there were calls and all are complete."""
+        """Whether the text had calls, all of them complete."""
         return self.calls > 0 and not self.cut_call
 
     @property
     @abstractmethod
     def undecided(self) -> int:
-        """How many characters at the end are held back, because what follows decides about them."""
+        """The number of characters at the end that are held back, because later text decides about them."""
 
     @property
     def decided(self) -> int:
-        """Up to which character of the whole text `thoughts` is complete."""
+        """The number of characters of the whole text for which `thoughts` is complete."""
         return self._fed - self.undecided
 
     def prepend_content(self, text: str) -> None:
-        """Send content that stands in front of the answer."""
+        """Send content that comes before the answer."""
         self._segments.append(Segment("content", text))
 
     def feed(self, text: str) -> list[Segment]:
@@ -70,8 +70,9 @@ class Splitter(ABC):
     def flush(self, cut: bool = False) -> list[Segment]:
         """End the text; return the rest.
 
-        cut: the model would have written more. If the model ended the text itself and never closed the thought that the
-        prompt had opened, the model has skipped the thought: the whole text comes once more, as content."""
+        cut: a limit ended the text. If the model itself ended the text and never closed the thought that the prompt had
+        opened, the model has skipped the thought. Then the whole text comes once more, as content.
+        """
         self._flush_held(cut)
         self._held = ""
         if not cut and (skipped := self._get_open_thought()).strip():
@@ -84,15 +85,15 @@ class Splitter(ABC):
 
     @abstractmethod
     def _read_part(self, text: str) -> str:
-        """Read some of the text, which ends where the text that was fed ends; return the rest. What waits for more text
-        is held."""
+        """Read some of the text, which ends where the text that was fed ends. Return the rest. Hold text that needs
+        more text."""
 
     @abstractmethod
     def _flush_held(self, cut: bool) -> None:
-        """Send what is held, or drop it. cut: see `flush`."""
+        """Send the held text, or drop it. cut: see `flush`."""
 
     def _send_thought(self, text: str, behind: int) -> None:
-        """Send text of a thought. behind: how many of the characters that were fed come after it."""
+        """Send text of a thought. behind: number of fed characters that come after it."""
         if text:
             end = self._fed - behind
             begin = end - len(text)
@@ -110,21 +111,21 @@ class ReasoningTokens:
     """Counts the tokens whose text begins within a thought. Markers do not count.
 
     Args:
-        splitter: is fed the text of the tokens.
+        splitter: the splitter that gets the text of the tokens.
     """
 
     def __init__(self, splitter: Splitter) -> None:
         self._splitter = splitter
-        self._begins: deque[int] = deque()  # of tokens that are not decided
+        self._begins: deque[int] = deque()  # places of tokens that are not decided
         self._count = 0
 
     def add(self, begins: Sequence[int]) -> None:
-        """More tokens, by where they begin in the whole text."""
+        """Add tokens by their places in the whole text."""
         self._begins.extend(begins)
 
     @property
     def count(self) -> int:
-        """Tokens of thoughts, among those whose channel is known."""
+        """Return the number of tokens in thoughts, among the tokens whose channel is known."""
         begins, thoughts, decided = self._begins, self._splitter.thoughts, self._splitter.decided
         while begins and begins[0] < decided:
             at = begins.popleft()

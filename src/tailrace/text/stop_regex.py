@@ -1,7 +1,7 @@
-"""Regular expressions over a growing text: where a match ends first, and which suffix may still become one.
+"""Regular expressions over a growing text: the first end of a match, and the longest suffix that may still become one.
 
-Python's syntax, compiled to a position automaton (Glushkov 1961). All paths advance together, one character at a time,
-so the cost per character is bounded for any pattern. Whatever needs to look ahead or back is refused: anchors,
+The syntax is Python's, compiled to a position automaton (Glushkov 1961). All paths advance together, one character at a
+time, so the cost per character is bounded for any pattern. Expressions that look ahead or back are refused: anchors,
 look-around, back-references, possessive repeats. Greedy and lazy repeats mean the same, because the match that ends
 first counts.
 """
@@ -21,7 +21,7 @@ from tailrace.errors import ParameterError
 
 MAX_POSITIONS = 256  # characters to match, with repeats written out
 MAX_EDGES = 1024  # transitions; bounds the work per character to 50 µs
-MAX_WAYS = 1536  # over all sequences of a request: they advance in the same step
+MAX_WAYS = 1536  # of all sequences of a request, which advance in the same step
 ASCII = "".join(map(chr, range(33, 127)))
 BLOCK = 4096  # characters
 MAX_ALPHABET = 1024  # characters per position whose result is cached
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RegexPart(NamedTuple):
-    """A part of a pattern: whether it matches the empty text, and the positions that it may begin and end with."""
+    """A part of a pattern: whether it matches the empty text, and the positions where a match may begin and end."""
 
     empty: bool
     first: frozenset[int]
@@ -58,20 +58,20 @@ class Patterns:
     """Regular expressions, compiled together. Immutable.
 
     Args:
-        field: the request field that they come from, for errors.
+        field: the request field of the expressions, for errors.
 
     Attributes:
-        passes: per position, which characters it matches. runs: per position, a pattern of several characters that it
-            matches.
+        passes: a test of one character per position. It may read a cache.
+        runs: per position, a pattern that matches a run of such characters.
         through: per character, the positions that match it.
         follow: per position, the positions that may come next.
-        ends: per position, the expression that is complete there, or None. ending: the positions where one is.
-        starts: per character, the positions that a match may begin with.
+        ends: per position, the expression that is complete there. Other positions have None.
+        ending: the positions that complete an expression.
+        starts: per character, the positions where a match may begin.
         edges: number of transitions.
 
     Raises:
-        ParameterError: an expression can't be read, needs text that is not there yet, matches the empty text, or is too
-            large.
+        ParameterError: an expression can't be read, looks ahead or back, matches the empty text, or is too large.
     """
 
     def __init__(self, expressions: tuple[str, ...], field: str = "stop_regex") -> None:
@@ -97,8 +97,8 @@ class Patterns:
 
     @cached_property
     def any_character(self) -> bool:
-        """Whether every visible character is a match, so that any visible text has one. Takes a second the first time
-        that all characters must be tested."""
+        """Whether every visible character matches by itself, so that any visible text has a match. The first call may
+        take a second to test all characters."""
         runs = dict.fromkeys(self.runs[position] for position in self._alone)
         return bool(runs) and not any(unmatched(runs, text) for text in (ASCII, *make_visible_blocks()))
 
@@ -164,13 +164,13 @@ class Patterns:
         if high == 0:
             return NOTHING
         once = self._build_sequence(inner, flags)
-        if not once.first:  # the part is empty, however often it repeats
+        if not once.first:  # the part is empty for any number of repeats
             return once
         if low == 0 and high == _constants.MAXREPEAT:
             self._link_positions(once.last, once.first)
             return once._replace(empty=True)
         whole = once._replace(empty=once.empty or low == 0)
-        first, last = once.first, once.last  # of the last copy
+        first, last = once.first, once.last  # positions of the last copy
         for _ in range(1, low):
             part = self._build_sequence(inner, flags)
             whole, first, last = self._join_parts(whole, part), part.first, part.last
@@ -206,12 +206,12 @@ class Patterns:
 
 
 def unite_sets(sets: Any) -> frozenset[int]:
-    """The union of all."""
+    """Return the union of all sets."""
     return frozenset().union(*sets)
 
 
 def unmatched(patterns: Iterable[re.Pattern[str]], text: str) -> str:
-    """The characters of a text that none of the patterns matches."""
+    """Return the characters of a text that no pattern matches."""
     for pattern in patterns:
         text = pattern.sub("", text)
         if not text:
@@ -221,7 +221,7 @@ def unmatched(patterns: Iterable[re.Pattern[str]], text: str) -> str:
 
 @cache
 def make_visible_blocks() -> tuple[str, ...]:
-    """All visible characters, in blocks. Blocks bound how long one test runs."""
+    """Return all visible characters, in blocks. Blocks limit the duration of one test."""
     blocks = (map(chr, range(begin, begin + BLOCK)) for begin in range(0, sys.maxunicode + 1, BLOCK))
     seen = ("".join(char for char in block if unicodedata.category(char)[0] not in "CZ") for block in blocks)
     return tuple(block for block in seen if block)
@@ -231,10 +231,10 @@ compile_patterns = lru_cache(maxsize=16)(Patterns)
 
 
 def compile_request_patterns(field: str, expressions: tuple[str, ...], n: int = 1) -> Patterns:
-    """The compiled patterns of a request with n sequences.
+    """Return the compiled patterns of a request with n sequences.
 
     Raises:
-        ParameterError: see Patterns; or the patterns have too many transitions for n sequences in one step.
+        ParameterError: see Patterns. Or the patterns have too many transitions for n sequences in one step.
     """
     found = compile_patterns(expressions, field)
     if (ways := found.edges + len(found.passes)) * n > MAX_WAYS:
@@ -250,8 +250,8 @@ class RegexSearch:
     """The search in one text.
 
     Attributes:
-        begun: reached position → characters since the earliest match that got there began. Never changed in place, so a
-            caller can keep it and go back to it.
+        begun: reached position → number of characters since the start of the earliest match that reached it. It is
+            never changed in place, so a caller can keep it and restore it later.
     """
 
     def __init__(self, of: Patterns) -> None:
@@ -260,12 +260,13 @@ class RegexSearch:
 
     @property
     def held(self) -> int:
-        """Number of characters at the end that may still become a match."""
+        """The number of characters at the end that may still become a match."""
         follow = self._patterns.follow
         return max((length for position, length in self.begun.items() if follow[position]), default=0)
 
     def push(self, char: str) -> tuple[int, str] | None:
-        """Add a character. Returns the length of the longest match that ends with it, and its expression."""
+        """Add a character. Return the length of the longest match that ends with it, and its expression; None without a
+        match."""
         of, starts = self._patterns, self._patterns.starts[char]
         if not self.begun and not starts:
             return None

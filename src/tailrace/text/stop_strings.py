@@ -1,10 +1,10 @@
 """Stop strings: an Aho–Corasick automaton (Aho & Corasick 1975) over the UTF-8 bytes of the text.
 
 The match that ends first wins. Of several that end at the same place, the one that starts first (the longest) wins. A
-search of the whole text for the earliest end gives the same. Held back is exactly the longest suffix that is a proper
-prefix of some stop. Stops and text are whole characters, so cuts fall between characters.
+search of the whole text for the earliest end gives the same. The search holds back exactly the longest suffix that is a
+proper prefix of some stop. Stops and text are whole characters, so cuts fall between characters.
 
-With patterns, or with spans in which nothing is searched, all work is done character by character.
+With patterns, or with spans that are not searched, all work is done character by character.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ class StopSearch(Protocol):
     """The search in one stream. feed and flush return text that is safe to send."""
 
     def passes(self, text: str) -> bool:
-        """True if nothing is held and no stop can begin in the text: `feed` would return it unchanged and change
-        nothing."""
+        """Return whether nothing is held and no stop can begin in the text. Then `feed` would return the text unchanged
+        and change no state."""
         ...
 
     def feed(self, text: str, armed: bool = True) -> tuple[str, Match | None]:
-        """Add text. Returns the text that can be sent, and the match if one ended in it. The returned text then ends
-        where the match begins, and the text after the match is not read. While not `armed`, matches do not count but
-        their beginnings do: a stop that begins in unarmed text and ends in armed text is found."""
+        """Add text. Return the text that can be sent, and the match if one ended in it. The returned text then ends at
+        the beginning of the match, and the text after the match is not read.
+
+        While not `armed`, matches do not count but their beginnings do: a stop that begins in unarmed text and ends in
+        armed text is found.
+        """
         ...
 
     def flush(self) -> str:
-        """The stream ended for another reason: the held text can be sent."""
+        """Return the held text, because the stream ended for another reason."""
         ...
 
 
 def stop_search(params: SamplingParams) -> StopSearch:
-    """The search for a request's stops.
+    """Return the search for a request's stops.
 
     Raises:
         ParameterError: a pattern can't be served.
@@ -65,7 +68,7 @@ class AhoCorasick:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.step: list[dict[int, int]] = [{}]
-        self.found: list[str | None] = [None]  # the longest stop that ends in this state
+        self.found: list[str | None] = [None]  # per state, the longest stop that ends there
         depth, characters = [0], [0]
         for stop in stops:
             state = 0
@@ -96,7 +99,7 @@ class AhoCorasick:
         self._quiet: dict[str, bool] = {}  # cached, since the texts of tokens repeat
 
     def is_quiet(self, text: str) -> bool:
-        """True if no stop can begin in the text."""
+        """Return whether no stop can begin in the text."""
         known = self._quiet.get(text)
         if known is None:
             if len(self._quiet) >= MAX_QUIET:
@@ -112,11 +115,11 @@ class AhoCorasick:
 
 
 MAX_QUIET = 10_000
-compile_strings = lru_cache(maxsize=16)(AhoCorasick)  # of at most 8,192 bytes of stops each, so 3 MB
+compile_strings = lru_cache(maxsize=16)(AhoCorasick)  # each has at most 8,192 bytes of stops, so all need 3 MB
 
 
 class StringSearch:
-    """Stop strings only, everywhere in the text."""
+    """A search for stop strings only, in the whole text."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         if not isinstance(stops, tuple) or not all(isinstance(stop, str) and stop for stop in stops):
@@ -154,8 +157,8 @@ class StringSearch:
 
 
 class PatternSearch:
-    """Stop strings and regular expressions, outside of marked spans. Of two matches that end at once the longer one
-    counts."""
+    """A search for stop strings and regular expressions, outside of marked spans. Of two matches with the same end the
+    longer one counts."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._strings = compile_strings(params.stop)
@@ -199,24 +202,24 @@ class PatternSearch:
 
 
 class SpanTracker:
-    """Tracks whether the text is inside a span in which nothing is searched. A marker belongs to its span. A match that
-    ends before a marker is complete counts."""
+    """Tracks whether the text is inside a span that is not searched. A marker belongs to its span. A match that ends
+    before a marker is complete counts."""
 
     def __init__(self, spans: tuple[MarkedSpan, ...]) -> None:
-        self._spans = spans  # those that may still open
+        self._spans = spans  # spans that may still open
         self._inside = next((span for span in spans if span.opened), None)
-        # the span that the one inside has interrupted: it may go on behind it, and its closing marker still ends it
+        # The span that the inner span has interrupted. It may continue after it, and its closing marker still ends it.
         self._outer: MarkedSpan | None = None
         self._longest = max((len(m) for s in spans for m in (s.opening, s.closing or "")), default=0)
         self._tail = ""  # the last characters, which may be part of a marker
 
     @property
     def inside(self) -> MarkedSpan | None:
-        """The span that the text is in."""
+        """The current span, or None."""
         return self._inside
 
     def push(self, char: str) -> bool:
-        """Add a character. True if it is inside a span or completes a marker."""
+        """Add a character. Return whether it is inside a span or completes a marker."""
         if not self._spans and self._inside is None:
             return False
         self._tail = (self._tail + char)[-self._longest :]
@@ -240,7 +243,7 @@ class SpanTracker:
         return span.closing is not None and self._tail.endswith(span.closing)
 
     def _find_opened(self, spans: Iterable[MarkedSpan]) -> MarkedSpan | None:
-        """The span whose opening marker has just been completed."""
+        """Return the span whose opening marker is now complete, or None."""
         found = next((span for span in spans if self._tail.endswith(span.opening)), None)
         if found is not None:
             self._tail = ""

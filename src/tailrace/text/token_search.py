@@ -1,8 +1,8 @@
 """Finds the tokens of a vocabulary that contain one of some strings.
 
-The bytes of all tokens are joined, and their positions are sorted by the two bytes that begin there. A search looks
-only at the positions of the string's rarest pair. Building takes 3 ms per MB. A search reads some thousand positions
-per string, for any vocabulary.
+The bytes of all tokens are joined, and their positions are sorted by the two bytes that begin there. A search reads
+only the positions of the string's rarest pair. Building takes 3 ms per MB. A search reads some thousand positions per
+string, for any vocabulary.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 
 class TokenSearch:
-    """An index over the bytes of each token id. fold: ASCII letters match in either case; strings are then given in
-    lower case."""
+    """An index over the bytes of each token id. fold: ASCII letters match in either case; strings then come in lower
+    case."""
 
     def __init__(self, token_bytes: Sequence[bytes], fold: bool = False) -> None:
         data = b"".join(token_bytes)
@@ -22,14 +22,14 @@ class TokenSearch:
         lengths = np.fromiter(map(len, token_bytes), dtype=np.int64, count=len(token_bytes))
         self._size = len(token_bytes)
         self._owner = np.repeat(np.arange(len(token_bytes), dtype=np.uint32), lengths)
-        self._end = np.repeat(lengths.cumsum().astype(np.uint32), lengths)  # of the token that a byte belongs to
+        self._end = np.repeat(lengths.cumsum().astype(np.uint32), lengths)  # for each byte, the end of its token
         pairs = self._data.astype(np.uint16)
         pairs[:-1] += pairs[1:] << 8
         self._places = np.argsort(pairs, kind="stable").astype(np.uint32)  # sorted by the pair that begins there
         self._from = np.searchsorted(pairs[self._places], np.arange(65537))
 
     def find_containing(self, strings: Iterable[bytes]) -> np.ndarray:
-        """Which tokens contain one of the strings, bool [V]."""
+        """Return which tokens contain one of the strings, bool [V]."""
         found = np.zeros(self._size, dtype=bool)
         short = np.zeros(256, dtype=bool)  # strings of one byte are searched together
         for string in drop_superstrings(strings):
@@ -42,7 +42,7 @@ class TokenSearch:
         return found
 
     def _find_starts(self, string: bytes) -> np.ndarray:
-        """Where a string of two or more bytes begins, if it ends in the same token."""
+        """Return the places where a string of two or more bytes begins, if it ends in the same token."""
         pairs = [string[i] | string[i + 1] << 8 for i in range(len(string) - 1)]
         rarest = min(range(len(pairs)), key=lambda i: self._from[pairs[i] + 1] - self._from[pairs[i]])
         pair = pairs[rarest]
@@ -57,7 +57,8 @@ class TokenSearch:
 
 
 def drop_superstrings(strings: Iterable[bytes]) -> list[bytes]:
-    """The strings that contain no other of them. Whatever contains one of the strings contains one of these."""
+    """Return the strings that contain no other of the strings. A text contains one of the strings if it contains one of
+    these."""
     kept: list[bytes] = []
     for string in sorted(set(strings), key=len):
         if not any(other in string for other in kept):

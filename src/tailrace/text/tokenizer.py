@@ -1,6 +1,8 @@
-"""Text ↔ token ids, and what front ends must know of a vocabulary. Wraps the tokenizers library, which only
-`Tokenizer.load` imports: a caller may pass a `tokenizers.Tokenizer` of its own (transformers has one in
-`tokenizer.backend_tokenizer`). Imports no torch, unless the model has no tokenizer.json and transformers must make one.
+"""Text ↔ token ids, and a vocabulary's data for front ends. Wraps the tokenizers library.
+
+Only `Tokenizer.load` imports that library: a caller may pass a `tokenizers.Tokenizer` of its own (transformers has one
+in `tokenizer.backend_tokenizer`). This module imports torch only if the model has no tokenizer.json and transformers
+must make one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 SHORT = 2048  # characters; encoding them takes less than a millisecond
-# files of tokenizers that only libraries of their own can read, and what reads them
+# files of tokenizers that only other libraries can read, and these libraries
 FOREIGN = {
     "tokenizer.model": "a SentencePiece model",
     "spiece.model": "a SentencePiece model",
@@ -38,13 +40,14 @@ FOREIGN = {
 
 
 class Tokenizer:
-    """Made by `load`. Immutable after construction, so threads may share it.
+    """A model's tokenizer, made by `load`. Immutable after construction, so threads may share it.
 
     Args:
-        template: the chat template, or several by name; named: the tokens with names, see special_tokens.named_tokens.
+        template: the chat template, or several by name.
+        named: the tokens with names, see special_tokens.named_tokens.
 
     Attributes:
-        vocab_size: number of ids, added tokens included.
+        vocab_size: number of ids. Added tokens count.
         special_ids: ids that `skip_special_tokens` leaves out.
         kind: "bytes", "pieces" or "library", see text/vocabulary.py.
         bos_id: the id that begins a text; None if the model has no such token.
@@ -63,13 +66,13 @@ class Tokenizer:
         self.kind = decoder_kind(self.decoder)
         spell = byte_level if self.kind == "bytes" else decode_piece
         last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        # id_to_token, not get_vocab: for an added token it gives the normalised form, which is what decode spells
+        # id_to_token, not get_vocab: for an added token it returns the normalised form, as decode does
         self._tokens = [backend.id_to_token(i) or "" for i in range(last + 1)]
         self._bytes = [spell(token) for token in self._tokens]
         if self.kind == "bytes" and not self._is_reversible():
             self.kind = "library"
         if self.kind == "library":
-            make_steps(self.decoder)  # refuses a decoder that no stream could follow
+            make_steps(self.decoder)  # refuses a decoder that can't stream
         self.bos_id = backend.token_to_id((named or {}).get("bos_token", ""))
         sources = {DEFAULT: template} if isinstance(template, str) else template
         self._templates = ChatTemplates(sources, named or {}) if sources else None
@@ -77,10 +80,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path, trust_remote_code: bool = False) -> Tokenizer:
-        """The tokenizer and chat template of a Hugging Face folder.
+        """Load the tokenizer and chat template of a Hugging Face folder.
 
         Raises:
-            ModelLoadError: there is none, or it can't be read.
+            ModelLoadError: the folder has no tokenizer, or it can't be read.
             MissingExtraError: the tokenizers library is not installed.
         """
         folder = Path(folder)
@@ -112,15 +115,15 @@ class Tokenizer:
     # ---- text → ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Long texts are encoded without the interpreter's lock, so that other threads go on.
-        Half of a surrogate pair is U+FFFD."""
+        """Return the token ids of a text. Long texts are encoded without the interpreter's lock, so that other threads
+        can run. Half of a surrogate pair becomes U+FFFD."""
         text = without_halves(text)
         if len(text) <= SHORT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def estimate_min_tokens(self, text: str) -> int:
-        """A lower bound on the number of tokens, from the text's length; 0 if there is none."""
+        """Return a lower bound on the number of tokens, from the text's length. Without a known bound, return 0."""
         if self._widest == 0 or len(text) <= SHORT:
             return 0
         return -(-len(text.encode(errors="replace")) // self._widest)
@@ -134,7 +137,8 @@ class Tokenizer:
         unfinished: bool = False,
         **options: Any,
     ) -> str:
-        """The prompt text of a conversation, by the model's chat template, which writes special tokens itself.
+        """Return the prompt text of a conversation, by the model's chat template, which writes special tokens itself.
+
         unfinished: the model continues the last message.
 
         Raises:
@@ -145,11 +149,11 @@ class Tokenizer:
         fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
         template = self._templates.pick_template(tools, options.get("documents"))
         render = template.unfinished if unfinished else template.render
-        # arguments of calls are JSON within strings, which may hold escapes of half a surrogate pair
+        # Calls' arguments are JSON in strings, which may have escapes of half a surrogate pair.
         return without_halves(render(messages, {"documents": None, **options, **fixed}))
 
     def writes_tools(self, messages: list[dict[str, Any]], documents: object = None) -> bool:
-        """True if the chat template writes the tools of a conversation with tools into the prompt.
+        """Return whether the chat template writes the tools of a conversation with tools into the prompt.
 
         Raises:
             RequestError: the model has no template for such a conversation.
@@ -157,7 +161,7 @@ class Tokenizer:
         return self._templates is None or self._templates.pick_template(True, documents).tools.covers(messages)
 
     def drops_text(self, messages: list[dict[str, Any]], tools: object = None, documents: object = None) -> bool:
-        """True if the messages have text beside tool calls, and the chat template leaves it out in silence.
+        """Return whether the messages have text beside tool calls that the chat template silently leaves out.
 
         Raises:
             RequestError: the model has no template for such a conversation.
@@ -166,32 +170,32 @@ class Tokenizer:
 
     @property
     def template_source(self) -> str:
-        """The chat templates' text; "" if the model has none."""
+        """The text of the chat templates; "" for a model without templates."""
         return "" if self._templates is None else self._templates.source
 
     def template_reads(self, variable: str) -> bool:
-        """True if a chat template of the model reads this variable."""
+        """Return whether a chat template of the model reads this variable."""
         return self._templates is not None and variable in self._templates.variables
 
     def encode_chat(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
-        """Token ids of a conversation; see `render_chat`."""
+        """Return the token ids of a conversation; see `render_chat`."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def may_write_marker(self, marker: str) -> bool:
-        """True if the model is known to write this marker: it is a visible token of its own, or the chat template
+        """Return whether the model is known to write this marker: the marker is a visible token, or the chat template
         contains it."""
         id = self.backend.token_to_id(marker)
         shown = id is not None and id not in self.special_ids
         return shown or marker in self.template_source
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
-        """The canonical spellings of a word as ids: as given, and with a space before it."""
+        """Return the canonical spellings of a word as ids: without and with a space before it."""
         spellings = {tuple(self.encode(form, add_special_tokens=False)) for form in (word, f" {word}")}
         return tuple(sorted(spelling for spelling in spellings if spelling))
 
     @lru_cache(maxsize=16)  # noqa: B019, one tokenizer lives as long as its process
     def ids_with(self, strings: tuple[str, ...]) -> tuple[int, ...]:
-        """The ids of all tokens whose bytes contain one of these strings."""
+        """Return the ids of all tokens whose bytes contain one of these strings."""
         found = re.compile(b"|".join(re.escape(string.encode(errors="replace")) for string in strings)).search
         return tuple(i for i, data in enumerate(self._bytes) if found(data)) if strings else ()
 
@@ -199,8 +203,7 @@ class Tokenizer:
 
     @cached_property
     def texts(self) -> list[str | None]:
-        """Per id the text of the token alone, anywhere but at the start of a text; None if it depends on its
-        neighbours."""
+        """The text of each id alone, anywhere but at the start of a text; None if it depends on its neighbours."""
         if self.kind == "bytes":
             return [decode_complete(data) for data in self._bytes]
         if self.kind == "pieces":
@@ -209,7 +212,8 @@ class Tokenizer:
         return [None] * len(self._bytes)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of token ids. Many ids are decoded without the interpreter's lock, so that other threads go on.
+        """Return the text of token ids. Many ids are decoded without the interpreter's lock, so that other threads can
+        run.
 
         Raises:
             ParameterError: an id is outside the vocabulary.
@@ -229,14 +233,14 @@ class Tokenizer:
             raise ParameterError(f"token_ids must be a list of whole numbers: {error}", "token_ids") from None
 
     def bytes_of(self, id: int) -> bytes:
-        """The token's own bytes; b"" for an id without a token."""
+        """Return the token's own bytes; b"" for an id without a token."""
         try:
             return self._bytes[id] if 0 <= id < len(self._bytes) else b""
         except TypeError as error:
             raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
 
     def text_of(self, id: int) -> str:
-        """The token's bytes as text, with U+FFFD where they are no whole characters."""
+        """Return the token's bytes as text. Bytes that are no whole characters become U+FFFD."""
         return self.bytes_of(id).decode("utf-8", errors="replace")
 
     @property
@@ -245,15 +249,15 @@ class Tokenizer:
         return self._tokens
 
     def token_of(self, id: int) -> str:
-        """The token as the vocabulary writes it; "" for an id without a token."""
+        """Return the token as the vocabulary writes it; "" for an id without a token."""
         try:
             return self._tokens[id] if 0 <= id < len(self._tokens) else ""
         except TypeError as error:
             raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
 
     def _widest_token(self) -> int:
-        """The largest number of bytes of text that one token stands for; 0 if there is no bound, because something
-        removes or shrinks text."""
+        """Return the largest number of bytes of text for one token. Return 0 if no bound is known, because the
+        normalizer removes or shrinks text."""
         normalizer = json.loads(self.backend.to_str())["normalizer"]
         steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
         kinds = {step["type"] for step in steps}
@@ -267,7 +271,7 @@ class Tokenizer:
         return composed * max(map(len, self._bytes), default=0)
 
     def _is_reversible(self) -> bool:
-        """True if the byte table agrees with the library's decode, on every added token and on a sample of the
+        """Return whether the byte table agrees with the library's decode, for every added token and a sample of the
         vocabulary."""
         ids = [*self.backend.get_added_tokens_decoder(), *range(0, len(self._tokens), max(1, len(self._tokens) // 500))]
         joined = b"".join(self.bytes_of(i) for i in ids).decode("utf-8", errors="replace")
@@ -276,7 +280,7 @@ class Tokenizer:
 
 
 def decode_complete(data: bytes) -> str | None:
-    """The bytes as text; None if they are not whole characters."""
+    """Return the bytes as text; None if they are not whole characters."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -284,8 +288,7 @@ def decode_complete(data: bytes) -> str | None:
 
 
 def _suggest_conversion(folder: Path) -> str | None:
-    """What to do about a folder that has no tokenizer but one that another library must read; None for other
-    folders."""
+    """Return advice for a folder whose only tokenizer needs another library; None for other folders."""
     for name, kind in FOREIGN.items():
         if (folder / name).is_file():
             return (

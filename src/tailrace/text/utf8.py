@@ -1,6 +1,8 @@
-"""Incremental UTF-8 decoding as in the Unicode standard (chapter 3.9): one U+FFFD for each maximal malformed part, as
-soon as it is known to be malformed. Python's own decoder holds back the first two bytes of a surrogate as if they could
-become a character."""
+"""Incremental UTF-8 decoding as in the Unicode standard (chapter 3.9).
+
+Each maximal malformed part becomes one U+FFFD as soon as it is known to be malformed. Python's own decoder holds back
+the first two bytes of a surrogate as if they could become a character.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ import codecs
 import re
 
 UNKNOWN = "\ufffd"
-# the byte that surrogates begin with, and the smallest byte that may follow it in one
+# the first byte of a surrogate, and the smallest second byte
 SURROGATES, FIRST_OF_THEM = 0xED, 0xA0
 HALVES = re.compile("[\ud800-\udfff]")
 
 
 def decode_utf8(data: bytes, final: bool = False) -> tuple[str, bytes]:
-    """The characters of the data, and the bytes of an incomplete character at its end; none of those if `final`."""
+    """Return the characters of the data, and the bytes of an incomplete character at its end. If `final`, these bytes
+    are malformed."""
     text, used = codecs.utf_8_decode(data, "replace", final)
     rest = data[used:]
     if len(rest) == 2 and rest[0] == SURROGATES and rest[1] >= FIRST_OF_THEM:
@@ -23,8 +26,8 @@ def decode_utf8(data: bytes, final: bool = False) -> tuple[str, bytes]:
 
 
 def may_continue(begun: bytes, byte: bytes) -> bool:
-    """True if the byte may come next in the incomplete character. Otherwise the incomplete character is one malformed
-    part."""
+    """Return whether the byte may come next in the incomplete character. Otherwise the incomplete character is one
+    malformed part."""
     if not begun:
         return True
     if begun[0] == SURROGATES and len(begun) == 1 and byte >= bytes((FIRST_OF_THEM,)):
@@ -37,16 +40,20 @@ def may_continue(begun: bytes, byte: bytes) -> bool:
 
 
 def add_byte(begun: bytes, byte: int) -> tuple[int, str, bytes]:
-    """How many of the bytes of an incomplete character are malformed because of the next byte, the character that is
-    complete with the next byte, and the bytes of an incomplete character then."""
+    """Add a byte to an incomplete character. Return three results:
+
+    - the number of earlier bytes that are now malformed;
+    - the character that the byte completes, or "";
+    - the bytes that are still incomplete.
+    """
     data = bytes([byte])
     lost = 0 if may_continue(begun, data) else len(begun)
     return lost, *decode_utf8(begun[lost:] + data)
 
 
 def without_halves(text: str) -> str:
-    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can write and UTF-8 can't. Two halves
-    that belong together are one character, as in JSON."""
+    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can write and UTF-8 can't. Two matching
+    halves become one character, as in JSON."""
     if text.isascii() or not HALVES.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,8 +1,10 @@
-"""The bytes that each token id stands for, from the tokenizer's vocabulary and its decoder.
+"""The bytes of each token id, from the tokenizer's vocabulary and its decoder.
 
-There are three kinds of decoder: "bytes" (byte-level BPE: a token is its bytes, and text is the decode of their
-concatenation), "pieces" (SentencePiece with byte fallback), and "library" (everything else, where only the tokenizers
-library knows).
+A decoder is one of three kinds:
+
+- "bytes": byte-level BPE. A token is its bytes, and a text is the decode of their concatenation.
+- "pieces": SentencePiece with byte fallback.
+- "library": everything else. Only the tokenizers library can decode it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ METASPACE = "▁"
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte → the byte (Radford et al. 2019)."""
+    """Return GPT-2's printable stand-in for each byte → the byte (Radford et al. 2019)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -23,7 +25,7 @@ ALPHABET = byte_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """A byte-level token's bytes. A token with a character outside the alphabet stands for itself."""
+    """Return a byte-level token's bytes. A token with a character outside the alphabet has its own UTF-8 bytes."""
     try:
         return bytes([ALPHABET[char] for char in token])
     except KeyError:
@@ -31,7 +33,7 @@ def byte_level(token: str) -> bytes:
 
 
 def fallback_byte(token: str) -> int | None:
-    """The byte of a token like <0x0A>, None for any other."""
+    """Return the byte of a token like <0x0A>, None for any other."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return int(token[3:5], 16)
@@ -41,13 +43,13 @@ def fallback_byte(token: str) -> int | None:
 
 
 def decode_piece(token: str) -> bytes:
-    """A SentencePiece token's bytes."""
+    """Return a SentencePiece token's bytes."""
     byte = fallback_byte(token)
     return bytes([byte]) if byte is not None else token.replace(METASPACE, " ").encode()
 
 
 def decoder_kind(decoder: dict[str, Any] | None) -> str:
-    """ "bytes", "pieces" or "library", from the decoder entry of tokenizer.json."""
+    """Return "bytes", "pieces" or "library", from the decoder entry of tokenizer.json."""
     if decoder is None:
         return "library"
     steps, names = decoder.get("decoders", [decoder]), step_names(decoder)
@@ -62,7 +64,7 @@ def decoder_kind(decoder: dict[str, Any] | None) -> str:
 
 
 def step_names(decoder: dict[str, Any] | None) -> list[str]:
-    """The types of its steps, in order."""
+    """Return the types of the decoder's steps, in order."""
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -74,5 +76,5 @@ _METASPACE_STEP = {"type": "Replace", "pattern": {"String": METASPACE}, "content
 
 
 def strips_first_space(decoder: dict[str, Any]) -> bool:
-    """Whether a "pieces" decoder strips the text's first space."""
+    """Return whether a "pieces" decoder strips the text's first space."""
     return decoder["decoders"][-1]["type"] == "Strip"

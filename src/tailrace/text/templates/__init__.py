@@ -1,6 +1,6 @@
-"""Chat templates: messages → prompt text, by the Jinja programs that models bring along.
+"""Chat templates: messages → prompt text, by the Jinja programs in models' folders.
 
-`sources` finds them in a folder, `environment` compiles and runs one, `probe` finds out how it wants its messages,
-`messages` gives them to it so, and `chat_template` puts these together. What transformers renders for the same input is
-the law (docs/templates.md).
+`sources` finds the templates in a folder, `environment` compiles and runs one, and `probe` finds out which forms of
+messages it takes. `messages` brings messages into these forms, and `chat_template` puts all parts together. The result
+must equal transformers' output for the same input (docs/templates.md).
 """

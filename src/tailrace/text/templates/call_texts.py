@@ -1,7 +1,7 @@
-"""Text beside calls, put in front of what a template writes of the calls, where the template has no place for the text.
+"""Insertion of a call message's text into a prompt, for templates that write the calls without the text.
 
-Mistral's templates write the calls of a message and leave out its text. They also refuse an answer in front of another
-one, so the text can't be a message of its own. Their models write the text and then the calls.
+Mistral's templates write the calls of a message and leave out its text. They also refuse two answers in a row, so the
+text can't become a message of its own. Their models write the text and then the calls.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ Run = Callable[[list[Message]], "str | None"]
 
 
 def find_opening(answer: str | None, call: str | None, word: str, name: str) -> CallOpening | None:
-    """Return what stands before the text of an answer and before the name of a call; None if that is not found.
+    """Return the template's output before an answer's text and before a call's name. Return None if either can't be
+    found.
 
     Args:
-        answer, call: conversations as they are written that differ in their last message: an answer with the text
-            `word`, and a call of the function `name` with its result; None where the template fails.
+        answer, call: two rendered conversations, or None if the template failed. They differ only in the last message.
+            `answer` ends with the text `word`, and `call` ends with a call of the function `name` and its result.
     """
     if answer is None or call is None:
         return None
@@ -33,12 +34,13 @@ def find_opening(answer: str | None, call: str | None, word: str, name: str) -> 
 
 
 def render_with_texts(messages: list[Message], form: Any, run: Run) -> str | None:
-    """Return the prompt of messages that are as the template wants them, with the texts beside calls.
+    """Return the prompt of messages that already have the template's forms. Insert the texts beside calls.
 
     Args:
-        form: `TurnForms.text_and_calls`. run: renders messages; None where the template fails.
+        form: `TurnForms.text_and_calls`.
+        run: renders messages; None if the template fails.
     Raises:
-        RequestError: the template writes the calls elsewhere than expected.
+        RequestError: the template writes the calls at an unexpected place.
     """
     if not isinstance(form, CallOpening):
         return run(messages)

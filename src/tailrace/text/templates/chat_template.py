@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """One template, and how it wants its messages.
+    """One template, and the forms of messages that it takes.
 
     Attributes:
-        program: the compiled template. forms: see `probe_template`. tools: where tools are written.
+        program: the compiled template.
+        forms: see `probe_template`.
+        tools: in which conversations the template writes tools.
     Raises:
-        ModelLoadError: it can't be read, or does too much. where: names it in the message.
+        ModelLoadError: the template can't be read, or does too much. `where` names it in the message.
         MissingExtraError: Jinja is not installed.
     """
 
@@ -48,24 +50,24 @@ class ChatTemplate:
             log.warning("%s leaves out in silence: %s", where, ", ".join(lost))
 
     def render(self, messages: list[Message], options: Mapping[str, Any]) -> str:
-        """The prompt. options: the template's other variables.
+        """Return the prompt. options: the template's other variables.
 
         Raises:
-            RequestError: the template refuses these messages; the message says why.
+            RequestError: the template refuses these messages; the message has the reason.
         """
         return self._run_program(fit_messages(messages, self.forms, bool(options.get("tools"))), options)
 
     def drops_text(self, messages: list[Message]) -> bool:
-        """True if the messages have text beside calls, and the template leaves it out in silence."""
+        """Return whether the messages have text beside calls that the template silently leaves out."""
         return self._drops_text and any(m.get("tool_calls") and m.get("content") for m in messages)
 
     def unfinished(self, messages: list[Message], options: Mapping[str, Any]) -> str:
-        """The prompt up to the end of the last message's text, for the model to continue. A mark after that text shows
-        where the template puts it (as transformers does it).
+        """Return the prompt up to the end of the last message's text, for the model to continue. A mark after that text
+        shows its place in the prompt (as in transformers).
 
         Raises:
-            RequestError: as `render`, or the last message has calls or no text, or the template does not write all of
-                the text, or writes it more than once: then the text has no one end.
+            RequestError: as `render`. Or the last message has calls or no text. Or the template does not write the
+                whole text exactly once, so its end is unknown.
         """
         if messages[-1].get("tool_calls"):
             raise RequestError(
@@ -84,22 +86,22 @@ class ChatTemplate:
                 "continue_final_message: the model's chat template does not write all of the last message's text",
                 "continue_final_message",
             )
-        if name in whole.lower():  # also where the template has changed the text, as an escape does
+        if name in whole.lower():  # also if the template has changed the text, for example by an escape
             raise RequestError(
                 "continue_final_message: the model's chat template writes the last message's text more than once",
                 "continue_final_message",
             )
-        return whole if behind.startswith(" ") else whole.rstrip()  # a template that trims would have trimmed this end
+        return whole if behind.startswith(" ") else whole.rstrip()  # a trimming template would have trimmed this end
 
     def _run_program(self, messages: list[Message], options: Mapping[str, Any]) -> str:
-        # transformers' templates see their tools as OpenAI nests them; a few older ones want the function alone
+        # transformers passes tools as OpenAI nests them. A few older templates expect the function alone.
         if self.forms.tools == "flat" and options.get("tools"):
             options = {**options, "tools": [tool.get("function", tool) for tool in options["tools"]]}
 
         def render_messages(given: list[Message]) -> str:
             try:
                 return self.program.run({**self._special_tokens, **options, "messages": given})
-            # the template is the model's code: any error of it means that it refuses these messages
+            # The template is the model's code. Any error means that it refuses these messages.
             except Exception as error:
                 said = f"messages: the model's chat template refuses them: {describe_failure(error)}"
                 raise RequestError(said, "messages") from error
@@ -131,11 +133,12 @@ class ChatTemplates:
         return "\n".join(template.program.source for template in self.by_name.values())
 
     def pick_template(self, tools: object, documents: object) -> ChatTemplate:
-        """The template for a conversation with these tools and documents: `tool_use` where there are tools, else
-        `default`, as in transformers; where there are documents, the first that reads them, `rag` being the last.
+        """Return the template for a conversation with these tools and documents. As in transformers, it is `tool_use`
+        with tools, else `default`. With documents it is the first template that reads them; `rag` is the last one
+        tried.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the model has no such template.
         """
         names = (WITH_TOOLS, DEFAULT, WITH_DOCUMENTS) if tools else (DEFAULT, WITH_DOCUMENTS)
         wanted = {"documents"} | ({"tools"} if tools else set()) if documents else set()
@@ -151,7 +154,7 @@ class ChatTemplates:
 
 
 def _mark_content(content: Any, mark: str) -> tuple[str | None, Any]:
-    """The text that is continued, and the content with a mark behind it."""
+    """Return the text to continue, and the content with a mark after it."""
     if isinstance(content, str):
         return content, content + mark
     for i, part in reversed(list(enumerate(content or ()))):

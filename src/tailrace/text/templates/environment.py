@@ -1,7 +1,7 @@
-"""A template's text → a program, in the environment that templates are written for: transformers' names and filters, in
+"""Compilation of a template to a program, in the environment that templates expect: transformers' names and filters, in
 Jinja's sandbox, within limits. Knows nothing of messages.
 
-Rebuilt from the behaviour of transformers 5 (`utils/chat_template_utils.py`), whose output is the law.
+Rebuilt from the behaviour of transformers 5 (`utils/chat_template_utils.py`), whose output it must equal.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 BUDGET = " budget"  # the space keeps these names out of templates
 COUNTED, CHECKED = " counted", " checked"
-FILE = "<template>"  # what Jinja calls a template's frames in tracebacks
-WIDTHS = 1_000_000  # the widest that text may be padded to
+FILE = "<template>"  # Jinja's name for a template's frames in tracebacks
+WIDTHS = 1_000_000  # largest width to which text may be padded
 
 
 class TemplateRefusalError(Exception):
-    """A template's own refusal (`raise_exception`): its words are meant for the caller."""
+    """A template's own refusal (`raise_exception`). Its message is meant for the caller."""
 
 
 class TemplateProgram:
     """A compiled template.
 
     Attributes:
-        variables: the names that it reads and does not set itself, Jinja's own left out.
-        constants: the strings that it writes down as values.
+        variables: the names that it reads and does not set itself, without Jinja's own.
+        constants: the string constants in it.
     Raises:
-        ModelLoadError: it is no template that Jinja can read. where: names it in the message.
+        ModelLoadError: Jinja can't read the template. `where` names it in the message.
         MissingExtraError: Jinja is not installed.
     """
 
@@ -53,23 +53,23 @@ class TemplateProgram:
             _add_limits(tree)
             code: Any = environment.compile(tree, filename=FILE)
             self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
-        # SyntaxError: a statement where Python has no room for it, such as a break in a block
+        # SyntaxError: a statement at a place where Python does not allow it, such as a break in a block
         except (TemplateError, SyntaxError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             place = f"line {line}: " if line else ""
             raise ModelLoadError(f"{where} can't be read: {place}{error or type(error).__name__}") from error
 
     def run(self, values: Mapping[str, Any]) -> str:
-        """The text.
+        """Return the text.
 
         Raises:
-            Exception: whatever the template raises; `describe_failure` puts it in words.
+            Exception: any exception of the template. `describe_failure` describes it.
         """
         return self._template.render({**values, BUDGET: Budget()})
 
 
 def describe_failure(error: Exception) -> str:
-    """Why a rendering failed, in words: the template's own, or Python's with the line."""
+    """Describe the failure of a rendering: by the template's own message, or by Python's with the line."""
     if isinstance(error, TemplateRefusalError):
         return str(error)
     line, trace = 0, error.__traceback__
@@ -83,7 +83,7 @@ def describe_failure(error: Exception) -> str:
 
 @cache
 def _make_environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
+    """Return the sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
     with require_extra("text"):
         from jinja2 import nodes, pass_context
         from jinja2.exceptions import SecurityError
@@ -93,7 +93,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
         from jinja2.utils import Namespace
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks what the model wrote, for training. Here its body stands for itself."""
+        """`{% generation %}` marks the model's output, for training. Here its body is rendered as usual."""
 
         tags = {"generation"}  # noqa: RUF012, as in Jinja
 
@@ -102,7 +102,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
             return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     class PlainNamespace(Namespace):
-        """A namespace without names that lead to Python's insides."""
+        """A namespace without names that lead to Python's internals."""
 
         def __init__(*args: Any, **values: Any) -> None:
             for name in (given := dict(*args[1:], **values)):
@@ -118,7 +118,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
             raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
 
     class TemplateEnvironment(ImmutableSandboxedEnvironment):
-        """The sandbox, with every call and every operator counted or measured."""
+        """The sandbox, with every call counted and every operator measured."""
 
         intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -148,7 +148,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _add_limits(tree: Any) -> None:
-    """Count what loops go over, and measure what is given a name."""
+    """Count the items of loops, and measure values that get a name."""
     with require_extra("text"):
         from jinja2 import nodes
 
@@ -172,7 +172,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`, with transformers' options. Jinja's own escapes what HTML would read."""
+    """Return `x` as JSON: the filter `tojson`, with transformers' options. Jinja's own filter escapes HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -181,7 +181,7 @@ def _raise_refusal(message: str) -> None:
 
 
 class _Dict:
-    """`dict` as templates may use it: a call, and `fromkeys`."""
+    """`dict` for templates: a call, and `fromkeys`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

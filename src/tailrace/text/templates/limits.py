@@ -1,7 +1,7 @@
-"""How much one rendering of a template may do. A template is a program that comes with a model; nobody has read it.
+"""Limits of one rendering of a template. A template is a program in a model's folder, which nobody has reviewed.
 
-Loops are counted by the items that they go over, calls one by one. Values are measured where they can grow: at
-operators, and where they are given a name.
+A loop costs its number of items, and a call a fixed number of steps. Values are measured where they can grow: at
+operators, and where they get a name.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-MAX_STEPS = 20_000_000  # a few seconds; a conversation of 4000 messages whose template goes over all of them at each
-CALL = 100  # steps: what a call of a macro takes, in turns of a loop
-MAX_LENGTH = 1 << 26  # characters of a text, or items of a list
-MAX_BITS = 1 << 16  # of a whole number
-WIDTH = re.compile(r"\*|\d{7,}")  # in a format: a width from the arguments, or one of a million and more
+MAX_STEPS = 20_000_000  # A few seconds. It allows 4000 messages and a loop over all of them at each.
+CALL = 100  # Steps of a macro's call, in turns of a loop.
+MAX_LENGTH = 1 << 26  # Characters of a text, or items of a list.
+MAX_BITS = 1 << 16  # Bits of a whole number.
+WIDTH = re.compile(r"\*|\d{7,}")  # In a format: a width from the arguments, or of a million and more.
 
 
 class TemplateLimitError(Exception):
-    """A template does more than a rendering may."""
+    """A template exceeds the limits of a rendering."""
 
 
 class Budget:
-    """The steps that one rendering has taken."""
+    """The steps that one rendering has used."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -31,14 +31,14 @@ class Budget:
         """Count steps.
 
         Raises:
-            TemplateLimitError: there were too many.
+            TemplateLimitError: the rendering has used too many.
         """
         self.steps += steps
         if self.steps > MAX_STEPS:
             raise TemplateLimitError(f"it takes more than {MAX_STEPS} steps")
 
     def count_items(self, items: Any) -> Any:
-        """What a loop goes over, counted: at once where its length is known, else item by item."""
+        """Return a loop's items, counted: at once if their number is known, else item by item."""
         if hasattr(items, "__len__"):
             self.spend(len(items))
             return items
@@ -51,7 +51,7 @@ class Budget:
 
 
 def check_value_length(value: Any) -> Any:
-    """The value.
+    """Return the value.
 
     Raises:
         TemplateLimitError: a text or a list is too long.
@@ -62,7 +62,7 @@ def check_value_length(value: Any) -> Any:
 
 
 def check_operands(operator: str, left: Any, right: Any) -> None:
-    """Refuse what would take too long or too much memory to work out.
+    """Refuse an operation that would take too much time or memory.
 
     Raises:
         TemplateLimitError: the result would be too large.

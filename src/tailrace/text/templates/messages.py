@@ -1,5 +1,8 @@
-"""Messages as OpenAI's API has them → as a template wants them. Nothing is lost on the way: a message stays as it came
-where the template writes it so, and changes its form, not its words, where it does not."""
+"""Messages of OpenAI's API → messages in a template's forms.
+
+Nothing is lost: a message stays unchanged if the template supports its form. Otherwise its form changes, never its
+text.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ THOUGHT = "<think>\n{}\n</think>\n\n"
 
 
 def fit_messages(messages: list[Message], forms: TemplateForms, tools: bool = True) -> list[Message]:
-    """The messages as the template wants them. Keys whose value is null are left out, as transformers does.
-    tools: the request has some.
+    """Return the messages in the template's forms. Keys whose value is null are left out, as in transformers.
+
+    tools: whether the request has tools.
 
     Raises:
         RequestError: see `fit_turns`.
@@ -38,7 +42,7 @@ def fit_messages(messages: list[Message], forms: TemplateForms, tools: bool = Tr
 
 
 def with_reasoning(message: Message, form: str) -> Message:
-    """What the model thought, under each name that templates read, or in the content."""
+    """Return the message with the model's thoughts under each name that templates read, or in the content."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     if thought is None or not isinstance(thought, str):
         return message
@@ -52,7 +56,8 @@ def with_reasoning(message: Message, form: str) -> Message:
 
 
 def with_calls(message: Message, forms: TemplateForms, names: dict[str, str]) -> Message:
-    """The calls with arguments as the template writes them. names: gets the name of each call by its id."""
+    """Return the message with its calls' arguments in the template's form. names: gets the name of each call by its
+    id."""
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function")
@@ -75,7 +80,7 @@ def with_calls(message: Message, forms: TemplateForms, names: dict[str, str]) ->
 
 
 def fit_arguments(arguments: Any, forms: TemplateForms) -> Any:
-    """A call's arguments as an object or as text."""
+    """Return a call's arguments as an object or as text."""
     arguments = {} if arguments is None or arguments in ("", "null") else arguments
     if isinstance(arguments, str) and "string" not in forms.arguments and forms.arguments:
         return as_object(arguments)
@@ -85,7 +90,7 @@ def fit_arguments(arguments: Any, forms: TemplateForms) -> Any:
 
 
 def with_content(message: Message, forms: TemplateForms) -> Message:
-    """The content as a string, or as a list of parts."""
+    """Return the message with its content as a string, or as a list of parts."""
     content, written = message.get("content"), forms.contents.get(message.get("role", ""), ())
     if content is None or not written:
         return (

@@ -1,7 +1,7 @@
-"""What a template does with messages, found out by rendering small conversations and looking for their words.
+"""Detection of the forms that a template writes: it renders small conversations, whose words must be in the output.
 
-A form counts as written if its words are in the text, in order, and not as Python or JSON would print the list or the
-dict that holds them: `[{'type': 'text', …`, `{"city": \\"Paris\\"}`. A template that fails on a form does not write it.
+A form counts as written if its words are in the text, in order. They must not be there as Python or JSON prints a list
+or a dict: `[{'type': 'text', …`, `{"city": \\"Paris\\"}`. A template that fails on a form does not write it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.text.templates.environment import TemplateProgram
 from tailrace.text.templates.forms import REASONING, ArgumentForm, ContentForm, EmptyForm, Message, TemplateForms
 from tailrace.text.templates.limits import TemplateLimitError
 
-# words that no template writes by itself; trimming and case leave them as they are
+# words that no template writes by itself; trimming and changes of case leave them unchanged
 FIRST, SECOND, ASKED, RESULT = "qzfirst", "qzsecond", "qzasked", "qzresult"
 CALLED, OTHER, NAMED = "qzcalled", "qzother", "qznamed"
 KEY, VALUE = "qzkey", "qzvalue"
@@ -44,8 +44,8 @@ PRINTED_ARGUMENTS = re.compile(rf"""'{KEY}': '{VALUE}'|\\+"{KEY}\\+":""")
 
 
 def make_attempt(program: TemplateProgram, special_tokens: dict[str, str]) -> Attempt:
-    """Return a function that renders messages with tools; None where the template fails. special_tokens: the template's
-    variables of this kind."""
+    """Return a function that renders messages with tools. It returns None if the template fails. special_tokens: the
+    template's variables of this kind."""
 
     def try_render(messages: list[Message], tools: list[Message] | None) -> str | None:
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
@@ -53,21 +53,22 @@ def make_attempt(program: TemplateProgram, special_tokens: dict[str, str]) -> At
             return program.run({**special_tokens, **given})
         except TemplateLimitError:
             raise
-        except Exception:  # what a template can't do, it says in any way it likes
+        except Exception:  # a template may fail with any exception
             return None
 
     return try_render
 
 
 def probe_template(program: TemplateProgram, attempt: Attempt) -> TemplateForms:
-    """See the module's text; `probe_turns` finds the rest. attempt: see `make_attempt`.
+    """Return the template's forms, see the module's docstring. `probe_turns` finds the turns. attempt: see
+    `make_attempt`.
 
     Raises:
-        TemplateLimitError: a conversation of a few words is too much for the template.
+        TemplateLimitError: a conversation of a few words exceeds the template's limits.
     """
 
     def render_text(*messages: Message, tools: list[Message] | None = None) -> str:
-        """The text; "" where the template fails. A template for conversations with tools fails without them."""
+        """Return the text, "" if the template fails. A template for conversations with tools fails without them."""
         given = [message | {"content": parts} if message is USER and parts else message for message in messages]
         text = attempt(given, tools)
         return (attempt(given, [TOOLS["nested"]]) if text is None and tools is None else text) or ""
@@ -96,8 +97,8 @@ def probe_template(program: TemplateProgram, attempt: Attempt) -> TemplateForms:
 
 
 def _probe_calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm, ...]]:
-    """The forms of arguments in which a call is written, and the forms of the missing content beside them: where no
-    call is written, those that the template takes."""
+    """Return the forms of arguments with which the template writes a call, and the forms of missing content with them.
+    If it writes no call, return the forms of content that it accepts."""
     texts = {
         (arguments, empty): render(USER, call_message(arguments, empty), result_message("c1"), tools=[TOOLS["nested"]])
         for arguments in ARGUMENTS
@@ -108,20 +109,20 @@ def _probe_calls(render: Try) -> tuple[tuple[ArgumentForm, ...], tuple[EmptyForm
         form for form in ARGUMENTS if any(arguments == form for arguments, _ in written)
     )
     if len(found) > 1 and any(texts["object", empty] != texts["string", empty] for empty in EMPTY):
-        found = ("object",)  # a text is passed on as it is, an object is written as the model does
+        found = ("object",)  # a template copies text, but formats an object as the model does
     if not found:
         return (), tuple(form for form in EMPTY if any(texts[arguments, form] for arguments in ARGUMENTS))
     return found, tuple(form for form in EMPTY if all((arguments, form) in written for arguments in found))
 
 
 def writes_call(text: str) -> bool:
-    """Return True if the call of the probe is in the text, its arguments as they should be."""
+    """Return whether the text has the probe's call with the expected arguments."""
     whole = _in_order(text, KEY, VALUE) and PRINTED_ARGUMENTS.search(text) is None
     return whole and CALLED in text
 
 
 def _thought_and_text(render: Try, arguments: ArgumentForm, empty: EmptyForm) -> bool:
-    """False where the template takes each alone beside a call, and refuses them together."""
+    """Return False if the template takes a thought or a text beside a call, but refuses both together."""
     call, thought, text = call_message(arguments, empty), dict.fromkeys(REASONING, FIRST), {"content": SECOND}
     alone = all(render(USER, call | one, result_message("c1"), tools=[TOOLS["nested"]]) for one in (thought, text))
     return not alone or bool(render(USER, call | thought | text, result_message("c1"), tools=[TOOLS["nested"]]))

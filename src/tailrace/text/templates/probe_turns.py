@@ -1,8 +1,8 @@
-"""Which turns a template writes, found out by rendering small conversations and looking for their words.
+"""Detection of the turns that a template writes: it renders small conversations, whose words must be in the output.
 
-Each question has values, the first of which leaves the turns as they come. The first value with which the template
-writes all words of all its conversations is the answer. If there is none, the turns stay as they come: then the
-template's own refusal goes to the client, and words that the template leaves out are reported.
+Each question has values, the first of which leaves the turns unchanged. The answer is the first value with which the
+template writes all words of all its conversations. Without such a value the turns stay unchanged. Then the client gets
+the template's own refusal, and a report of words that the template leaves out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tailrace.text.templates.probe import (
     writes_call,
 )
 
-# roles under which templates look for a tool's result, if they do not know "tool"
+# roles of a tool's result in templates that do not know "tool"
 RESULT_ROLES = ("observation", "function", "ipython", "tool_response", "tool_result")
 THIRD, LATE, THOUGHT = "qzthird", "qzlate", "qzthought"
 TEXT_BESIDE_CALLS = "text beside tool calls"
@@ -42,8 +42,11 @@ Attempt = Callable[[list[Message], "list[Message] | None"], "str | None"]
 
 
 class Question(NamedTuple):
-    """A field of TurnForms, its values, and what must be written of which conversations. lost: what is missing if none
-    of the values helps. tools: conversations with calls have tools, too."""
+    """A field of TurnForms, its values, and the conversations with the words that must be written.
+
+    - lost: what the template leaves out if no value helps.
+    - tools: conversations with calls also have tools.
+    """
 
     field: str
     values: Iterable[Any]
@@ -54,11 +57,12 @@ class Question(NamedTuple):
 
 
 def probe_turns(forms: TemplateForms, attempt: Attempt, constants: frozenset[str]) -> tuple[TurnForms, list[str]]:
-    """Return which turns the template writes, and what it leaves out in silence whatever is done.
+    """Return the turns that the template writes, and the parts that it silently leaves out with every value.
 
     Args:
-        forms: what else is known of the template. attempt: renders messages with tools; None where it fails.
-        constants: the strings that the template has as values.
+        forms: the template's known forms.
+        attempt: renders messages with tools; None if the template fails.
+        constants: the string constants of the template.
     """
     turns, lost = TurnForms(), []
 
@@ -86,7 +90,7 @@ def probe_turns(forms: TemplateForms, attempt: Attempt, constants: frozenset[str
         taken = all(
             render_fitted(messages, turns, question.tools) is not None for messages, _ in question.conversations
         )
-        return taken and bool(forms.contents)  # a template that writes no message at all is none of chats
+        return taken and bool(forms.contents)  # a template that writes no message is no chat template
 
     for question in iter_questions(forms, attempt, constants):
         tried = (turns._replace(**{question.field: value}) for value in question.values)
@@ -99,7 +103,7 @@ def probe_turns(forms: TemplateForms, attempt: Attempt, constants: frozenset[str
 
 
 def iter_questions(forms: TemplateForms, attempt: Attempt, constants: frozenset[str]) -> Iterator[Question]:
-    """Yield the questions in their order: later ones rest on the answers of those before."""
+    """Yield the questions in order: later ones depend on earlier answers."""
     form, empty = (forms.arguments or ("object",))[0], (forms.empty or ("empty",))[0]
     call, result = call_message(form, empty), result_message("c1")
     other = call_message(form, empty, OTHER, "c2", THIRD)
@@ -107,7 +111,7 @@ def iter_questions(forms: TemplateForms, attempt: Attempt, constants: frozenset[
     answer, second = make_message("assistant", THIRD), make_message("user", SECOND)
     either = (True, False)
     results = ("tool", *(role for role in RESULT_ROLES if role in constants), "user")
-    undeclared = call_message(form, empty, OTHER)  # its name stands in no list of tools
+    undeclared = call_message(form, empty, OTHER)  # no list of tools has its name
     if not forms.arguments:
         yield Question("calls", ("metadata", "text"), (([USER, undeclared], (OTHER, VALUE)),), "tool calls")
     yield Question("results", results, (([USER, call, result], (RESULT,)),), "results of tools")
@@ -135,7 +139,7 @@ def iter_questions(forms: TemplateForms, attempt: Attempt, constants: frozenset[
 
 
 def order_questions(forms: TemplateForms, call: Message, result: Message) -> Iterator[Question]:
-    """Yield the questions about turns behind others. call, result: as the template wants them."""
+    """Yield the questions about turns after other turns. call, result: in the template's forms."""
     answer, user, second = make_message("assistant", THIRD), make_message("user", FIRST), make_message("user", SECOND)
     system, late = make_message("system", FIRST), make_message("developer" if forms.developer else "system", LATE)
     either = (True, False)
@@ -157,14 +161,14 @@ def order_questions(forms: TemplateForms, call: Message, result: Message) -> Ite
 
 
 def find_openings(attempt: Attempt, call: Message, result: Message) -> Iterator[CallOpening]:
-    """Yield what stands before a call, if that is found. call, result: as the template wants them."""
+    """Yield the template's output before a call, if it can be found. call, result: in the template's forms."""
     answer, calls = (attempt([USER, *rest], TOOL) for rest in ([make_message("assistant", FIRST)], [call, result]))
     found = find_opening(answer, calls, FIRST, CALLED)
     yield from () if found is None else (found,)
 
 
 def writes_thought(text: str) -> bool:
-    """Return True unless the thought of the probe came out as Python prints a part, or behind the end of another."""
+    """Return False if the probe's thought came out as Python prints a part, or after the end of another thought."""
     return PRINTED_THOUGHT.search(text) is None and "</think><think>" not in "".join(text.split())
 
 

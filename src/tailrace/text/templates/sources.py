@@ -11,13 +11,15 @@ from tailrace.errors import ModelLoadError
 
 DEFAULT, WITH_TOOLS, WITH_DOCUMENTS = "default", "tool_use", "rag"
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
-PROCESSORS = ("processor_config.json", "chat_template.json")  # of a multimodal model; its tokenizer reads neither
+PROCESSORS = ("processor_config.json", "chat_template.json")  # files of a multimodal model; its tokenizer reads neither
 
 
 def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return a folder's templates by name; {} if it has none. As in transformers, files of their own go before what
-    tokenizer_config.json holds. A processor's template counts only if the tokenizer has none. config: what
-    tokenizer_config.json holds.
+    """Return a folder's templates by name; {} for a folder without templates. config: the contents of
+    tokenizer_config.json.
+
+    As in transformers, separate files have priority over tokenizer_config.json. A processor's template counts only if
+    the tokenizer brings no template.
 
     Raises:
         ModelLoadError: a template is no text, or can't be read.
@@ -37,7 +39,7 @@ def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _name_templates(given: Any, where: str) -> dict[str, str]:
-    """One template, or several: {name: template}, or [{"name": …, "template": …}]."""
+    """Return one template, or several, by name. Several come as {name: template} or [{"name": …, "template": …}]."""
     if isinstance(given, str):
         return {DEFAULT: given}
     if isinstance(given, list) and all(isinstance(entry, dict) for entry in given):
@@ -48,7 +50,7 @@ def _name_templates(given: Any, where: str) -> dict[str, str]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, line ends as they are.
+    """Return a file's text with its line ends unchanged.
 
     Raises:
         ModelLoadError: it can't be read, or is not UTF-8.
@@ -61,7 +63,7 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object; {} if there is no such file.
+    """Return a file's JSON object; {} if the file does not exist.
 
     Raises:
         ModelLoadError: it can't be read, or holds something else.

@@ -1,5 +1,5 @@
-"""Finds out whether a chat template writes the tools that it is given: two short conversations are rendered with a
-tool, and its name is looked for."""
+"""Detection of whether a chat template writes its tools: it renders two short conversations with a tool, whose name
+must be in the output."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SYSTEM: Message = {"role": "system", "content": "qzsystem"}
 
 
 class ToolWriting(NamedTuple):
-    """Where a template writes tools: in a conversation that begins with a system message, and in any other one."""
+    """The conversations in which a template writes tools: those that begin with a system message, and all others."""
 
     with_system: bool
     without_system: bool
 
     def covers(self, messages: list[Message]) -> bool:
-        """True if the tools of this conversation are written."""
+        """Return whether the template writes the tools of this conversation."""
         system = bool(messages) and messages[0].get("role") in ("system", "developer")
         return self.with_system if system else self.without_system
 
 
 def probe_tools(render: Render) -> ToolWriting:
-    """Try a template. A conversation that the template refuses is no loss in silence, so its tools count as written."""
+    """Try a template. A refused conversation is no silent loss, so its tools count as written."""
 
     def has_probe_tool(messages: list[Message]) -> bool:
         options = {"tools": [TOOLS["nested"]], "documents": None, "add_generation_prompt": True}

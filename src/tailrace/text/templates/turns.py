@@ -1,6 +1,8 @@
-"""The order and the roles of messages as a template writes them: what stands for turns that it leaves out or refuses.
+"""The order and the roles of messages as a template writes them, with substitutes for turns that it leaves out or
+refuses.
 
-A turn that the template writes stays as the client sent it. Otherwise its words move to a turn that is written.
+A turn that the template writes stays as the client sent it. Otherwise its words move to a turn that the template
+writes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from tailrace.text.templates.forms import REASONING, Message, TurnForms
 
 SYSTEM = ("system", "developer")
 BETWEEN_PARTS, BETWEEN_TURNS = "\n", "\n\n"  # both as vLLM joins them
-INVALID = "INVALID_JSON"  # the name of a call's text that is no JSON object, in the object that stands for it
+INVALID = "INVALID_JSON"  # the key in the object that replaces arguments that are no JSON object
 CALL = "<tool_call>\n{}\n</tool_call>"
 RESULT = "<tool_response>\n{}\n</tool_response>"
 
@@ -24,7 +26,7 @@ def fit_turns(messages: list[Message], forms: TurnForms) -> list[Message]:
     """Return the messages in turns that the template writes.
 
     Raises:
-        RequestError: the template leaves out a tool's result for which there is no call.
+        RequestError: a tool's result has no call, and the template would leave it out.
     """
     messages = messages if forms.empty_answers else drop_empty_answers(messages, forms)
     messages = messages if forms.turns_before_results else move_results(messages)
@@ -39,7 +41,7 @@ def fit_turns(messages: list[Message], forms: TurnForms) -> list[Message]:
 
 
 def drop_empty_answers(messages: list[Message], forms: TurnForms) -> list[Message]:
-    """Return the messages without answers that have nothing. The last one stays: it may be continued."""
+    """Return the messages without empty answers. The last one stays: it may be continued."""
 
     def is_empty(message: Message) -> bool:
         thoughts = REASONING if forms.thoughts != "field" else ()
@@ -50,9 +52,9 @@ def drop_empty_answers(messages: list[Message], forms: TurnForms) -> list[Messag
 
 
 def move_results(messages: list[Message]) -> list[Message]:
-    """Return the messages with results directly behind their calls, and the turns between them behind the results."""
+    """Return the messages with results directly after their calls, and the turns between them after the results."""
     found: list[Message] = []
-    place = None  # behind the last call or its last result
+    place = None  # after the last call or its last result
     for message in messages:
         if message.get("role") == "tool" and place is not None:
             found.insert(place, message)
@@ -64,7 +66,7 @@ def move_results(messages: list[Message]) -> list[Message]:
 
 
 def has_no_result(messages: list[Message], i: int) -> bool:
-    """Return True if a turn of the user or the system follows a message with calls, and no result does before the next
+    """Return whether a turn of the user or the system follows a message with calls, and no result comes before the next
     calls."""
     behind = list(itertools.takewhile(lambda message: not message.get("tool_calls"), messages[i + 1 :]))
     roles = [message.get("role") for message in behind]
@@ -72,7 +74,7 @@ def has_no_result(messages: list[Message], i: int) -> bool:
 
 
 def check_results(messages: list[Message], forms: TurnForms) -> None:
-    """Raise RequestError for a result without a call, where the template would leave it out."""
+    """Raise RequestError for a result without a call, if the template would leave it out."""
     called = forms.stray_results
     for i, message in enumerate(messages):
         called |= bool(message.get("tool_calls"))
@@ -111,7 +113,7 @@ def fit_calls(messages: list[Message], forms: TurnForms) -> Iterator[Message]:
 
 
 def function_of(call: Any) -> dict[str, Any]:
-    """Return a call's function; {} if it has none."""
+    """Return a call's function; {} if the call lacks a valid one."""
     function = call.get("function") if isinstance(call, dict) else None
     return function if isinstance(function, dict) else {}
 
@@ -124,7 +126,8 @@ def call_text(call: Any) -> str:
 
 
 def as_object(arguments: Any) -> dict[str, Any]:
-    """Return arguments as a JSON object. Text that is none, as a call has that was cut, stands in an object."""
+    """Return arguments as a JSON object. Text that is no JSON object, such as arguments that were cut, becomes a value
+    in an object."""
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments or "{}")
@@ -135,7 +138,7 @@ def as_object(arguments: Any) -> dict[str, Any]:
 
 
 def split_calls(messages: list[Message]) -> list[Message]:
-    """Return the messages with one call each. The results that follow go behind their calls."""
+    """Return the messages with one call each. The results that follow move after their calls."""
     found: list[Message] = []
     i = 0
     while i < len(messages):
@@ -193,9 +196,9 @@ def count_systems(messages: list[Message]) -> int:
 
 
 def fold_systems(messages: list[Message], forms: TurnForms) -> list[Message]:
-    """Return the messages with system messages as text of the user, where the template does not write them.
+    """Return the messages with system messages as text of the user, if the template does not write them.
 
-    Such a text joins the user's turn before it, else the user's turn behind it, else it is a turn of its own. So it
+    The text joins the user's turn before it, else the user's turn after it, else it becomes a turn of its own. So it
     keeps its place, and a longer conversation begins with the same text.
     """
     first = 0 if forms.systems == "nowhere" else count_systems(messages)
@@ -224,7 +227,7 @@ def fold_systems(messages: list[Message], forms: TurnForms) -> list[Message]:
 
 
 def join_turns(messages: list[Message], forms: TurnForms) -> list[Message]:
-    """Return the messages with turns in a row as one, where the template does not write both."""
+    """Return the messages with consecutive turns joined, if the template does not write both."""
     found: list[Message] = []
     for message in messages:
         before, role = (found[-1] if found else {}), message.get("role")
@@ -239,7 +242,7 @@ def join_turns(messages: list[Message], forms: TurnForms) -> list[Message]:
 
 
 def join_messages(first: Message, then: Message) -> Message:
-    """Return two messages as one with the role of the first: their contents and thoughts, and the calls of the
+    """Return two messages as one with the role of the first. It has both contents and thoughts, and the calls of the
     second."""
     joined = {**then, **first}
     for key in ("content", *REASONING):
@@ -261,7 +264,7 @@ def join_contents(first: Any, then: Any) -> Any:
 
 
 def only_text(parts: list[Any]) -> bool:
-    """Return True if all parts are text."""
+    """Return whether all parts are text."""
     return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts)
 
 

@@ -1,6 +1,6 @@
-"""The operator's settings: frozen sections, one per room. Each room gets its own section only.
+"""The operator's settings: frozen sections. Each part of the program gets only its own section.
 
-base/config_sources.py reads them once, at the edge. Nothing else reads a flag, the environment or a file of settings.
+base/config_sources.py reads the settings once, at start. No other code reads flags, the environment or settings files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Overlap = Literal["auto", "on", "off"]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # finite: JSON has no other
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # finite, as all numbers of JSON
 MODEL_NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 
 
 def default_cache_dir() -> str:
-    """The user's cache folder for converted models: $XDG_CACHE_HOME or ~/.cache, then tailrace."""
+    """Return the user's cache folder for converted models: $XDG_CACHE_HOME or ~/.cache, then tailrace."""
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace")
 
 
@@ -34,21 +34,23 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelConfig(Section, frozen=True):
-    """Which model, and in which arithmetic.
+    """The model and its arithmetic.
 
-    model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
-    name: the only name that clients may use; None: the model's own.
-    processors: logits processors that requests may name: "name=package.module:function", separated by commas.
-    lora: LoRA adapters by the names that requests use: "name=folder", separated by commas.
-    dtype: of weights and KV cache. kv_cache_dtype: of the KV cache, on a CPU: "auto" is dtype; int8 and fp8, which is
-    float8 e4m3, have a float32 scale per token and head, as the _per_token_head of other engines.
-    weights: what becomes of a GGUF file's matrices: dtype's numbers, or, on a CPU, they stay in their blocks
-    ("quantized"). quantize: blocks of GGUF's that the matrices of a folder of floats become.
-    device: "auto" takes a CUDA GPU if there is one. threads: 0 is one per core.
-    cuda_graphs: on a GPU, launch decode steps as CUDA graphs. cpu_graphs: on a CPU, record the calls of decode
-    steps, and make them again without the model's Python code.
-    batch_invariant: on a GPU, compute a token's logits to the same bits whatever else is in its batch; on a CPU they
-    are, always. Without it a GPU reads long prompts faster, and decodes more slowly.
+    - model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
+    - name: the only name that clients may use; None: the model's own.
+    - dtype: of weights and KV cache.
+    - kv_cache_dtype: of the KV cache, on a CPU. "auto" is dtype. int8 and fp8 (float8 e4m3) have a float32 scale per
+      token and head, as `_per_token_head` in other engines.
+    - weights: of a GGUF file: as numbers of dtype, or, on a CPU, in their blocks ("quantized").
+    - quantize: GGUF's type of blocks to which a float model's matrices are converted.
+    - device: "auto" selects a CUDA GPU if one exists.
+    - threads: 0 is one per core.
+    - cuda_graphs: on a GPU, launch decode steps as CUDA graphs.
+    - cpu_graphs: on a CPU, record the calls of decode steps and repeat them without the model's Python code.
+    - batch_invariant: on a GPU, a token's logits have the same bits whatever else is in its batch. Without it a GPU
+      reads long prompts faster, and decodes more slowly. On a CPU this always holds.
+    - processors: logits processors for requests: "name=package.module:function", separated by commas.
+    - lora: LoRA adapters for requests: "name=folder", separated by commas.
     """
 
     model: str | None = None
@@ -72,7 +74,7 @@ class ModelConfig(Section, frozen=True):
         """Name → folder, of `lora`.
 
         Raises:
-            ConfigError: it is not name=folder, name=folder, …
+            ConfigError: `lora` is not name=folder, name=folder, …
         """
         found: dict[str, str] = {}
         for part in filter(None, map(str.strip, self.lora.split(","))):
@@ -88,9 +90,10 @@ class ModelConfig(Section, frozen=True):
 class CacheConfig(Section, frozen=True):
     """The block-paged KV cache.
 
-    num_blocks: 0: as many as fit into `memory_gib`, whose 0 stands for a share of the free memory.
-    memory_growth_gib: memory that requests may add to the engine's process; 0: half of what is available when it is
-    ready.
+    - num_blocks: 0: as many as fit into `memory_gib`.
+    - memory_gib: 0: a share of the free memory.
+    - memory_growth_gib: memory that requests may add to the engine's process. 0: half of the memory that is available
+      when the engine is ready.
     """
 
     block_size: Positive = 16
@@ -101,22 +104,22 @@ class CacheConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """Limits of one step and of the waiting line.
+    """Limits of one step and of the waiting requests.
 
-    prefill_slowdown: how many times as long as without prompts a step may take, about, where others decode (up to four
-    times that where more prompts wait than sequences decode): prompts are read in chunks that fit, by what the last
-    steps took; 0: in chunks of max_num_batched_tokens. Many short prompts that wait beside few sequences that decode
-    are read in one step, of about a second at most (decision 0065).
-    max_num_batched_tokens: of any step. With a prefill_slowdown, one of prompts alone has at most 512, or as many as
-    take about a second.
-    max_model_len: 0: the model's own.
-    overlap: plan a step while the one before runs; auto: on a GPU.
-    stall_s: a step that takes longer is reported as a stall (/health, log, metrics); 0: never.
-    redraws_per_token: tokens that a sequence with banned strings or patterns may discard per delivered token before it
-    ends; 16 count as delivered at its start.
-    max_sampling_mask: ids that a token's sampling mask may have; one with more is null.
-    host_ms: processor time per step that the sequences of one request may take besides the model; beyond it they take
-    turns.
+    - prefill_slowdown: approximate maximum duration of a step that also prefills, relative to a decode-only step.
+      Prompts are read in chunks of this duration, by the times of the last steps. If more prompts wait than sequences
+      decode, the limit grows up to four times. Many short prompts and few decoding sequences share one step of about a
+      second at most (decision 0065). 0: chunks have max_num_batched_tokens.
+    - max_num_batched_tokens: of any step. With a prefill_slowdown, a step of prompts alone has at most 512, or as many
+      as take about a second.
+    - max_model_len: 0: the model's own.
+    - overlap: plan a step while the previous one runs; auto: on a GPU.
+    - stall_s: a longer step is reported as a stall (/health, log, metrics); 0: never.
+    - redraws_per_token: maximum number of discarded draws per delivered token; then a sequence with banned strings or
+      patterns ends. At its start, 16 tokens count as delivered.
+    - max_sampling_mask: most ids in a token's sampling mask; a larger mask is null.
+    - host_ms: processor time per step for the sequences of one request, without the model. If they need more, they take
+      turns.
     """
 
     max_num_seqs: Positive = 64
@@ -135,14 +138,15 @@ WITH_WEIGHTS = ("draft_model", "eagle", "block")  # drafters with weights of the
 
 
 class SpeculationConfig(Section, frozen=True):
-    """Speculative decoding: the drafter (drafting/__init__.py lists them), its weights, its length, the rule of
-    verification.
+    """Speculative decoding. drafting/__init__.py lists the drafters.
 
-    drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle" or "block". model: the folder (or hub id,
-    or GGUF file) of the last three.
-    max_drafts: tokens per step at most. adaptive: draft fewer tokens, or none, where drafting would lose time.
-    rule: auto is exact for guessed tokens, and rejection for tokens drawn from distributions.
-    layers: of the target, for early_exit; 0: a quarter of them. cache_gib: memory for a draft model's own KV cache.
+    - drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle" or "block".
+    - model: the weights of the last three: a folder, a hub id or a GGUF file.
+    - max_drafts: most drafts per sequence and step.
+    - adaptive: draft fewer tokens, or none, if drafting would lose time.
+    - rule: auto is exact for guessed tokens, and rejection for tokens drawn from distributions.
+    - layers: number of the target's layers for early_exit; 0: a quarter of them.
+    - cache_gib: memory for a draft model's own KV cache.
     """
 
     drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "block"] = "none"
@@ -157,10 +161,11 @@ class SpeculationConfig(Section, frozen=True):
 class GrammarConfig(Section, frozen=True):
     """Structured output.
 
-    timeout_s, memory_mib: a grammar that takes more to compile is refused.
-    workers: compiling processes, so that a slow grammar does not delay others; each starts when it is first needed.
-    cached: compiled grammars kept. threads: threads that fill masks.
-    step_ms: processor time that one sequence's grammar may take in a step.
+    - timeout_s, memory_mib: limits of one compilation; beyond them a grammar is refused.
+    - workers: compiling processes, so that a slow grammar does not delay others. Each starts when it is first needed.
+    - cached: number of compiled grammars in the cache.
+    - threads: threads that fill masks.
+    - step_ms: processor time of one sequence's grammar in a step.
     """
 
     timeout_s: Seconds = 10.0
@@ -184,29 +189,31 @@ class EngineConfig(Section, frozen=True):
 class ServerConfig(Section, frozen=True):
     """The HTTP front ends. Times are in seconds.
 
-    front_ends: processes that listen on the one port. on_engine_death: exit with an error, or start a new engine.
-    model_defaults: fields that a request leaves out come from the model's generation config, if it has them.
-    api_keys, cors_origins: separated by commas; none: everybody may call, but pages of other sites may not.
-    log_requests: a log line for each request that has ended.
-    page: serve the page on which one sees why each token came, at /.
-    max_request_s: a longer request ends with what it has; 0: no limit. keep_alive_s: a silent stream gets a comment
-    after this time.
-    max_body_mib: of a request, compressed or not. max_headers, max_header_line_bytes, max_header_bytes, max_url_bytes:
-    limits of a request's head.
-    header_timeout_s, body_timeout_s: time for them to arrive. idle_timeout_s: time that a connection may stay without a
-    request; longer than that of common proxies, so that they close first.
-    max_connections, max_connections_per_address: of one front end; 0: no limit per address.
-    allowed_hosts: accepted host names, separated by commas; "*": any; none: loopback names if it listens on loopback,
-    else any.
-    max_body_items: objects, lists and strings (names too) in a body's JSON; four times as many numbers.
-    max_tokenize_kib: of a body for /tokenize and /detokenize, which no context bounds.
-    stream_interval: tokens of a sequence sent together; stream_interval_ms: send what there is after this time; 0: the
-    number alone decides. The first tokens never wait.
-    stream_buffer_kib: unread data of a slow client. slow_readers: beyond it, end the request with what it has ("cut")
-    or keep all of it ("keep").
-    reasoning_parser, tool_parser: how the model marks its reasoning and its tool calls (text/reasoning.py,
-    text/tool_parsers); auto reads its vocabulary and chat template; none leaves everything in the content.
-    unseen_tools: the chat template does not write the tools of a request: answer with a warning, or refuse it.
+    - front_ends: number of processes that listen on the port.
+    - on_engine_death: exit with an error, or start a new engine.
+    - model_defaults: fields missing from a request come from the model's generation config, if it has them.
+    - api_keys, cors_origins: separated by commas. Empty: everybody may call, but no pages of other sites.
+    - log_requests: write a log line for each request at its end.
+    - page: serve the page that explains tokens, at /.
+    - max_request_s: a longer request ends with its output so far; 0: no limit.
+    - keep_alive_s: a silent stream gets a comment after this time.
+    - max_body_mib: of a request, compressed or not.
+    - max_headers, max_header_line_bytes, max_header_bytes, max_url_bytes: limits of a request's head.
+    - header_timeout_s, body_timeout_s: maximum time until they have arrived.
+    - idle_timeout_s: maximum time of a connection without a request. It exceeds common proxies' limits, so that they
+      close first.
+    - max_connections, max_connections_per_address: of one front end; 0: no limit per address.
+    - allowed_hosts: accepted host names, separated by commas; "*": any. Empty: loopback names if the server listens on
+      loopback, else any.
+    - max_body_items: objects, lists and strings (names too) in a body's JSON; four times as many numbers.
+    - max_tokenize_kib: of a body for /tokenize and /detokenize, which no context limits.
+    - stream_interval: number of a sequence's tokens that are sent together. The first tokens never wait.
+    - stream_interval_ms: send the available tokens after this time; 0: only their number decides.
+    - stream_buffer_kib: unread data of a slow client.
+    - slow_readers: beyond stream_buffer_kib, end the request with its output so far ("cut") or keep all data ("keep").
+    - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
+      reads the model's vocabulary and chat template. none leaves everything in the content.
+    - unseen_tools: if the chat template does not write a request's tools, answer with a warning, or refuse the request.
     """
 
     host: str = "127.0.0.1"
@@ -246,8 +253,11 @@ class ServerConfig(Section, frozen=True):
 
 
 class Config(Section, frozen=True):
-    """Every section. models: if several are served, or one under a name of its own: name → settings of its engine. What
-    they don't set comes from the sections."""
+    """Every section.
+
+    models: name → settings of its engine, if the server has several models, or one under another name. Missing settings
+    come from the sections.
+    """
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -258,7 +268,7 @@ class Config(Section, frozen=True):
     models: dict[str, EngineConfig] = {}
 
     def each(self) -> list[Config]:
-        """The settings of each model, as if it were the only one."""
+        """Return the settings of each model, as if it were the only one."""
         alone = [{name: getattr(engine, name) for name in ENGINE_SECTIONS} for engine in self.models.values()]
         return [msgspec.structs.replace(self, models={}, **sections) for sections in alone] or [self]
 

@@ -1,6 +1,7 @@
-"""The fields of a request that the engine or the front end's text acts on, not the sampler.
+"""The fields of a request that the engine or the front end's text code acts on, not the sampler.
 
-`instead` says how a program that uses the sampler alone gets the same effect; Slots.add refuses the field and says so.
+`instead` describes how a program that uses the sampler alone gets the same effect. Slots.add refuses the field with
+this text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tailrace.request.fields import COUNT, Field, Kind, Range, TokenId
 from tailrace.request.options import Grammar, MarkedSpan, RepetitionDetection, Speculation, ThinkingBudget
 from tailrace.request.sampler_fields import FACTOR, SamplerFields
 
-MAX_SEQUENCES = 1024  # of one request
+MAX_SEQUENCES = 1024  # sequences of one request
 OutputKind = Literal["delta", "cumulative", "final"]
 LOOKED_FOR = "look for them in the text"
 SCORES = ("prompt_logprobs", "prompt_logprob_token_ids")
@@ -24,7 +25,7 @@ GUIDED = "Rows.guidance, or tailrace.sampling.guidance.guide before the sampler"
 
 
 def make_texts_field(doc: str, kind: Kind, entries: int, instead: str = LOOKED_FOR, **more: Any) -> Field:
-    """Declare a field of strings that are looked for in the text."""
+    """Declare a field of strings that are searched in the text."""
     return Field(doc, kind=kind, entries=entries, check=check_texts, instead=instead, **more)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from tailrace.errors import ParameterError
 from tailrace.request.fields import COUNT, Range, format_exact_number
 
-MAX_CHARS = 1024  # of one stop string or banned string
-MAX_BYTES = 8192  # of all of a request's, as UTF-8: what is compiled from them takes about 300 times that
+MAX_CHARS = 1024  # Characters of one stop string or banned string.
+MAX_BYTES = 8192  # UTF-8 bytes of a request's strings. Compiled, they take about 300 times as much.
 MAX_PHRASE = (
     64  # token ids of one bad word or biased sequence, which are compared with the end of the text at every token
 )
@@ -21,7 +21,7 @@ Phrase = tuple[int, ...]
 
 
 def check_texts(name: str, texts: Sequence[str]) -> None:
-    """Raise ParameterError unless these strings can be looked for in the text."""
+    """Raise ParameterError unless these strings can be searched in the text."""
     if any(not text for text in texts):
         raise ParameterError(f"{name} must hold non-empty strings", name)
     if any(len(text) > MAX_CHARS for text in texts):
@@ -48,7 +48,7 @@ def check_phrases(name: str, phrases: Iterable[Phrase]) -> None:
 
 
 def check_rows(name: str, rows: Sequence[Sequence[int]]) -> None:
-    """Raise ParameterError unless some place has token ids, and no place too many."""
+    """Raise ParameterError unless some place has token ids, and no place has too many."""
     if not any(rows):
         raise ParameterError(f"{name} must hold token ids", name)
     if max(map(len, rows)) > MAX_ROW:
@@ -56,7 +56,7 @@ def check_rows(name: str, rows: Sequence[Sequence[int]]) -> None:
 
 
 def check_integers(name: str, value: object) -> None:
-    """Raise ParameterError for an integer of more than 64 bits, at any depth: it can't cross between processes."""
+    """Raise ParameterError for an integer of more than 64 bits, at any depth: it can't be sent to another process."""
     waiting = [value]
     while waiting:
         match waiting.pop():

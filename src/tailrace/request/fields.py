@@ -21,8 +21,8 @@ from tailrace.errors import ParameterError
 
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
-RANDOM_SEED = -1  # over HTTP and on the command line: no seed, as in llama.cpp and vLLM
-MAX_TOKEN_ID = 2**31 - 1  # any vocabulary is smaller; keeps what crosses the wire within 64 bits
+RANDOM_SEED = -1  # "no seed" over HTTP and on the command line, as in llama.cpp and vLLM
+MAX_TOKEN_ID = 2**31 - 1  # larger than any vocabulary; keeps sent numbers within 64 bits
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -69,7 +69,7 @@ KINDS: dict[Kind, str] = {
     "text": "what leaves text",
     "engine": "how the engine computes it",
 }
-# Conditions at which a field does nothing, for fields with more such values than their default.
+# Conditions under which a field does nothing, for fields with more such values than their default.
 OFF: dict[str, Callable[[Any], bool]] = {"0 and below": lambda value: value <= 0, "below 0": lambda value: value < 0}
 
 
@@ -77,27 +77,31 @@ OFF: dict[str, Callable[[Any], bool]] = {"0 and below": lambda value: value <= 0
 class Field:
     """The declaration of one field.
 
-    Attributes:
-        doc: one sentence, for people.
-        range: of a number. hint: the end of the error about a number outside of it.
-        kind: the sort of thing that the field changes.
-        edit, refinement: the method of sampling/methods that it belongs to, by its name in method_order.py. A field
-            without `needs` switches the method on.
-        off: a key of OFF, if more values than the default are off.
-        needs: fields; if all of them are neutral, this field has no effect.
-        needs_any: a condition; the fields that fulfil it are added to `needs`.
-        voided_by: fields that take its effect away (keys of params.VOIDS). mirostat always voids a truncation.
-        stateful: its method learns from the tokens drawn, and can't take that back.
-        excludes: it rules tokens out: "some", or "most", so that a list of the others is worth a report.
-        entries: the most entries of a list or mapping. once: a repeated entry is dropped.
-        check(name, value): raises ParameterError for other invalid values. token_ids(value): the token ids in it.
-        http: "same": the field has the same type over HTTP. A type: it has that one. "converted": it has another
-            meaning, which api/ reads. "": HTTP lacks the field.
-        http_name: its name over HTTP, if it differs. aliases: other servers' names for it, which a request may use.
-        beams: it is allowed with a beam search.
-        flag: the placeholder of the command line's flag. None: follows from the type. "": there is no flag.
-        instead: how a program that has the sampler alone gets the same effect; "" if the sampler acts on the field.
-        name, type, default: filled in by `declared_fields`.
+    - doc: one sentence, for people.
+    - range: of a number.
+    - hint: the end of the error for a number outside the range.
+    - kind: the part of the output that the field changes.
+    - edit, refinement: the field's method of sampling/methods, by its name in method_order.py. A field without `needs`
+      switches the method on.
+    - off: a key of OFF, if more values than the default are off.
+    - needs: other fields. If all of them are neutral, this field has no effect.
+    - needs_any: a condition. The fields that fulfil it are added to `needs`.
+    - voided_by: fields that cancel its effect (keys of params.VOIDS). Mirostat always voids a truncation.
+    - stateful: its method learns from the drawn tokens, and can't unlearn them.
+    - excludes: it rules tokens out: "some", or "most". With "most" a list of the other tokens is worth a report.
+    - entries: the most entries of a list or mapping.
+    - once: a repeated entry is dropped.
+    - check(name, value): raises ParameterError for other invalid values.
+    - token_ids(value): returns the token ids in the value.
+    - http: the field's type over HTTP. With "same" it is the declared type. With "converted" it has another meaning,
+      which api/ reads. With "" HTTP lacks the field.
+    - http_name: its name over HTTP, if it differs.
+    - aliases: other servers' names for it. A request may use them.
+    - beams: it is allowed with a beam search.
+    - flag: the placeholder of the command line's flag. None: it follows from the type. With "" the field has no flag.
+    - instead: how a program that uses the sampler alone gets the same effect. It is "" if the sampler acts on the
+      field.
+    - name, type, default: filled in by `declared_fields`.
     """
 
     doc: str
@@ -135,7 +139,7 @@ class Field:
         """Return the value, converted to the declared type.
 
         Raises:
-            ParameterError: it is of no such type, or outside its range, or has too many entries, or `check` refuses it.
+            ParameterError: it has another type, is out of range, has too many entries, or `check` refuses it.
         """
         if isinstance(value, np.generic):
             value = value.item()
@@ -158,7 +162,7 @@ class Field:
         return value
 
     def check_entries(self, size: int, of: str | None = None) -> None:
-        """Raise ParameterError if there are too many entries. It names `of`, the field where the entries come from."""
+        """Raise ParameterError for too many entries. The error names `of`, the field of the entries."""
         if self.entries is not None and size > self.entries:
             text, field = (" of text", of) if of else ("", self.name)
             raise ParameterError(f"{field} must have at most {self.entries} entries{text}, got {size}", field)
@@ -194,10 +198,10 @@ def declared_fields(struct: type[msgspec.Struct]) -> dict[str, Field]:
 
 
 def conform_fields(record: msgspec.Struct, within: str) -> None:
-    """Convert every field of a record to its declared type if nothing is lost by that: see `conform_value`.
+    """Convert every field of a record to its declared type if the conversion loses nothing: see `conform_value`.
 
     Args:
-        within: the field whose record it is, which errors name.
+        within: the field that holds the record, for errors.
     """
     for name, kind, default in typed_fields(type(record)):
         value = getattr(record, name)
@@ -217,7 +221,8 @@ CONVERSION = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)  # ha
 
 
 def conform_value(value: Any, kind: Any, place: str, field: str) -> Any:
-    """Return the value converted to this type if nothing is lost by that, or the value itself if it has the type.
+    """Return the value converted to this type if the conversion loses nothing. A value of this type is returned
+    unchanged.
 
     A list becomes a tuple, a mapping a record, a number of numpy one of Python.
 
@@ -238,7 +243,7 @@ def conform_value(value: Any, kind: Any, place: str, field: str) -> Any:
         except CONVERSION:
             return msgspec.convert(to_python_value(value), kind)
     except CONVERSION as error:
-        if isinstance(error.__cause__, ParameterError):  # a record's own complaint
+        if isinstance(error.__cause__, ParameterError):  # an error of the record's own checks
             raise error.__cause__ from None
         raise ParameterError(f"{place} is of the wrong type: {str(error).replace('`', '')}", field) from None
 
@@ -255,13 +260,13 @@ def to_python_value(value: Any) -> Any:
 
 
 def format_exact_number(value: float) -> str:
-    """Return a number as a message shows it: every digit of a whole number, an exponent only if it is unavoidable."""
+    """Return a number for a message: every digit of a whole number, an exponent only if it is unavoidable."""
     if not isinstance(value, float) or not math.isfinite(value) or not (value == 0.0 or 1e-16 < abs(value) < 1e16):
         return str(value)
     return f"{value:.0f}" if value.is_integer() else f"{Decimal(repr(value)):f}"
 
 
 def repr_value(value: object) -> str:
-    """Return a value as a message shows it. A huge integer is not written digit by digit."""
+    """Return a value for a message. A huge integer is shortened."""
     huge = isinstance(value, int) and abs(value) >= 2**64
     return "an integer of more than 64 bits" if huge else repr(value)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 Values = Mapping[str, Any]
-Words = str | Callable[[Values], str]  # {field} stands for a field's value; or a function of the values
+Words = str | Callable[[Values], str]  # text with {field} for a field's value, or a function of the values
 
 KEPT = "kept {kept} of {before}, {mass} of the mass"
 NOTHING = "had nothing to cut: {before} stayed"
@@ -20,14 +20,13 @@ NOTHING = "had nothing to cut: {before} stayed"
 class OrderEntry(NamedTuple):
     """One method: its place in the order, and its words in the sentences of a record (explain/record.py).
 
-    Attributes:
-        name: of the method.
-        label: the subject of the method's sentence, with the values of its fields: "top-k {top_k}".
-        moves: what a refinement does to probabilities; "": it only removes tokens.
-        cut: a refinement's predicate if it removed tokens. {kept}, {before}: counts of tokens. {mass}: the share of
-            probability that stayed. {cut}, {gone}: what was removed.
-        idle: a refinement's predicate if it removed none of several tokens.
-        title: of its rung on the page; "": the page makes one from the name.
+    - name: of the method.
+    - label: the subject of the method's sentence, with the values of its fields: "top-k {top_k}".
+    - moves: how a refinement changes probabilities. With "" it only removes tokens.
+    - cut: a refinement's predicate if it removed tokens. Its placeholders are {kept} and {before}, counts of tokens,
+      {mass}, the share of probability that stayed, and {cut} and {gone}, the removed part.
+    - idle: a refinement's predicate if it removed no token of several.
+    - title: of its step on the page. With "" the page makes one from the name.
     """
 
     name: str
@@ -44,42 +43,42 @@ def name_p_less(values: Values) -> str:
 
 
 def describe_temperature(values: Values) -> str:
-    """Return what this temperature does to the distribution."""
+    """Describe this temperature's effect on the distribution."""
     return "sharpened the distribution" if values["temperature"] < 1.0 else "flattened the distribution"
 
 
 # The row's mask comes before all edits: it is part of the row (kernels/rows.py), because each draft has its own.
 GRAMMAR = OrderEntry("grammar", "The grammar")
 EDIT_ORDER = (
-    # of the model's own logits, as transformers has it
+    # on the model's own logits, as in transformers
     OrderEntry("normalize_logits", "The log-softmax of all logits"),
-    # then the bans, which nothing later lifts: −inf plus or times anything is −inf
+    # then the bans, which no later edit lifts: −inf plus or times anything is −inf
     OrderEntry("allowed_token_ids", "The list of allowed tokens"),
     OrderEntry("bad_words", "The list of bad words"),
     OrderEntry("banned_at", "The text that may not appear"),
     OrderEntry("min_tokens", "The minimum length"),
     OrderEntry("no_repeat_ngram", "The rule that no n-gram comes twice"),
-    # before the penalties, which look at the sign of the biased logit
+    # before the penalties, which depend on the sign of the biased logit
     OrderEntry("logit_bias", "The logit bias"),
     OrderEntry("sequence_bias", "The sequence bias"),
     OrderEntry("processors", "The custom processor"),
     OrderEntry("encoder_repetition_penalty", "The repetition penalty of the prompt"),
     OrderEntry("penalties", "The penalties"),
     OrderEntry("dry", "DRY, which looks for repetitions,", title="DRY"),
-    # after what else moves EOS: it grows by what is there
+    # after all other edits of EOS: its growth depends on the logit so far
     OrderEntry("length_decay", "The length penalty"),
-    # last: the mark must survive what is asked for otherwise
+    # last: the mark must survive all other edits
     OrderEntry("green_list", "The watermark"),
 )
 REFINEMENT_ORDER = (
-    # first: the others cut the distribution that is really drawn from
+    # first: the others cut the distribution of the draw
     OrderEntry("temperature", "Temperature {temperature}", moves=describe_temperature),
     OrderEntry("dynatemp", "Dynamic temperature (± {dynatemp_range})", moves="followed the distribution's entropy"),
     OrderEntry("smoothing", "Smoothing with factor {smoothing_factor}", moves="bent the logits"),
-    # relative to the likeliest token, so before anything renormalises; cheap, leaves little for the rest
+    # relative to the likeliest token, so before any renormalisation; it is cheap and leaves few tokens for the rest
     OrderEntry("min_p", "min-p {min_p}", title="Min-p"),
     OrderEntry("top_k", "top-k {top_k}", title="Top-k"),
-    # takes its mass from what the others left
+    # takes its mass from the remaining tokens
     OrderEntry("top_p", "top-p {top_p}", title="Top-p"),
     OrderEntry("top_n_sigma", "top-nσ {top_n_sigma}", title="Top-nσ"),
     OrderEntry("typical_p", "typical-p {typical_p}", title="Typical-p"),
@@ -89,10 +88,10 @@ REFINEMENT_ORDER = (
     OrderEntry("eta_cutoff", "eta {eta_cutoff}"),
     OrderEntry("top_h", "top-H {top_h}"),
     OrderEntry("p_less", name_p_less, title="p-less"),
-    # by the logits before the temperature, so its place matters little
+    # uses the logits before the temperature, so its place matters little
     OrderEntry("min_k", "min-k (τ {min_k_tau})"),
     OrderEntry("mirostat", "Mirostat {mirostat} (τ {mirostat_tau} bits)"),
-    # removes the likeliest of what is left
+    # removes the likeliest of the remaining tokens
     OrderEntry(
         "xtc",
         "XTC (threshold {xtc_threshold})",
@@ -100,13 +99,13 @@ REFINEMENT_ORDER = (
         idle="did nothing this time: {before} stayed",
         title="XTC",
     ),
-    # reshapes by the probabilities of what is left
+    # reshapes by the probabilities of the remaining tokens
     OrderEntry(
         "adaptive_p",
         "adaptive-p {adaptive_target}",
         moves="favoured the tokens with probabilities near its target",
     ),
-    # last: the tournament is held among what may be drawn
+    # last: the tournament compares the tokens that can be drawn
     OrderEntry(
         "synthid",
         "The watermark's tournament",
@@ -114,7 +113,7 @@ REFINEMENT_ORDER = (
         title="SynthID",
     ),
 )
-# What is left of the distribution where a draft was refused (sampling/verify.py). It comes after all methods.
+# The rest of the distribution after a refused draft (sampling/verify.py). It comes after all methods.
 DRAFT = OrderEntry(
     "draft",
     "The refused draft",

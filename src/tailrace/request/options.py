@@ -9,26 +9,29 @@ import msgspec
 from tailrace.errors import ParameterError
 from tailrace.request.fields import MAX_SEED, MIN_SEED, conform_fields, repr_value
 
-MAX_PATTERN = 512  # tokens of the longest repeated pattern that is looked for
-MAX_COUNT = 10_000  # the most repetitions that a request may name
-MAX_TABLE = 2**18  # of synthid in transformers' scheme: making one delays all requests by about 10 ms
+MAX_PATTERN = 512  # tokens of the longest repeated pattern
+MAX_COUNT = 10_000  # the most repetitions in a request
+MAX_TABLE = 2**18  # of synthid in transformers' scheme; making one delays all requests by 10 ms
 
 
 class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A watermark that the holder of `key` can detect later (sampling/watermark.py).
 
     Attributes:
-        kind: "kgw": the green list of Kirchenbauer et al. (arXiv 2301.10226). A keyed share `gamma` of the vocabulary
-            gets +`delta`. "synthid": the two-candidate tournament of Dathathri et al. (Nature 634, 2024). It keeps the
-            distribution on average over contexts; in a repeated context it favours the same tokens again.
-        scheme: the random choices: "tailrace", or "transformers", whose detectors then recognise the text
+        kind: "kgw" is the green list of Kirchenbauer et al. (arXiv 2301.10226). A keyed share `gamma` of the vocabulary
+            gets +`delta`. "synthid" is the two-candidate tournament of Dathathri et al. (Nature 634, 2024). It keeps
+            the distribution on average over contexts. In a repeated context it favours the same tokens again.
+        scheme: the random choices: "tailrace", or "transformers". The latter's detectors then recognise the text
             (sampling/watermark_transformers.py).
-        key: 64-bit secret; of kgw in transformers' scheme its hashing_key.
-        context: how many tokens before a token seed its choice.
-        gamma: 0 < γ < 1. delta: 0 < δ ≤ 100. depth: layers of the tournament, 1 … 64.
-        keys, sampling_table_size, sampling_table_seed, context_history_size: of synthid in transformers' scheme, as
-            there. A key for each layer replaces `key` and `depth`; `context` is its ngram_len − 1.
-            sampling_table_size: 1 … 2^18.
+        key: 64-bit secret. For kgw in transformers' scheme it is the hashing_key.
+        context: number of tokens before a token that seed its choice.
+        gamma: 0 < γ < 1.
+        delta: 0 < δ ≤ 100.
+        depth: layers of the tournament, 1 … 64.
+        keys: in transformers' synthid, a key for each layer. It replaces `key` and `depth`. `context` is the ngram_len
+            − 1.
+        sampling_table_size, sampling_table_seed, context_history_size: of transformers' synthid, with its meaning. The
+            table has 1 … 2^18 entries.
     """
 
     kind: Literal["kgw", "synthid"]
@@ -104,10 +107,11 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
     """A span of the text between two markers: the model's thinking, or a tool call.
 
     Attributes:
-        opening, closing: the markers, as text. closing None: the span lasts to the end.
+        opening, closing: the markers, as text. Without a closing marker (None) the span lasts to the end.
         opened: the prompt has already opened the span.
         once: after the span, the markers mean nothing.
-        until: opening markers of other spans, which end this span. resumes: it continues after such a span.
+        until: opening markers of other spans. They end this span.
+        resumes: it continues after such a span.
     """
 
     opening: str
@@ -124,12 +128,13 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         max_tokens: of one thought, without the markers; ≥ 0.
-        span: how the model marks its thinking. also: other spellings of the span's two markers.
+        span: the markers of the model's thinking.
+        also: other spellings of the span's two markers.
         closing_token_ids: the forced tokens.
-        tool_format: how the model writes tool calls (a key of text.tool_parsers.TOOL_FORMATS), "" if it writes none.
-            Within a call the markers mean nothing.
-        calls: the meaning of a call within a thought: "text" of it, its "end", or "inside": the thought continues after
-            the call, and the call is not counted.
+        tool_format: the format of the model's tool calls (a key of text.tool_parsers.TOOL_FORMATS), or "". Within a
+            call the span's markers mean nothing.
+        calls: the meaning of a call within a thought. With "text" it is a part of the thought. With "end" it ends the
+            thought. With "inside" the thought continues after the call, and the call is not counted.
     """
 
     max_tokens: int
@@ -156,21 +161,30 @@ MAX_WHITESPACE = 32
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The language of the output. Each token is drawn from those after which the output can still become a word of it.
+    """The language of the output. Each token is drawn from those after which the output can still become a text of this
+    language.
 
     Attributes:
-        kind: json_object: any JSON object. json_schema: JSON that validates. regex: the whole output matches. choice:
-            one of several texts. ebnf: GBNF, as in llama.cpp. lark: Lark's syntax, as in llguidance. structural_tag:
-            free text with tagged spans that must fit schemas, in xgrammar's format.
-        source: the schema, pattern, JSON list of texts, grammar or tag, as text; "" for json_object.
-        whitespace: the most white space characters in a row between two tokens of JSON, 0 … 32. Without a bound a model
-            could write blanks for ever.
+        kind: the form of `source`, one of the kinds below.
+        source: the schema, pattern, JSON list of texts, grammar or tag, as text. It is "" for json_object.
+        whitespace: the most white space characters in a row between two tokens of JSON, 0 … 32. Without a limit a model
+            could write white space forever.
         after: the free span of the text: the model's thinking. The grammar begins after its closing marker, or after
             another spelling of it (other_closings).
         opening_token_ids: each spelling of the span's opening marker as token ids. It may come first if the model opens
             the span by itself.
-        entry_token_ids: the marker of a tool call. It also ends the free part, and is the grammar's first tokens.
+        entry_token_ids: the marker of a tool call. It also ends the free part, and has the grammar's first tokens.
         close_in_time: shortly before max_tokens, allow only tokens that complete the output, so that it ends valid.
+
+    Kinds:
+
+    - json_object: any JSON object.
+    - json_schema: JSON that validates.
+    - regex: the whole output matches.
+    - choice: one of several texts.
+    - ebnf: GBNF, as in llama.cpp.
+    - lark: Lark's syntax, as in llguidance.
+    - structural_tag: free text with tagged spans that must fit schemas, in xgrammar's format.
     """
 
     kind: GrammarKind
@@ -200,12 +214,12 @@ MAX_DRAFTS = 32
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How far the engine may guess ahead for one request.
+    """The drafting for one request.
 
     Attributes:
-        max_drafts: the most tokens drafted per step, 0 … 32; None leaves it to the engine. Tokens that must come next
-            (forced tokens, text for which a grammar leaves no choice) are computed ahead in any case.
-        rule: how guesses are verified (sampling/verify.py). None: exact if a drafter guesses tokens, rejection if it
+        max_drafts: the most drafts per step, 0 … 32. None leaves it to the engine. Tokens without an alternative
+            (forced tokens, the only tokens that a grammar allows) are always computed ahead.
+        rule: the rule of verification (sampling/verify.py). None is exact if a drafter guesses tokens, rejection if it
             draws them from distributions. "typical" changes the distribution, the others don't.
     """
 

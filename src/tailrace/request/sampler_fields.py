@@ -35,7 +35,7 @@ SIZE = Range(0.0, 1e6)
 FACTOR = Range(1e-6, 1e6)
 PENALTY = Range(-100.0, 100.0)
 WINDOW = Range(-1, 2**31 - 1)
-DRY_BREAKERS = ("\n", ":", '"', "*")  # as strings, what every implementation has by default
+DRY_BREAKERS = ("\n", ":", '"', "*")  # the default strings of every implementation
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 

@@ -14,7 +14,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
         logprob: the token's natural-log probability. −inf: it was forced and could not have been sampled. NaN: only
             entropies were requested.
         rank: 1 is the likeliest; ties go to the smaller id. 0: only entropies were requested.
-        top_ids, top_logprobs: the likeliest tokens in order, or the tokens that the request named, in its order.
+        top_ids, top_logprobs: the likeliest tokens in order. If the request named tokens, these in its order.
         entropy, varentropy: of the whole distribution in nats, if they were requested.
     """
 

@@ -1,4 +1,4 @@
-"""Why a token came: one record per token, from the sampler to the wire. This module imports no torch.
+"""The explanation of a token: one record per token, from the sampler to the wire. This module imports no torch.
 
 `sampling/explain.py` makes the record: it applies the methods of the reference pipeline, one by one, to the row that
 the token was drawn from. A record shows n tokens, `ids`. Every list of n numbers is in their order.
@@ -19,11 +19,13 @@ Origin = Literal["drawn", "greedy", "forced", "accepted", "replaced"]
 
 
 class ExplainOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a record shows. top: this many of the model's likeliest tokens, and of those that may be drawn, 1 to 100.
-    ids: further tokens, at most 100.
+    """The contents of a record.
+
+    - top: this many of the model's likeliest tokens, and of the tokens that can be drawn, 1 to 100.
+    - ids: further tokens, at most 100.
 
     Raises:
-        ParameterError: (a ValueError) top is out of range, or there are too many ids.
+        ParameterError: (a ValueError) top is out of range, or ids are too many.
     """
 
     top: int = 10
@@ -42,13 +44,14 @@ class ExplainOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
 
 class ModelView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The row as the model gave it.
+    """The row as the model returned it.
 
-    Attributes:
-        logits: float32 values, of n tokens; with guidance those of the combined row. None: −inf.
-        probabilities: softmax over the whole vocabulary. ranks: 1 is the likeliest; ties go to the smaller id.
-        entropy: of the whole distribution, nats. varentropy: the variance of −ln p, nats².
-        conditional, unconditional: with guidance, the logits of the two rows.
+    - logits: float32 values, of n tokens. With guidance they are those of the combined row. None: −inf.
+    - probabilities: softmax over the whole vocabulary.
+    - ranks: 1 is the likeliest; ties go to the smaller id.
+    - entropy: of the whole distribution, nats.
+    - varentropy: the variance of −ln p, nats².
+    - conditional, unconditional: with guidance, the logits of the two rows.
     """
 
     logits: list[float | None]
@@ -63,11 +66,13 @@ class ModelView(msgspec.Struct, frozen=True, omit_defaults=True):
 class EditStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """The effect of one edit on the logits.
 
-    Attributes:
-        method: its name in method_order.py, or "grammar". fields: the request's fields that switch it on.
-        changed: number of tokens whose logit moved and stayed finite. banned: number that became −inf.
-        left: number of finite logits after the edit.
-        logits: after the edit, of n tokens; None: −inf. probabilities: their softmax over the whole vocabulary.
+    - method: its name in method_order.py, or "grammar".
+    - fields: the request's fields that switch it on.
+    - changed: number of tokens whose logit moved and stayed finite.
+    - banned: number of logits that became −inf.
+    - left: number of finite logits after the edit.
+    - logits: after the edit, of n tokens. None: −inf.
+    - probabilities: their softmax over the whole vocabulary.
     """
 
     method: str
@@ -82,16 +87,15 @@ class EditStep(msgspec.Struct, frozen=True, omit_defaults=True):
 class RefinementStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """The effect of one refinement on the distribution.
 
-    Attributes:
-        method: its name in method_order.py, or "draft": a draft was refused and the token comes from max(0, p − q).
-        fields: the request's fields that switch it on.
-        before, kept: how many tokens could be drawn before it, and how many after it.
-        mass: the probability, before it, of the tokens that it kept.
-        entropy: after it, nats. probabilities: after it, of n tokens; None: removed, here or before.
-        boundary: the smallest earlier probability among the kept tokens, if it removed some and all of those were less
-            likely or as likely; else None.
-        cut_ids, cut_probabilities: the likeliest tokens that it removed, at most five, with their probabilities before
-            it.
+    - method: its name in method_order.py. It is "draft" for a refused draft, whose token comes from max(0, p − q).
+    - fields: the request's fields that switch it on.
+    - before, kept: number of tokens that could be drawn before it, and after it.
+    - mass: the kept tokens' probability before it.
+    - entropy: after it, nats.
+    - probabilities: after it, of n tokens. None: removed, here or before.
+    - boundary: the smallest probability before it among the kept tokens. It is None if no token was removed, or if a
+      removed token was likelier.
+    - cut_ids, cut_probabilities: the likeliest removed tokens, at most five. Their probabilities are those before it.
     """
 
     method: str
@@ -110,14 +114,13 @@ class Draw(msgspec.Struct, frozen=True, omit_defaults=True):
     """The draw. The largest score wins; score = ln probability + noise (Gumbel). Greedy: the largest logit, without
     noise.
 
-    Attributes:
-        probabilities: those that n tokens are drawn with; None: the token can't be drawn.
-        noise, scores: None: the token can't be drawn. In a greedy row the noise is 0 and the score is the logit.
-        winner: the token with the largest score. It is the token itself, unless that was forced, or was a draft that
-            was accepted otherwise: then it is the token that would have been drawn.
-        runner_up: the token with the next score; None: no other token is left.
-        margin: how far the winner's score is above the runner-up's.
-        greedy: the row takes its largest logit.
+    - probabilities: those that n tokens are drawn with. None: the token can't be drawn.
+    - noise, scores: None: the token can't be drawn. In a greedy row the noise is 0 and the score is the logit.
+    - winner: the token with the largest score. It may differ from the token if that was forced or is an accepted draft.
+      Then it is the token that would have been drawn.
+    - runner_up: the token with the next score. None: no other token is left.
+    - margin: the winner's score minus the runner-up's.
+    - greedy: the row takes its largest logit.
     """
 
     probabilities: list[float | None]
@@ -132,13 +135,15 @@ class Draw(msgspec.Struct, frozen=True, omit_defaults=True):
 class DraftView(msgspec.Struct, frozen=True, omit_defaults=True):
     """A drafter's part in the token.
 
-    Attributes:
-        rule: of verification. place: of the token in the draft, from 0. drafter: its name.
-        token: the token that was proposed here. p: its probability here.
-        q: the probability with which the drafter proposed it; None: the drafter proposed nothing else.
-        bound: the draft is accepted if p is above it. rejection: u · q, u uniform. typical: a bound that depends on how
-            uncertain the distribution is. None: another rule decided (exact: the draft is what is drawn; block: all
-            drafts together).
+    - rule: of verification.
+    - place: of the token in the draft, from 0.
+    - drafter: its name.
+    - token: the proposed token at this place.
+    - p: its probability here.
+    - q: the probability with which the drafter proposed it. None: the drafter considered no other token.
+    - bound: the draft is accepted if p is above it. Rule rejection: u · q, u uniform. Rule typical: a bound that
+      depends on the distribution's entropy. None: another rule decided. (Rule exact compares the draft with the drawn
+      token. Rule block decides on all drafts together.)
     """
 
     rule: str
@@ -151,19 +156,26 @@ class DraftView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a token came at one place of a sequence.
+    """The explanation of a token at one place of a sequence.
 
-    Attributes:
-        index: of the token in the output, from 0. position: in the whole sequence. The noise is a function of key,
-            position and token id. key: 64 bits, as 16 hexadecimal digits.
-        token_id: the token.
-        origin: "drawn"; "greedy": the largest logit; "forced": no other token was allowed; "accepted": a draft that the
-            rule accepted; "replaced": drawn instead of a refused draft.
-        ids: the tokens that are shown: the model's likeliest, those that may be drawn, the token, the winner, the
-            runner-up, the requested ones; ordered by the model's rank.
-        removed_by: of n tokens, the first method that removed each: an edit, "grammar", a refinement. "model": its own
-            logit is −inf, or too far down. "": it could be drawn.
-        ended: what the token ended, if anything: "stop", "length", "repetition", …
+    - index: of the token in the output, from 0.
+    - position: in the whole sequence. The noise is a function of key, position and token id.
+    - key: 64 bits, as 16 hexadecimal digits.
+    - token_id: the token.
+    - origin: how the token came.
+    - ids: the shown tokens, ordered by the model's rank. They are the model's likeliest, the likeliest that can be
+      drawn, the token, the winner, the runner-up, and the requested ones.
+    - removed_by: of n tokens, the first method that removed each: an edit, "grammar", or a refinement. A token whose
+      own logit is −inf, or too far below the largest, has "model". A token that can be drawn has "".
+    - ended: what the token ended, if anything: "stop", "length", "repetition", …
+
+    Origins:
+
+    - "drawn": a plain draw.
+    - "greedy": the largest logit.
+    - "forced": no other token was allowed.
+    - "accepted": a draft that the rule accepted.
+    - "replaced": drawn instead of a refused draft.
     """
 
     index: int

@@ -52,9 +52,9 @@ class TokenAppender:
     """Appends tokens to sequences, and returns the outcome.
 
     Args:
-        rewind: takes a sequence back to an output position.
-        redraws_per_token: tokens that may be taken back per delivered token.
-        grammar_step_s: processor time of one token in a grammar; None: there are no grammars.
+        rewind: returns a sequence to an earlier output position.
+        redraws_per_token: maximum number of discarded draws per delivered token.
+        grammar_step_s: processor time of one token in a grammar. None: no sequence has a grammar.
     """
 
     def __init__(

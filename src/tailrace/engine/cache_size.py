@@ -32,9 +32,10 @@ def num_blocks(
     config.memory_gib limits their memory; 0: a share of the free memory.
 
     Args:
-        block_bytes: of one block over all layers; 0 if the runner needs no memory.
+        block_bytes: of one block over all layers. Zero if the runner needs no memory.
         wanted: blocks with which every slot could reach the full context.
-        device: the device whose memory it is; None: the machine's. states: bytes for the states of all sequences.
+        device: the device that has the memory. None: the machine.
+        states: bytes for the states of all sequences.
 
     Raises:
         ConfigError: not even one block fits in addition to the states.

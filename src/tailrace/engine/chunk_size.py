@@ -1,8 +1,10 @@
-"""The number of prompt tokens in a step. While sequences decode, prompts are computed in chunks. A chunk keeps the step
-within a multiple of its time without prompts, by the measured times of the last steps. (Sarathi-Serve's stall-free
-batching uses profiled times, arXiv 2403.02310.) This module knows no sequences. Its results follow from its inputs.
+"""The number of prompt tokens in a step. While sequences decode, prompts are computed in chunks.
 
-It has a curve of times of its own: that of the drafts (drafting/adaptive.py) has no steps with prompts.
+A chunk keeps the step within a multiple of its time without prompts, by the measured times of the last steps.
+Sarathi-Serve's stall-free batching uses profiled times (arXiv 2403.02310). This module knows no sequences. Its results
+follow from its inputs.
+
+It has its own curve of times: that of the drafts (drafting/adaptive.py) has no steps with prompts.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from collections.abc import Callable, Iterable
 
 from tailrace.drafting.step_time import StepTime
 
-LEAST = 16  # the fewest prompt tokens in a chunk
-PATIENCE = 4.0  # largest factor of slowdown, used if more prompts wait than sequences decode
-FIRST = 512  # the most tokens of a step before the time of larger steps is known
-LONGEST_S = 1.0  # the longest larger step: during a step no request is admitted, and none that left is removed
-HURRY = 8.0  # factor of slowdown · prompts per decoding sequence, if one step then reads all waiting prompts
-EVERY = 8  # after this many steps of a size, only every EVERY-th is recorded: recording takes tens of µs
+LEAST = 16  # The fewest prompt tokens in a chunk.
+PATIENCE = 4.0  # Largest factor of slowdown, used if more prompts wait than sequences decode.
+FIRST = 512  # The most tokens of a step before the time of larger steps is known.
+LONGEST_S = 1.0  # The longest larger step. During a step no request is admitted or removed.
+HURRY = 8.0  # Factor of slowdown · prompts per decoding sequence, if a step then reads all prompts.
+EVERY = 8  # After this many steps of a size, only every EVERY-th is recorded, which takes tens of µs.
 
 
 class ChunkSize:

@@ -56,11 +56,12 @@ class Engine:
 
     Args:
         runner: the model.
-        info: what front ends need to know of the model; max_model_len is lowered to the size of the cache.
+        info: data of the model for front ends. max_model_len is lowered to the size of the cache.
         token_bytes: the bytes of each token id. Without it strings can't be banned, and only front ends find stop
             strings.
-        grammars: compiles and matches; without it no grammar is served.
-        speculation: how sequences draft. drafter: makes the drafter, which may draw with the engine's own sampler.
+        grammars: compiles and matches. Without it no grammar is served.
+        speculation: the settings of drafting.
+        drafter: makes the drafter, which may draw with the engine's own sampler.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""A bound on the memory of the engine's process that requests cause, beyond its size when it was ready. The request
-that grows is ended before the kernel ends the process.
+"""A limit of the memory that requests add to the engine's process. The process ends its largest request before the
+kernel would end the process.
 
-From half of the bound on, the memory that each output adds is charged to its request. At the bound no request is
-accepted, and the request that has grown most is ended; then the next, as long as necessary. Memory that stays when no
-request is left counts as the engine's own afterwards.
+Below half of the limit nothing is measured per request. Above it, each output's memory growth is charged to its
+request. At the limit no request is accepted, and requests are ended, the largest first, until the process is below the
+limit. If memory remains when no request is left, it counts as the engine's own from then on.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tailrace.errors import OverloadedError, TailraceError
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.5  # of the memory that is available when the engine is ready
-NEAR = 0.5  # of the bound; beyond this share growth is charged to requests
+SHARE = 0.5  # share of the memory that is available when the engine is ready
+NEAR = 0.5  # share of the limit from which growth is charged to requests
 LOOK_S = 0.05
-SETTLE_S = 0.5  # time for the memory of an ended request to come back
+SETTLE_S = 0.5  # time until the memory of an ended request is free
 TOKEN_BYTES = 200  # about the bytes of a token's history, for requests without a measured growth
 MIB = 1 << 20
-LEAST = 256 * MIB  # used if more is promised than available: a bound of nothing would refuse all requests
+LEAST = 256 * MIB  # for the case that more is promised than available: a limit of 0 would refuse all requests
 
 
 class MemoryLimit:
     """The limit of one engine.
 
     Args:
-        limit: bytes beyond the current size of the process. 0: SHARE of the memory that is available beyond what is
-            promised, but at least LEAST, or SHARE of all available memory if that is less.
-        promised: bytes that are allocated but not yet resident: the system provides memory when it is first written.
+        limit: bytes beyond the current size of the process. With 0 it is SHARE · (available memory − promised). It is
+            at least LEAST, or SHARE · (available memory) if that is smaller.
+        promised: bytes that are allocated but not yet resident. The system provides memory at the first write.
     """
 
     def __init__(self, limit: int = 0, promised: int = 0) -> None:
@@ -47,8 +47,8 @@ class MemoryLimit:
         self.over = False
 
     def check(self, requests: Collection[Request]) -> tuple[Request, TailraceError] | None:
-        """Return the request that must end now, and the error. Called between two steps; it reads the process's size
-        now and then."""
+        """Return the request that must end now, and the error. It is called between two steps. It does not read the
+        process's size at every call."""
         now = time.monotonic()
         if now < self._looked_s + LOOK_S:
             return None
@@ -68,7 +68,7 @@ class MemoryLimit:
         return None
 
     def refusal(self) -> OverloadedError:
-        """Return the error for a new request at the bound."""
+        """Return the error for a new request at the limit."""
         return OverloadedError(
             f"requests hold all of the {self.limit // MIB} MiB that they may (memory_growth_gib); try again later"
         )
@@ -105,7 +105,7 @@ def read_resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as sizes:
             _, whole, shared, *_ = sizes.read().split()
         return (int(whole) - int(shared)) * PAGE
-    except OSError:  # not Linux: nothing is bounded
+    except OSError:  # not Linux: no limit applies
         return 0
 
 

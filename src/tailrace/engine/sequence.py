@@ -1,12 +1,12 @@
 """A request and its sequences: their data, and the legal changes of state.
 
     WAITING ──admit──► RUNNING ──finish──► FINISHED
-       ▲                 │  ▲ └───fail───► FAILED        finish and fail are legal from every living state
+       ▲                 │  ▲ └───fail───► FAILED
        └────preempt──────┘  │
-    FORK ────────fork───────┘                            forks (n > 1) wait here for the shared prefill
+    FORK ────────fork───────┘
 
-A sequence ends in exactly one terminal state, because no change leads out of one. This module knows nothing of blocks
-or models.
+finish and fail are legal from every living state. Forks (n > 1) wait in FORK for the shared prefill. A sequence ends in
+exactly one terminal state, because no change leads out of one. This module knows nothing of blocks or models.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Request:
     adapter: int = 0  # its number among the runner's; 0: none
     min_host_s: float = 0.0
     arrived_s: float = field(default_factory=time.monotonic)
-    queued_s: float | None = None  # from its arrival until it was first admitted
-    compiling: Future[Compiled] | None = None  # its grammar, until it is ready
-    banning: Future[Bans] | None = None  # its banned strings, until they are ready
+    queued_s: float | None = None  # From its arrival to its first admission.
+    compiling: Future[Compiled] | None = None  # Its grammar, until it is ready.
+    banning: Future[Bans] | None = None  # Its banned strings, until they are ready.
     # Bytes by which the process grew while its outputs were processed, if that was measured (memory.py).
     grown_bytes: int = 0
     sequences: list[Sequence] = field(default_factory=list)
@@ -170,9 +170,9 @@ class Sequence:
     slot: int = -1
     num_computed: int = 0
     state_end: int = 0
-    host_s: float = 0.0  # processor time of its last sample, without the model; at first an estimate
-    num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
-    started: bool = False  # its first tokens have been sent
+    host_s: float = 0.0  # Processor time of its last sample, without the model. At first an estimate.
+    num_cached: int = 0  # Prompt tokens that came from the prefix cache at its first admission.
+    started: bool = False  # Its first tokens were sent.
     # Of each step, the numbers of drafts and of accepted drafts; not sent yet.
     draft_counts: list[int] = field(default_factory=list)
     wanted: WantedRows | None = None  # the places whose logits are needed without sampling
@@ -182,10 +182,10 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
     sequence_state: SequenceState = field(default_factory=SequenceState)
-    bans: BannedStringCheck | None = None  # if text is banned
-    thinking: ThinkingBudgetCheck | None = None  # if thinking has a budget
-    stop_checks: tuple[StopCheck, ...] = ()  # in the order in which they run
-    constraint: StructuredOutput | None = None  # if a grammar constrains the text
+    bans: BannedStringCheck | None = None  # If text is banned.
+    thinking: ThinkingBudgetCheck | None = None  # If thinking has a budget.
+    stop_checks: tuple[StopCheck, ...] = ()  # In the order in which they run.
+    constraint: StructuredOutput | None = None  # If a grammar constrains the text.
     # With guidance: the same output after the negative prompt; no token is sampled from it.
     unconditional: Sequence | None = None
 

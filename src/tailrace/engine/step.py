@@ -2,8 +2,8 @@
 
 One driver, `StepDriver.run`, runs the parts in one of two orders. N is a step, N + 1 the next one.
 
-    depth 0:    plan N → draft N → start masks of N → forward N → sample N → collect N
-    depth 1:    sample N → plan N + 1 → draft N + 1 → forward N + 1 → collect N → start masks of N + 1
+- depth 0: plan N → draft N → start masks of N → forward N → sample N → collect N
+- depth 1: sample N → plan N + 1 → draft N + 1 → forward N + 1 → collect N → start masks of N + 1
 
 At depth 1 steps overlap: step N + 1 is launched before the host has processed the samples of step N, or even knows
 them. Unknown samples are stored in `Sequence.tokens` as references (in_flight.py). The host waits for them before the

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-MAX_SCORED = 128  # rows of one step for prompt logprobs: 128 MiB in float32 at a vocabulary of 256 thousand
-MAX_REPLAYED = 32  # rows of one replayed sequence that wait to be processed
-MAX_REPLAYS = MAX_SCORED // MAX_REPLAYED  # replayed sequences at once, so that at most MAX_SCORED rows wait
+MAX_SCORED = 128  # Rows of one step for prompt logprobs: 128 MiB in float32 for a vocabulary of 256 thousand.
+MAX_REPLAYED = 32  # Waiting rows of one replayed sequence.
+MAX_REPLAYS = MAX_SCORED // MAX_REPLAYED  # Replayed sequences at once, so that at most MAX_SCORED rows wait.
 
 
 @dataclass(eq=False, slots=True)

@@ -1,11 +1,11 @@
 """Banned strings and patterns: searches the text of a sequence, as its tokens' bytes give it, for banned text.
 
-A token that holds a banned string within itself can never be sampled (text/token_search.py). Banned text that lies
-across tokens is found when it is complete. The sequence is then rewound to the token in which the text began, that
-token is banned at that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop").
-Tokens that may still become part of banned text are held back, so no client ever sees such text.
+A token that contains a banned string can never be sampled (text/token_search.py). Banned text across several tokens is
+found when it is complete. The sequence is then rewound to the token in which the text began, that token is banned at
+that position, and another one is sampled (exllamav2's banned strings, koboldcpp's "antislop"). Tokens that may still
+become part of banned text are held back, so no client ever sees such text.
 
-The text is that of the answer. Special tokens that are left out of it leave nothing, nor does the token that ends it.
+The text is that of the answer. Special tokens that are left out of it leave no text, nor does the token that ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.text.stop_regex import Patterns, RegexSearch, compile_request_patt
 from tailrace.text.stop_strings import AhoCorasick, compile_strings
 from tailrace.text.utf8 import decode_utf8
 
-GRACE = 16  # tokens that may be taken back before the sequence has sent any
+GRACE = 16  # tokens that may be removed before the sequence has sent any
 MARK = 64  # characters between two marks; after a rewind the text is read again from a mark
 LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
@@ -91,11 +91,12 @@ class Mark(NamedTuple):
 class BannedStringCheck:
     """One sequence's check.
 
-    Attributes:
-        banned: output position → tokens banned there.
-        held: tokens not sent yet. sent: number of tokens that are. taken_back: number of discarded draws.
-        field: the parameter that the last match was found for.
-        alone: the token that completed the match holds the banned text within itself, wherever it occurs.
+    - banned: output position → tokens banned there.
+    - held: tokens not sent yet.
+    - sent: number of sent tokens.
+    - taken_back: number of discarded draws.
+    - field: the parameter of the last match.
+    - alone: the token that completed the match contains the whole banned text.
     """
 
     def __init__(self, bans: Bans, banned: dict[int, set[int]] | None = None, begun: bytes = b"") -> None:
@@ -113,14 +114,15 @@ class BannedStringCheck:
         self.alone = False
 
     def push(self, token: int, silent: bool = False, last: bool = False) -> int | None:
-        """Add a token. If banned text is complete with it, return the output position of the token in which the text
-        began.
+        """Add a token. If it completes banned text, return the output position of the token in which the text began.
+        Then `back_to` must follow.
 
-        If that token was sent already, return the position of the first one not sent yet. (After an earlier rewind,
-        banned text may begin in a token that was safe to send.) Then `back_to` must follow.
+        If that token was sent already, return the position of the first token that was not. After an earlier rewind,
+        banned text may begin in a token that was safe to send.
 
         Args:
-            silent: the token leaves no text. last: no token follows, so an incomplete character becomes U+FFFD.
+            silent: the token leaves no text.
+            last: no token follows, so an incomplete character becomes U+FFFD.
         """
         began = self._scan_token(token, silent, last)
         if began is not None:

@@ -71,9 +71,9 @@ class StructuredOutput:
         self._look_again()
 
     def _look_again(self) -> None:
-        self._completion: list[int] | None = None  # the shortest completion from here, if known
-        self._search: Search | None = None  # the search that is under way
-        self._after: tuple[int, list[int]] | None = None  # a token that may come next, and the completion without it
+        self._completion: list[int] | None = None  # The shortest completion from here, if known.
+        self._search: Search | None = None  # The current search.
+        self._after: tuple[int, list[int]] | None = None  # A possible next token, and the completion without it.
         # The number of tokens left at which the completion is searched for again.
         self._due = sys.maxsize if self._grammar.close_in_time and not self._leaving else -1
 

@@ -3,18 +3,18 @@ results follow from its inputs alone.
 
 The best step has the most tokens per second. Of k drafts, p·(1 + q + … + q^(k−1)) are accepted on average. p is the
 acceptance rate of first drafts, q that of later drafts after accepted ones. Two rates are needed because a copied text
-is right or wrong from its first token on. (With p = q, and the sequence's own token added, this is
-(1 − p^(k+1)) / (1 − p) of Leviathan et al., arXiv 2211.17192.)
+is right or wrong from its first token on. With p = q, and the sequence's own token added, the sum is (1 − p^(k+1)) / (1
+− p) of Leviathan et al., arXiv 2211.17192.
 
 Draft positions of all sequences are taken in the order of their expected gain. Their number is the one that makes the
-step best, by the measured time of steps of each size. So drafting ends by itself where it would lose time: on free
-text, and with so many streams that every token costs time.
+step best, by the measured time of steps of each size. So drafting ends by itself if it would lose time: on free text,
+and with so many streams that every token costs time.
 
 A sequence that gets no drafts by this rule is probed now and then, since its text may have changed.
 
 These estimates may be wrong: kernels work in whole tiles, clocks are noisy, texts change. So each draft step spends its
-extra time from a budget and earns the time that its accepted drafts saved. There are no drafts while the budget is
-negative. Steps without drafts add 1.5 % of their time to the budget. That bounds the loss, whatever the reason.
+extra time from a budget and earns the time that its accepted drafts saved. While the budget is negative, nothing is
+drafted. Steps without drafts add 1.5 % of their time to the budget. That bounds the loss, whatever the reason.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tailrace.drafting.step_time import DraftTime, StepTime
 from tailrace.errors import ConfigError
 from tailrace.request.options import MAX_DRAFTS
 
-PROBE = 2  # drafts of a probe; the second one measures q
-MAX_SPACING = 32  # steps between two probes of one sequence
+PROBE = 2  # Drafts of a probe; the second one measures q.
+MAX_SPACING = 32  # Steps between two probes of one sequence.
 # The budget, in units of the time of a step without drafts.
-RATE = 0.015  # added by each step without drafts
-START, FULL, DEBT = 1.0, 2.0, -2.0  # at first, at most, at least; so good times do not pay for bad ones
+RATE = 0.015  # Added by each step without drafts.
+START, FULL, DEBT = 1.0, 2.0, -2.0  # At first, at most, at least. The limits keep good times from paying for bad ones.
 # A draft step is charged a time within this share of the usual time of its size, since other processes use the cores
 # now and then. The charge is never more than the time of its tokens one by one.
 CLIP = 0.5
@@ -68,7 +68,7 @@ class DraftLengthController:
         """Return how many drafts each sequence may get; 0: none.
 
         Args:
-            requests: the slot of each sequence that decodes in this step, and the most drafts that it can have.
+            requests: the slot of each decoding sequence, and the most drafts that it can have.
             others: the step's further tokens, of prefills and of sequences that get no drafts.
         """
         counts = [max(0, min(limit, self._max_drafts)) for _, limit in requests]
@@ -84,8 +84,8 @@ class DraftLengthController:
         return counts
 
     def record_acceptance(self, slot: int, offered: int, accepted: int) -> None:
-        """Note that the first `accepted` of `offered` drafts were accepted. offered = 0: the drafter was asked and had
-        none."""
+        """Record that the first `accepted` of `offered` drafts were accepted. offered = 0: the drafter was asked, but
+        returned no drafts."""
         known = self._sequences.setdefault(slot, _DraftHistory())
         known.ready.add(float(offered > 0), 1.0)
         if not offered:
@@ -100,7 +100,7 @@ class DraftLengthController:
         self.step.accepted += accepted
 
     def record_step(self, tokens: int, seconds: float, record: StepCost | None = None) -> None:
-        """Note the time of a step without prefills: forward pass and sampling. tokens: with its drafts. record: the
+        """Record the time of a step without prefills: forward pass and sampling. tokens: with its drafts. record: the
         step's, if it is not the last one."""
         if tokens < 1 or seconds <= 0.0:
             return
@@ -114,12 +114,12 @@ class DraftLengthController:
             step.forward_s = min(max(seconds, (1.0 - CLIP) * usual_s), most_s)
 
     def record_drafting(self, drafts: int, seconds: float) -> None:
-        """Note the time that making this many drafts took."""
+        """Record the time of making this many drafts."""
         self._draft_time.add(self.step.asked, drafts, seconds)
         self.step.draft_s += seconds
 
     def record_delay(self, seconds: float) -> None:
-        """Note how much later an overlapping step began because it had to wait for the samples before it."""
+        """Record how much later an overlapping step began because it had to wait for the samples before it."""
         self._delay.add(seconds, 1.0)
         self.step.draft_s += seconds
 

@@ -68,11 +68,12 @@ class TargetStates:
 class Drafter(ABC):
     """Anything that drafts tokens.
 
-    draws: it can draw from distributions, so its drafts are verified by rejection unless somebody says otherwise.
-    captures: the target's layers whose output `observe` gets, 0 … L − 1 for its decoder layers, L for the output after
-    the final norm. () means that `observe` is not called.
-    cache_bytes: size of the drafter's own KV cache. Memory that is allocated but not yet written is not counted as
-    memory of requests (engine/memory.py).
+    - draws: it can draw from distributions, so its drafts are verified by rejection unless a request or the operator
+      sets another rule.
+    - captures: the target's layers whose output `observe` gets: 0 … L − 1 for its decoder layers, L for the output
+      after the final norm. With () `observe` is not called.
+    - cache_bytes: size of the drafter's own KV cache. Memory that is allocated but not yet written does not count as
+      memory of requests (engine/memory.py).
     """
 
     draws: bool = False

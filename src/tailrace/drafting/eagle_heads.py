@@ -35,7 +35,7 @@ EAGLE3_KEYS = frozenset(
         "sliding_window",
     )
 )
-# A window is honoured where layers ask for one. Our layer does not.
+# A window applies to layers that request one. Our layer does not.
 EAGLE_ONLY = {
     "speculators_model_type": ("eagle3",),
     "use_sliding_window": (False,),
@@ -111,9 +111,14 @@ class Eagle3:
     """The head of EAGLE-3. It fuses the states of several layers of the target. The projections take embedding and
     state, each normed.
 
-    Tensors: fc.weight [H, C·Ht]; midlayer.* (layers.0.* in files of the speculators library) with hidden_norm,
-    input_layernorm and projections 2H wide; norm.weight; lm_head.weight and d2t, see drafting/ends.py.
-    embed_tokens.weight in some files, else the target's. t2d says the same as d2t and is not read.
+    Tensors:
+
+    - fc.weight [H, C·Ht].
+    - midlayer.* (layers.0.* in files of the speculators library) with hidden_norm, input_layernorm and projections 2H
+      wide.
+    - norm.weight; lm_head.weight and d2t, see drafting/ends.py.
+    - embed_tokens.weight in some files, else the target's.
+    - t2d has the same content as d2t and is not read.
 
     Keys, at the top of config.json or in its eagle_config:
 
@@ -225,9 +230,12 @@ def fused_layers(checkpoint: Checkpoint, num_layers: int) -> tuple[int, ...]:
     """Return the target's layers whose outputs an EAGLE-3 head takes.
 
     Without a setting in config.json they are the inputs of layers 2, L / 2 and L − 3, as in the published
-    implementation. config.json has two settings: `eagle_config.eagle_aux_hidden_state_layer_ids` counts layers'
-    outputs, a top-level `eagle_aux_hidden_state_layer_ids` counts inputs. The files do not say so; servers read them in
-    this way.
+    implementation. Two settings exist:
+
+    - `eagle_config.eagle_aux_hidden_state_layer_ids` counts layers' outputs.
+    - A top-level `eagle_aux_hidden_state_layer_ids` counts inputs.
+
+    The files do not explain this; servers read them in this way.
     """
     nested = (checkpoint.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     pinned = checkpoint.config.get("eagle_aux_hidden_state_layer_ids") or (2, num_layers // 2, num_layers - 3)

@@ -98,11 +98,12 @@ ONLY: dict[str, tuple[Any, ...]] = {
 def refuse_unknown(
     checkpoint: Checkpoint, honoured: frozenset[str], sections: tuple[str, ...], only: Mapping[str, tuple[Any, ...]]
 ) -> None:
-    """Raise ModelLoadError, naming the key, if the configuration has a setting that would not be honoured.
+    """Raise ModelLoadError, naming the key, if the configuration has a setting that would be ignored.
 
     Args:
-        honoured: keys that the head itself reads. sections: sections of the configuration that hold more of them.
-        only: further keys with their accepted values, for this kind of head, as in ONLY.
+        honoured: keys that the head itself reads.
+        sections: sections of the configuration with more such keys.
+        only: further keys with their accepted values, as in ONLY.
     """
     parts = [("", checkpoint.config)]
     parts += [(f"{name}.", part) for name in sections if isinstance(part := checkpoint.config.get(name), dict)]

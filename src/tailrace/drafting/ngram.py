@@ -1,6 +1,7 @@
-"""Prompt lookup: drafts the tokens that followed the last tokens at an earlier occurrence, in the prompt or the output
-of the same sequence (Yang et al., arXiv 2304.04487; Saxena 2023, "Prompt lookup decoding"). It needs no weights, and
-reads no other sequence.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens in the same sequence.
+
+The occurrence may be in the prompt or the output (Yang et al., arXiv 2304.04487; Saxena 2023, "Prompt lookup
+decoding"). Prompt lookup needs no weights, and reads no other sequence.
 
 The n-grams of a text are indexed once, each with all places that followed it (LZ77's hash chains, without collisions).
 So a draft costs the same in a long text as in a short one.
@@ -15,10 +16,10 @@ from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.prefix import count_common_prefix, count_valid_prefix
 from tailrace.errors import ConfigError
 
-MAX_SIZE = 32  # tokens of an n-gram
-BITE = 4096  # new tokens indexed in one step, of all texts together, so that a long prompt delays no one: 10 ms
-CANDIDATES = 16  # occurrences of the longest n-gram whose context is compared
-REACH = 64  # tokens of that context
+MAX_SIZE = 32  # Tokens of an n-gram.
+BITE = 4096  # New tokens indexed in one step, of all texts. They take 10 ms, so a long prompt delays no one.
+CANDIDATES = 16  # Occurrences of the longest n-gram whose context is compared.
+REACH = 64  # Tokens of that context.
 
 
 class NGram(Drafter):

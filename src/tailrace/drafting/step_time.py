@@ -35,13 +35,13 @@ class DraftTime:
         self.costs = (per_ask, per_draft)
 
 
-SAMPLES = 31  # the last times that count, of a node
-SETTLED = 5  # samples from which on the median counts; before, the smallest, since the first steps are slow
-DRIFT = 0.1  # share of a step's deviation that moves the level
-PLAIN = 3  # plain steps of a size that must be seen before drafts are judged
-REFRESH = 256  # steps after which a plain step of a size must be seen again
-FORGET = 2048  # steps after which a node that was not met is dropped, and measured anew
-FLAT = 0.02  # share of a token's time that another token adds, until it is measured
+SAMPLES = 31  # Number of a node's last times that count.
+SETTLED = 5  # From this many samples on, the median counts. Before, the smallest counts.
+DRIFT = 0.1  # Share of a step's deviation that moves the level.
+PLAIN = 3  # Plain steps of a size that must be seen before drafts are judged.
+REFRESH = 256  # Steps after which a plain step of a size must be seen again.
+FORGET = 2048  # Steps after which an unused node is dropped, and measured again.
+FLAT = 0.02  # Share of a token's time that another token adds, until it is measured.
 
 
 class StepTime:

@@ -17,8 +17,8 @@ from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.prefix import count_valid_prefix
 from tailrace.errors import ConfigError
 
-BITE = 4096  # new tokens read in one step, of all texts together, so that a long prompt delays no one: 10 ms
-HOPS = 64  # links along which an occurrence is counted; a run of one token has as many as its length
+BITE = 4096  # New tokens read in one step, of all texts. They take 10 ms, so a long prompt delays no one.
+HOPS = 64  # Links along which an occurrence is counted. A run of one token has as many as its length.
 MAX_CAPACITY = 1 << 30
 
 
@@ -141,9 +141,11 @@ class SuffixAutomaton:
     """The suffix automaton of several texts, which may grow in turns and branch from anywhere.
 
     A state stands for the strings that end at the same places of the texts. Its longest string has length[state]
-    tokens; the others are suffixes of it, down to one token more than length[link[state]]. edges[state]: token → state.
-    count[state]: the number of places, a lower bound if more than HOPS suffixes have states of their own. State 0 is
-    the empty string. All texts begin there, so no string reaches from one into another.
+    tokens. The others are suffixes of it, down to one token more than length[link[state]]. State 0 is the empty string.
+    All texts begin there, so no string reaches from one into another.
+
+    - edges[state]: token → state.
+    - count[state]: the number of places, a lower bound if more than HOPS suffixes have states of their own.
     """
 
     def __init__(self) -> None:

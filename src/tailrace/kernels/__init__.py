@@ -81,12 +81,13 @@ def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor
 
     Args:
         raw: the file's bytes, uint8 [N, bytes of a row].
-        ggml_type: GGUF's number of the blocks' type: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL,
-            IQ4_XS or MXFP4.
-        k: the number of inputs. bias: [N], in the dtype of x.
+        ggml_type: GGUF's number of the blocks' type. The kernels support Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K,
+            Q5_K, Q6_K, IQ4_NL, IQ4_XS and MXFP4.
+        k: the number of inputs.
+        bias: [N], in the dtype of x.
 
     Raises:
-        ValueError: there is no kernel for the type, a shape does not fit, or a scale is not finite.
+        ValueError: no kernel supports the type, a shape does not fit, or a scale is not finite.
     """
     return choose("pack_quantized", raw.device.type, torch.bfloat16)(raw, ggml_type, k, bias)
 
@@ -186,9 +187,9 @@ def make_quantized_cache(
 
     Args:
         dtype: of the given keys and values, and of queries: bf16 or f32.
-        code: torch.int8 has codes −127 … 127 and an error of at most half a scale plus the rounding of 2⁻²².
-            torch.float8_e4m3fn has codes up to 448 and an error of at most 1/16 of the number, or 2⁻¹⁰ of the scale
-            (arXiv 2209.05433).
+        code: the dtype of the codes. Codes of torch.int8 are −127 … 127. Their error is at most half a scale plus the
+            rounding of 2⁻²². Codes of torch.float8_e4m3fn reach 448. Their error is at most 1/16 of the number, or 2⁻¹⁰
+            of the scale (arXiv 2209.05433).
 
     Raises:
         ValueError: `code` is another dtype; or as in `make_cache`.
@@ -226,7 +227,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Compute causal attention of a flat bag of query tokens over the paged cache, decodes and prefill chunks in one
+    """Compute causal attention of a flat batch of query tokens over the paged cache, decodes and prefill chunks in one
     call.
 
     The tokens of sequence i are query_start[i] … query_start[i + 1] − 1. They are the last of its kv_len[i] positions,
@@ -236,14 +237,17 @@ def paged_attention(
     (More than six parameters: five tensors, and the options in which models differ.)
 
     Args:
-        query: [T, Hq, D]. cache: of one layer.
-        block_tables: int32 [N, B]. query_start: int32 [N + 1]. kv_len: int32 [N].
+        query: [T, Hq, D].
+        cache: of one layer.
+        block_tables: int32 [N, B].
+        query_start: int32 [N + 1].
+        kv_len: int32 [N].
         scale: multiplies the scores.
-        window: number of positions that each token sees, itself included; 0: all.
-        softcap: scores become softcap · tanh(score / softcap); 0: off.
-        chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4); 0: all.
+        window: number of positions that each token sees. The token itself counts. 0: all.
+        softcap: scores become softcap · tanh(score / softcap). Off at 0.
+        chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4). It sees all positions at 0.
         sinks: float32 [Hq], a score per head that has a share of the softmax and no value (gpt-oss, arXiv 2309.17453).
-        batch_invariant: make the result on a GPU row-invariant too; slower for more than 8 tokens a sequence.
+        batch_invariant: make the result on a GPU row-invariant too. It is slower for more than 8 tokens a sequence.
 
     Returns:
         [T, Hq, Dv] in query's dtype. On the CPU it is row-invariant, also under any chunking of a prefill. On a GPU it

@@ -4,13 +4,13 @@ csrc/sample/constants.h has the numbers of this file under the same names. kerne
 it is loaded.
 """
 
-# Streams of noise. Each use of noise has a stream of its own, so no draw knows another one's result.
-DRAW_STREAM = 0  # a plain draw
-ACCEPT_STREAM = 1  # whether a draft is accepted
-RESIDUAL_STREAM = 2  # the draw from the remainder after a rejection
-XTC_STREAM = 3  # XTC's decision to remove tokens
-DRAFT_STREAM = 16  # draft j of a step has DRAFT_STREAM + j, up to 47
-BLOCK_STREAM = 64  # acceptance of draft j under rule block has BLOCK_STREAM + j, at the position where the step begins
+# Streams of noise. Each use of noise has its own stream, so no draw depends on another.
+DRAW_STREAM = 0  # A plain draw.
+ACCEPT_STREAM = 1  # Acceptance of a draft.
+RESIDUAL_STREAM = 2  # The draw from the remainder after a rejection.
+XTC_STREAM = 3  # XTC's decision to remove tokens.
+DRAFT_STREAM = 16  # DRAFT_STREAM + j, up to 47, is for draft j of a step.
+BLOCK_STREAM = 64  # BLOCK_STREAM + j: rule block accepts draft j, at the step's first position.
 
 # A draft is accepted under rule typical if its probability is above min(ε, δ · e^−H), as in Medusa (arXiv 2401.10774).
 TYPICAL_EPSILON = 0.09
@@ -34,14 +34,14 @@ COLD = 5.545
 
 # Flags of a program.
 GREEDY = 1
-PROCESSED = 2  # logprobs are those of the processed distribution
-ENTROPY = 4  # entropies are reported
-TAKEN = 8  # the slot is taken
-UNSUPPORTED = 16  # the program needs a method that the kernels do not have
-REPORTED = 32  # logprobs or entropies are reported
-STATEFUL = 64  # a stage has a state that follows the drawn tokens
-COSTLY = 128  # the stages may take long, so the time is measured
-SURVIVORS = 256  # the survivors are reported
+PROCESSED = 2  # Logprobs are those of the processed distribution.
+ENTROPY = 4  # Entropies are reported.
+TAKEN = 8  # The slot is occupied.
+UNSUPPORTED = 16  # The program needs a method that the kernels do not have.
+REPORTED = 32  # Logprobs or entropies are reported.
+STATEFUL = 64  # A stage has a state that follows the drawn tokens.
+COSTLY = 128  # The stages may take long, so the time is measured.
+SURVIVORS = 256  # The survivors are reported.
 
 # The status of a request that is left to the reference sampler.
 FALLS_BACK = -1

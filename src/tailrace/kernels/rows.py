@@ -177,11 +177,11 @@ class Rows:
         (More than six parameters: the columns of Rows, most of them optional.)
 
         Args:
-            slot, position: of each request. position is that of its first row; None as for `plain`.
+            slot, position: of each request. The position is that of its first row. None as for `plain`.
             drafts: of each request, possibly none.
-            rule: of each request, or one for all; None is "exact" for all.
-            proposals: as in Rows; bonus rows are ignored.
-            source: the logits row of each request's first row; the next rows follow it. None: row r has logits row r.
+            rule: of each request, or one for all. None is "exact" for all.
+            proposals: as in Rows. Bonus rows are ignored.
+            source: the logits row of each request's first row. Its other rows follow. None: row r has logits row r.
             mask, masks, guidance: of each row, as in Rows.
             trusted: the proposals are known to be distributions. They are not checked, which would read all of them.
 

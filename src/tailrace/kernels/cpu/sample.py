@@ -119,12 +119,14 @@ class CPUStep:
 
 
 class PlainStep(CPUStep):
-    """A step without drafts: each row of logits has one row and a program of its own. Nothing is checked.
+    """A step without drafts: each row of logits has one row and its own program. Nothing is checked.
 
     Args:
-        logits: [R, V], readable. position: int64 [R], none negative. programs: the address of R programs.
+        logits: [R, V], readable.
+        position: int64 [R], none negative.
+        programs: the address of R programs.
         mask: int32 [R, ⌈V / 32⌉], contiguous, on the CPU.
-        top: alternatives that all programs report; None: none reports anything.
+        top: number of alternatives that all programs report. None: no program reports logprobs.
 
     All arguments must outlive the step.
     """

@@ -25,10 +25,10 @@ from tailrace.kernels.cache import KVCache, check_attention
 from tailrace.kernels.gpu.attention_kernels import attend_chunks, attend_tiles, join, store_rows
 from tailrace.kernels.gpu.online_softmax import MOST, start_of
 
-SHORT = 8  # most tokens of a short sequence
-FEW_ROWS = 16  # rows in a tile of a short sequence: the fewest that tensor cores accept
-ROW_BYTES = 128  # rows of a tile · bytes of an entry. 64 rows, 32 in fp32: with more, registers spill
-PROGRAMS = 1024  # enough to fill a GPU
+SHORT = 8  # Most tokens of a short sequence.
+FEW_ROWS = 16  # Rows in a tile of a short sequence: the fewest that tensor cores accept.
+ROW_BYTES = 128  # Rows of a tile · bytes of an entry. With more than 64 rows, 32 in fp32, registers spill.
+PROGRAMS = 1024  # Enough to fill a GPU.
 
 
 def make_cache(

@@ -26,8 +26,8 @@ from tailrace.kernels.gpu.program import (
     number,
 )
 
-# The four int64 words of an amendment are slot · 2³² + id; bit 0 allowed, bit 1 touched; repeated · 2³² + counted; and
-# the bits of two numbers: that added after the penalties · 2³² + that added before them.
+# The four int64 words of an amendment: slot · 2³² + id; bit 0 allowed, bit 1 touched; repeated · 2³² + counted; floats.
+# The floats are bits: (number added after the penalties) · 2³² + (number added before them).
 AMENDMENT = tl.constexpr(4)
 BLOCK = 128
 

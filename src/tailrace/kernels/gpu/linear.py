@@ -34,10 +34,10 @@ from tailrace.kernels.gpu.launcher import Launcher, special
 from tailrace.kernels.gpu.linear_kernels import UNIT, add_splits, multiply
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FEATURES, ENOUGH = 64, 128  # of the smallest tile; programs that keep a GPU busy
-WORTH = 4096  # the shortest part of K: adding up shorter parts takes longer than they save
-JOINED = 1024  # features per program of add_splits
-GROUP = 8  # tiles of tokens whose programs run side by side, so that they find the weights in the cache
+FEATURES, ENOUGH = 64, 128  # Features of the smallest tile. Number of programs that keeps a GPU busy.
+WORTH = 4096  # The shortest part of K: the sum of shorter parts costs more than they save.
+JOINED = 1024  # Features per program of add_splits.
+GROUP = 8  # Tiles of tokens whose programs run side by side and share the weights in the cache.
 
 
 class Tile(NamedTuple):

@@ -15,10 +15,10 @@ MAX_EXEMPT = 8  # ids that XTC never removes
 KEY = tl.constexpr(0)
 FLAGS = tl.constexpr(1)
 WANTS = tl.constexpr(2)
-SCALE = tl.constexpr(3)  # double: 1 / mass temperature, by which the scan multiplies distances
-MASS_TEMPERATURE = tl.constexpr(4)  # double; 0: no stage needs the mass from the scan
-LOGPROBS = tl.constexpr(5)  # alternatives to report; −1: no logprobs
-REPETITION = tl.constexpr(6)  # double, as are the next two
+SCALE = tl.constexpr(3)  # Double: 1 / mass temperature, by which the scan multiplies distances.
+MASS_TEMPERATURE = tl.constexpr(4)  # Double. At 0 no stage needs the mass from the scan.
+LOGPROBS = tl.constexpr(5)  # Number of alternatives to report; −1: no logprobs.
+REPETITION = tl.constexpr(6)  # Double, as are the next two.
 FREQUENCY = tl.constexpr(7)
 PRESENCE = tl.constexpr(8)
 REPEATS = tl.constexpr(9)  # what a draft adds, for the rows after it, to its number of repeats
@@ -44,10 +44,10 @@ TOUCHED = tl.constexpr(8 | 16)
 EDITED = tl.constexpr(4 | 8 | 16)
 
 # What the scan computes per block (WANTS).
-MASS = tl.constexpr(1)  # Σ e^d, d = (l − the block's max) · scale
-MOMENTS = tl.constexpr(2)  # Σ d e^d and Σ d² e^d
-SIGMA = tl.constexpr(4)  # number, Σ d and Σ d² of the finite logits, d = l − the block's max
-RAW = tl.constexpr(8)  # maximum and mass before the edits, with scale 1; with MOMENTS_RAW also their moments
+MASS = tl.constexpr(1)  # `Σ e^d`, d = (l − the block's max) · scale.
+MOMENTS = tl.constexpr(2)  # `Σ d e^d` and `Σ d² e^d`.
+SIGMA = tl.constexpr(4)  # Number, Σ d and Σ d² of the finite logits, d = l − the block's max.
+RAW = tl.constexpr(8)  # Maximum and mass before the edits, scale 1; with MOMENTS_RAW also moments.
 MOMENTS_RAW = tl.constexpr(16)
 SQUARES = tl.constexpr(32)  # with MASS, never with MOMENTS: Σ e^2d
 RICH = tl.constexpr(2 | 4 | 8 | 16 | 32)  # anything besides maxima and mass

@@ -168,8 +168,8 @@ def first_depth(record, stages, blocks, keys, top, mass, squares, sigma, vocab):
 def refine(record, stages, row, position, top, mass, row_entropy, squares, mass_temperature, sigma, floor, x, ids, n):
     """Apply all stages in order. Return how many candidates are left, and the depth to collect down to instead.
 
-    The depth is relative to the maximum; it is 0 if every stage could decide. mass, row_entropy and squares (Σ e^2d)
-    describe the whole row, d = (l − max) / mass_temperature. mass_temperature 0: they are unknown.
+    The depth is relative to the maximum; it is 0 if every stage could decide. The numbers mass, row_entropy and squares
+    (Σ e^2d) describe the whole row, d = (l − max) / mass_temperature. They are unknown if mass_temperature is 0.
     """
     needed = tl.full((), 0.0, tl.float64)
     temperature = tl.full((), 1.0, tl.float64)

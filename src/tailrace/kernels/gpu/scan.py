@@ -21,9 +21,9 @@ CHUNK = tl.constexpr(512)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # Planes of `sums`, float32 [PLANES, rows, blocks], `plane` entries each. A plane is written only if it is needed.
-OF_MASS = tl.constexpr(0)  # and the next two: Σ e^d, Σ d e^d, Σ d² e^d; or Σ e^d, Σ e^2d
-OF_SIGMA = tl.constexpr(3)  # number, Σ d, Σ d²
-OF_RAW = tl.constexpr(6)  # like OF_MASS, before the edits
+OF_MASS = tl.constexpr(0)  # With the next two: Σ e^d, Σ d e^d, Σ d² e^d; or Σ e^d, Σ e^2d.
+OF_SIGMA = tl.constexpr(3)  # Number, Σ d, Σ d².
+OF_RAW = tl.constexpr(6)  # Like OF_MASS, before the edits.
 PLANES = 9
 
 

@@ -23,12 +23,10 @@ class ElementPart(NamedTuple):
 
 
 class DecoderStep:
-    """One decoder.
+    """One decoder. All attributes hold immutable values, so `copy` makes an independent step.
 
     - pending: the step withholds text.
     - unfinished: the step withholds the bytes of an incomplete character.
-
-    All attributes hold immutable values, so `copy` makes an independent step.
     """
 
     pending = unfinished = False
@@ -41,10 +39,8 @@ class DecoderStep:
 
 
 class Replace(DecoderStep):
-    """Replace a string in each element.
-
-    early: the first withheld character was sent already, because the new string begins with the same character.
-    """
+    """Replace a string in each element. early: the first withheld character was sent already, because the new string
+    begins with the same character."""
 
     def __init__(self, old: str, new: str) -> None:
         self.old, self.new, self.kept, self.early = old, new, "", False
@@ -184,10 +180,8 @@ class LastSuffix(DecoderStep):
 
 
 class Whole(DecoderStep):
-    """Join each element's parts to one part.
-
-    needed: whether an element with this beginning must wait for the rest. Other elements pass in parts.
-    """
+    """Join each element's parts to one part. needed: whether an element with this beginning must wait for the rest.
+    Other elements pass in parts."""
 
     def __init__(self, needed: Callable[[str], bool] = lambda text: True) -> None:
         self.needed, self.text, self.waits = needed, "", True
@@ -266,10 +260,8 @@ class ByteLevel(DecoderStep):
 
 
 class ByteFallback(DecoderStep):
-    """Join elements like <0x0A> in a row to one: the text of their bytes. Each character comes with its last byte.
-
-    A malformed byte becomes one U+FFFD. (In the library it makes the whole row U+FFFD.)
-    """
+    """Join elements like <0x0A> in a row to one: the text of their bytes. Each character comes with its last byte. A
+    malformed byte becomes one U+FFFD. (In the library it makes the whole row U+FFFD.)"""
 
     def __init__(self) -> None:
         self.bytes, self.open = b"", False  # bytes of an incomplete character; whether a row is open

@@ -57,18 +57,19 @@ class ByCharacter(dict[str, T]):
 class Patterns:
     """Regular expressions, compiled together. Immutable.
 
+    A position is a place in a pattern that matches one character.
+
     Args:
         field: the request field of the expressions, for errors.
 
-    Attributes:
-        passes: a test of one character per position. It may read a cache.
-        runs: per position, a pattern that matches a run of such characters.
-        through: per character, the positions that match it.
-        follow: per position, the positions that may come next.
-        ends: per position, the expression that is complete there. Other positions have None.
-        ending: the positions that complete an expression.
-        starts: per character, the positions where a match may begin.
-        edges: number of transitions.
+    - passes: per position, a test of one character.
+    - runs: per position, a pattern that matches runs of such characters.
+    - through: per character, the positions that match it.
+    - follow: per position, the positions that may come next.
+    - ends: per position, the expression that is complete there, or None.
+    - ending: the positions that complete an expression.
+    - starts: per character, the positions where a match may begin.
+    - edges: number of transitions.
 
     Raises:
         ParameterError: an expression can't be read, looks ahead or back, matches the empty text, or is too large.
@@ -249,9 +250,8 @@ def compile_request_patterns(field: str, expressions: tuple[str, ...], n: int = 
 class RegexSearch:
     """The search in one text.
 
-    Attributes:
-        begun: reached position → number of characters since the start of the earliest match that reached it. It is
-            never changed in place, so a caller can keep it and restore it later.
+    - begun: reached position → number of characters since the start of the earliest match that reached it. It is never
+      changed in place, so a caller can keep it and restore it later.
     """
 
     def __init__(self, of: Patterns) -> None:

@@ -121,10 +121,8 @@ class GPUBackend:
         return Proposed(out.token_ids[:, 0], out.status)
 
     def falling_back(self, rows: Rows, *, reports: bool = False) -> list[int]:
-        """Return the requests that need more than the kernels have.
-
-        reports: some requests want logprobs, and may name tokens.
-        """
+        """Return the requests that need more than the kernels have. reports: some requests want logprobs, and may name
+        tokens."""
         found = self.there.falling_back(rows)
         if not reports:
             return found
@@ -194,11 +192,8 @@ def room_for_masses(rows: int, device: torch.device) -> torch.Tensor:
 
 
 def align_logits(logits: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the logits as the kernels are compiled for them, and their stride.
-
-    A drafter's logits may be a part of wider rows. For those, kernels would be compiled again and would sum in another
-    order.
-    """
+    """Return the logits as the kernels are compiled for them, and their stride. A drafter's logits may be a part of
+    wider rows, for which kernels would be compiled again and would sum in another order."""
     several = logits.shape[0] > 1
     odd = (logits.stride(0) % 16 == 0) != (logits.shape[1] % 16 == 0) or logits.stride(0) >= 1 << 31
     if logits.data_ptr() % 16 or (odd and several):
@@ -253,11 +248,8 @@ def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> N
 
 
 def fetch_output(launch: Launch) -> Callable[[], KernelOutput]:
-    """Start to copy the output of a step to the host. Return a function that waits for the copy.
-
-    The copy follows the draws on their own stream. A separate stream would cost the host more than the copy costs the
-    device.
-    """
+    """Start to copy the output of a step to the host. Return a function that waits for the copy. The copy uses the
+    draws' stream: a separate stream would cost the host more than the copy costs the device."""
     out, (requests, width), reports = launch.out, launch.shape, launch.reports
     if out.all.is_cuda:
         arrived = torch.empty(out.all.shape, dtype=torch.int64, pin_memory=True).copy_(out.all, non_blocking=True)
@@ -287,10 +279,7 @@ def read_bits(bits: torch.Tensor, tokens: int, words: int) -> SamplingMask | Non
 
 def compile_all(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """Compile all kernels that a step may need, so that no request waits for a compilation. The first time on a machine
-    it takes a minute.
-
-    dtype: dtype of the later logits.
-    """
+    it takes a minute. dtype: dtype of the later logits."""
     slots = Slots(2, vocab)
     gpu = GPUBackend(slots, device)
     slots.add_observer(gpu)

@@ -30,27 +30,25 @@ class TurnForms(NamedTuple):
     """Which turns a template writes. By default a template writes every turn unchanged. A turn that it does not write
     is changed as described here.
 
-    Attributes:
-        all_systems: it writes several system messages at the start. Otherwise they are joined.
-        systems: it writes system messages "anywhere", or only the "first". Other system messages become text of the
-            user.
-        lone_system: it writes a system message without other turns. Otherwise that message becomes the user's.
-        users, assistants: it writes two turns of this role in a row. Otherwise they are joined.
-        calls: it writes calls of the "field" tool_calls, or of GLM-4's "metadata". Otherwise they become "text" of the
-            assistant.
-        calls_without_tools: it writes calls if the request has no tools. Otherwise they become text in this case.
-        open_calls: it writes calls without results before a turn of the user. Otherwise they become text.
-        turns_before_results: it writes turns between a call and its results. Otherwise they move after the results.
-        empty_answers: it writes answers without text. Otherwise they are left out.
-        parallel: it writes several calls of one message. Otherwise each call becomes a message of its own.
-        text_and_calls: it writes text "beside" calls. With "answered" it does so until an answer without calls. After
-            that answer, and always with "turn", the text becomes a message before the calls. With a CallOpening the
-            text is inserted into the prompt before the calls.
-        results: the role of tools' results. With "user" they become text of the user.
-        stray_results: it writes a result without a call before it. Otherwise the result is refused.
-        users_behind_results: it writes a user's turn after a result. Otherwise the turn becomes the end of the result.
-        thoughts: it reads thoughts from a "field" of the message, as most templates do, or not at all. With "part" it
-            reads them from a part of the content. With "text" they become marked text of the content.
+    - all_systems: it writes several system messages at the start. Otherwise they are joined.
+    - systems: it writes system messages "anywhere", or only the "first". Other system messages become text of the user.
+    - lone_system: it writes a system message without other turns. Otherwise that message becomes the user's.
+    - users, assistants: it writes two turns of this role in a row. Otherwise they are joined.
+    - calls: it writes calls of the "field" tool_calls, or of GLM-4's "metadata". Otherwise they become "text" of the
+      assistant.
+    - calls_without_tools: it writes calls if the request has no tools. Otherwise they become text in this case.
+    - open_calls: it writes calls without results before a turn of the user. Otherwise they become text.
+    - turns_before_results: it writes turns between a call and its results. Otherwise they move after the results.
+    - empty_answers: it writes answers without text. Otherwise they are left out.
+    - parallel: it writes several calls of one message. Otherwise each call becomes a message of its own.
+    - text_and_calls: it writes text "beside" calls. With "answered" it does so until an answer without calls. After
+      that answer, and always with "turn", the text becomes a message before the calls. With a CallOpening the text is
+      inserted into the prompt before the calls.
+    - results: the role of tools' results. With "user" they become text of the user.
+    - stray_results: it writes a result without a call before it. Otherwise the result is refused.
+    - users_behind_results: it writes a user's turn after a result. Otherwise the turn becomes the end of the result.
+    - thoughts: it reads thoughts from a "field" of the message, as most templates do, or not at all. With "part" it
+      reads them from a part of the content. With "text" they become marked text of the content.
     """
 
     all_systems: bool = True
@@ -77,7 +75,7 @@ class TemplateForms(NamedTuple):
 
     Attributes:
         contents: per role the forms of content. A role is missing if the template leaves it out or refuses it.
-        arguments: the forms of a call's arguments. It is () if the template writes no calls.
+        arguments: the forms of a call's arguments. () if the template writes no calls.
         empty: the forms of the missing content of a message with calls.
         tools: the form of tools: as OpenAI nests them, flat (without "function" around them), or not written.
         developer: it knows this role. Otherwise such a message becomes a system message.

@@ -1,11 +1,11 @@
 """Chunks → an HTTP answer: server-sent events as they come, or one body that a fold makes of them. Knows nothing of
-what chunks say.
+the chunks' contents.
 
-data: {…}\\n\\n                    one per chunk
-data: [DONE]\\n\\n                 only after the last chunk
-event: TYPE\\ndata: {…}\\n\\n       where events have names (/v1/responses, /v1/messages); there is no [DONE] then
-data: {"error":…}\\n\\n            if the request fails on the way; then the answer ends
-: keep-alive\\n\\n                 a comment (in /v1/messages an event) after a silence, also before the first chunk
+- `data: {…}\\n\\n`: one per chunk.
+- `data: [DONE]\\n\\n`: only after the last chunk.
+- `event: TYPE\\ndata: {…}\\n\\n`: if events have names (/v1/responses, /v1/messages). These streams have no [DONE].
+- `data: {"error":…}\\n\\n`: if the request fails midway. Then the answer ends.
+- `: keep-alive\\n\\n`: a comment (in /v1/messages an event) after a silence, also before the first chunk.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from tailrace.grammar.jump_forward import forced_tokens
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.vocabulary import CLOSERS, Vocabulary
 
-MAX_MASKS = 256  # computed in one search, at 0.1 to 0.5 ms each
-TEXTS_PER_MASK = 16  # trying a text costs a copy of the matcher; this many count as one mask
-MAX_FORCED = 8  # forced tokens that are taken between two yields
-WIDTH = 4  # alternatives tried at one point
-TYPICAL = 8  # bytes; longer tokens rank the same: they add more text, not better text
+MAX_MASKS = 256  # Masks per search, at 0.1 to 0.5 ms each.
+TEXTS_PER_MASK = 16  # A trial of a text costs a copy of the matcher. This many count as one mask.
+MAX_FORCED = 8  # Forced tokens between two yields.
+WIDTH = 4  # Alternatives tried at one point.
+TYPICAL = 8  # Bytes. Longer tokens rank the same: they add more text, not better text.
 MAX_DISCREPANCIES = 3
 # what patterns and formats of strings often require, as a whole or at the end
 TEXTS = (

@@ -24,10 +24,10 @@ from tailrace.grammar.formats import REFUSED as NO_PATTERN
 from tailrace.grammar.keywords import REFUSED, Node, check_keywords, simplify_node, split_types
 from tailrace.grammar.references import References
 
-MAX_ITEMS = 10_000  # each is a rule of the grammar
-MAX_MIN_LENGTH = 10_000  # each character is a state of the library's lexer, of which a request may have 20,000
-NEVER = 2**31 - 1  # larger upper bounds have no effect: no output is so long
-EXACT = 2**53  # whole numbers up to here are exact floats
+MAX_ITEMS = 10_000  # Each item is a rule of the grammar.
+MAX_MIN_LENGTH = 10_000  # Each character is a state of the library's lexer. A request may have 20,000 states.
+NEVER = 2**31 - 1  # Larger upper bounds have no effect: no output is so long.
+EXACT = 2**53  # Whole numbers up to here are exact floats.
 DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([4-7])|draft/(2019-09|2020-12))/schema#?")
 LATEST = ("", "http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/dialect/base")
 

@@ -45,10 +45,11 @@ class Grammars:
     """The grammars of one vocabulary.
 
     Args:
-        folder: of the tokenizer, for forced tokens; None: texts are cut greedily.
-        token_bytes: what each id spells (engine/token_bytes.py). special: ids that never spell text.
-        eos_token_ids: each of them ends the output where the grammar allows the end.
-        vocab_size: of the logits; ids beyond `token_bytes` are never allowed.
+        folder: of the tokenizer, for forced tokens. None: texts are split greedily.
+        token_bytes: the bytes of each id (engine/token_bytes.py).
+        special: ids that never spell text.
+        eos_token_ids: the ids that end the output. The grammar decides where they are allowed.
+        vocab_size: of the logits. Ids beyond `token_bytes` are never allowed.
 
     Raises:
         ValueError: no EOS id, or one outside of the logits.

@@ -26,13 +26,14 @@ class TailraceLlamaProcessor:
     llama.cpp adds no draw of its own. One object may serve several calls, one after the other.
 
     Args:
-        params: all that `Slots.add` takes. `seed` makes the tokens repeatable; without one each call draws anew.
-        eos_token_ids: for min_tokens and the methods that read EOS: `[llm.token_eos()]`.
+        params: all parameters that `Slots.add` accepts. `seed` makes the tokens repeatable. Without a seed the calls
+            differ.
+        eos_token_ids: for min_tokens and the methods that read EOS. Pass `[llm.token_eos()]`.
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
-        grammar: set it if the call also has a `grammar`, which removes tokens afterwards. Then each token that may be
+        grammar: set it if the call also has a `grammar`, which removes tokens afterwards. Then each token that can be
             drawn gets its log-probability plus its noise. The largest score is an exact draw from the tokens that the
             grammar leaves (Gumbel-max). All other tokens get a score about 10,000 lower. If the grammar leaves only
-            those, the likeliest of them comes. This uses the reference sampler and takes milliseconds per token.
+            those, the likeliest of them wins. This uses the reference sampler and takes milliseconds per token.
 
     Raises:
         ParameterError: (a ValueError) in the call, for fields that `Slots.add` refuses.

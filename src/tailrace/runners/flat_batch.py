@@ -65,13 +65,13 @@ def lay_out(
     block_size: int,
     wanted: Sequence[int] | None = None,
 ) -> Batch:
-    """Lay out one pass over N sequences, in which each one's last token may be asked for logits.
+    """Lay out one pass over N sequences. Each sequence's last token may need logits.
 
     Args:
         tokens: of each sequence, at least one.
-        first: the position of its first one.
-        tables: int32 [N, B], rows cover all of its positions.
-        wanted: the sequences whose last token's logits are asked for, ascending; None: all.
+        first: the position of the sequence's first token.
+        tables: int32 [N, B]. A row covers all positions of its sequence.
+        wanted: the sequences whose last token needs logits, ascending. None: all.
     """
     flat = FlatTokens()
     for new, start in zip(tokens, first, strict=True):

@@ -173,12 +173,12 @@ Places = list[tuple[nn.Module, str]]  # (parent, name of the child)
 
 
 def fuse_modules(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
-    """Swap in every replacement that computes the same; return the class names that were replaced.
+    """Insert every replacement that computes the same; return the class names that were replaced.
 
     Args:
-        model: in evaluation mode; its attention modules carry their AttentionLayer.
-        run: a trial pass of the whole model → logits; called before and after each kind is swapped in.
-        keep: class names that are not replaced; the linear layers in them are packed all the same.
+        model: in evaluation mode. Its attention modules have their AttentionLayer.
+        run: a trial pass of the whole model → logits. It is called before and after each kind is replaced.
+        keep: class names that are not replaced. The linear layers in them are still packed.
     """
     replaced = []
     before = run()

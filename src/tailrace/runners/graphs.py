@@ -51,9 +51,10 @@ class Graphs:
     """One graph per size, from the largest to the smallest.
 
     Args:
-        run: a forward pass over a batch on the device → logits; it must not read tensor values on the host.
-        most: sequences of the largest graph. width: the most entries of a block table.
-        capture: turns a function that launches work into one that launches the same work again, on the same addresses.
+        run: a forward pass over a batch on the device → logits. It must not read tensor values on the host.
+        most: sequences of the largest graph.
+        width: the most entries of a block table.
+        capture: turns a function into one that launches the same work again. The addresses stay the same.
     """
 
     def __init__(

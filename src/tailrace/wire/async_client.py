@@ -44,10 +44,10 @@ class AsyncClient:
     """The client of one engine; `restart` gives it a new one.
 
     Args:
-        engine: the settings of an engine process that this client starts, or a function that waits for an engine of
+        engine: the settings of an engine process that this client starts. Or a function that waits for an engine of
             another process.
-        label: the name of the engine in its log lines.
-        pauses: let other requests run on the event loop while many streams are served; False delivers everything at
+        label: the engine's name in log lines.
+        pauses: let other requests run on the event loop while many streams are served. False delivers everything at
             once.
 
     Attributes:

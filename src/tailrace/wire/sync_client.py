@@ -3,15 +3,15 @@ threads.
 
 Interface of the three clients (asyncio's has async methods):
 
-    client.start() → ModelInfo           Wait until the engine can serve. Raises the engine's error if it can't.
-    client.model, client.stats           The served model; the engine's counters, about a second old.
-    client.error                         None, or why the engine is dead.
-    client.submit(prompt, params)        Return a stream of lists of events. Each sequence ends with one Finished or
-                                         Failed; then the stream ends.
-    stream.abort(cause), stream.close()  End the request. Nothing more is delivered. This also happens when `with` or an
-                                         iteration ends early, and when the stream is collected.
-    client.drain(timeout_s)              Let the engine finish the running requests and exit.
-    client.close()                       End the engine and every open stream.
+- `client.start()` → ModelInfo: Wait until the engine can serve. Raises the engine's error if it can't.
+- `client.model`, `client.stats`: The served model; the engine's counters, about a second old.
+- `client.error`: None, or why the engine is dead.
+- `client.submit(prompt, params)`: Return a stream of lists of events. Each sequence ends with one Finished or Failed;
+  then the stream ends.
+- `stream.abort(cause)`, `stream.close()`: End the request. Nothing more is delivered. This also happens when `with` or
+  an iteration ends early, and when the stream is collected.
+- `client.drain(timeout_s)`: Let the engine finish the running requests and exit.
+- `client.close()`: End the engine and every open stream.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class TailraceLogitsProcessor(LogitsProcessor):
     """A processor that gives each row's drawn token the score 0 and all others −inf. Greedy or sampled, `generate` then
     takes the drawn token. Put it last. It does not work with beam search, which needs the other scores.
 
-    One object may serve several calls of `generate`, one after the other. It begins anew for a batch of other ids, or
+    One object may serve several calls of `generate`, one after the other. It starts again for a batch of other ids, or
     for one as long as the prompt was.
 
     Args:
@@ -30,7 +30,7 @@ class TailraceLogitsProcessor(LogitsProcessor):
             `request_key(seed, r)`. A seed in `params` that several rows share is spread in the same way.
         attention_mask: int [prompts or rows, T] of the prompt. 0 marks padding, which is not part of it. None: all ids
             are the prompt.
-        eos_token_id: the ids that end a row, for min_tokens and the methods that read EOS.
+        eos_token_id: the ids that end a row. Min_tokens and the methods that read EOS need them.
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
 
     Raises:

@@ -33,7 +33,7 @@ class TokenOutcome:
     - invalidated: the tokens sampled after it do not count.
     - ending: the sequence ends with it.
     - ends: what it ends, as in Explanation.ended.
-    - appended: it became history, even if it is taken back.
+    - appended: it became history, even if it was removed again.
     """
 
     out: list[NewToken] = field(default_factory=list)
@@ -105,7 +105,7 @@ class TokenAppender:
             silent = stops and not params.include_stop_str_in_output
             if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
                 return outcome
-        by = new  # at an end bans hold no token back; stop checks get tokens as they are sent
+        by = new  # at an end bans hold no token back; stop checks get the sent tokens
         if stops:
             outcome.ending, outcome.ends = Ending("stop", new.id), "stop"
         elif found := first_stop(sequence, outcome.out):
@@ -131,7 +131,7 @@ class TokenAppender:
         completion = constraint.forced_completion(token, sequence.tokens_left, until)
         self._searched_s[name] += time.thread_time() - begun_s
         if constraint.searching:
-            return TokenOutcome(invalidated=True)  # the same token is sampled again, until its outcome is known
+            return TokenOutcome(invalidated=True)  # the same token is sampled again until its outcome is known
         if completion is None:
             return None
         if not completion:  # the text is complete as it is
@@ -144,8 +144,8 @@ class TokenAppender:
         """Return True if the grammar begins, or ends, with this token.
 
         Raises:
-            RowError: the grammar does not allow the token, so the token was forced. GrammarLimitError: it takes too
-                long, and would again.
+            RowError: the grammar does not allow the token, so the token was forced.
+            GrammarLimitError: the grammar takes too long, and would do so again.
         """
         begun_s = time.thread_time()
         try:
@@ -159,11 +159,12 @@ class TokenAppender:
     def _check_bans(self, sequence: Sequence, outcome: TokenOutcome, silent: bool, last: bool) -> bool:
         """Leave in `outcome.out` the tokens that can't become part of banned text any more.
 
-        Return False if banned text is complete. The sequence has then been rewound, or it ends because too many of its
-        tokens were taken back.
+        Return False if banned text is complete. Then the sequence has been rewound, or it ends because too many of its
+        draws were discarded.
 
         Args:
-            silent: the token leaves no text. last: it ends the sequence.
+            silent: the token leaves no text.
+            last: it ends the sequence.
         """
         bans = sequence.bans
         assert bans is not None

@@ -18,7 +18,7 @@ from tailrace.runners.flat_batch import FlatTokens
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """Rows of logits, from `row` on, that no token is sampled from. places: the tokens of the sequence that they
+    """Rows of logits, from `row` on, that no token is sampled from. places: the sequence's tokens that the rows
     predict."""
 
     sequence: Sequence
@@ -30,7 +30,8 @@ class HiddenRows(NamedTuple):
     """The place of a sequence's hidden states.
 
     - computed_by: the sequence itself, or the one whose prefill it waits for.
-    - first: the position of the first state. row: its row among the batch's tokens.
+    - first: the position of the first state.
+    - row: its row among the batch's tokens.
     """
 
     sequence: Sequence
@@ -60,14 +61,14 @@ class Assembled:
 def assemble_batch(
     work: Work, drafts: Drafts, tables: BlockTables, block_size: int, previous: torch.Tensor | None = None
 ) -> Assembled:
-    """Lay the planned tokens out as one flat batch. Drafts follow the last token of their sequence, and that of its
-    unconditional sequence.
+    """Put the planned tokens into one flat batch. Drafts follow the last token of their sequence, and the last token of
+    its unconditional sequence.
 
     A sequence whose last token is in the batch samples. So do the first of the forks that waited for its prefill: they
     share its logits.
 
     Args:
-        previous: the samples that references among the tokens stand for; see runners.base.Batch.
+        previous: the samples for the references among the tokens; see runners.base.Batch.
     """
     flat = FlatTokens()
     tokens, wanted, slots = flat.token_ids, flat.wanted, []
@@ -81,7 +82,7 @@ def assemble_batch(
         first, end, begin = sequence.num_computed, sequence.num_computed + count, len(tokens)
         sharing = [sequence, *sequence.forks] if sequence.is_conditional else []
         hidden_rows += [HiddenRows(member, sequence, first, begin) for member in sharing]
-        if sequence.is_conditional:  # its unconditional sequence, if it has one, comes next and has the same drafts
+        if sequence.is_conditional:  # its unconditional sequence, if any, comes next and has the same drafts
             draft = drafts.get(sequence.slot, NO_DRAFTS)
         if sequence.wanted is not None and (places := sequence.wanted.select_places(end)):
             scored.append(ScoredRows(sequence, len(wanted), places))

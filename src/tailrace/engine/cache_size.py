@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.3  # of the memory that is available now
-DEVICE_SHARE = 0.7  # of a GPU's; drafters, sampling, attention and graphs take theirs later
+SHARE = 0.3  # share of the memory that is available now
+DEVICE_SHARE = 0.7  # share of a GPU's memory; drafters, sampling, attention and graphs take the rest later
 
 
 def num_blocks(

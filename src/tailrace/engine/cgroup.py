@@ -15,8 +15,7 @@ NAMES = (
 
 
 def measure_headroom(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return the bytes that may still be taken: the least over all groups of this process. None: no group has a
-    limit."""
+    """Return the free bytes of the tightest group of this process. None: no group has a limit."""
     rooms = [
         room
         for folder in list_groups(mount, membership)
@@ -49,7 +48,7 @@ def list_groups(mount: Path, membership: Path) -> Iterator[Path]:
 
 
 def read_group_headroom(folder: Path, limit: str, used: str, droppable: str) -> int | None:
-    """Return the bytes that one group leaves; None: it has no limit."""
+    """Return the free bytes of one group. None: it has no limit."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":

@@ -25,16 +25,16 @@ from tailrace.sampling.sampler import Pending
 log = logging.getLogger(__name__)
 
 LATE_S = 0.02  # wall clock: the longest that a step waits for masks
-OWNER_S = 0.001  # added to it for each request that needs masks
+OWNER_S = 0.001  # added to LATE_S for each request that needs masks
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
-    """Drafts of one sequence, to be verified in this step.
+    """Drafts of one sequence for verification in this step.
 
     - q: float32 [len(tokens), V], the distributions that the tokens were drawn from; None: they are one-hot.
     - num_allowed: how many of the tokens the grammar allows, from the first on.
-    - forced: hardly any other token can follow, so the drafter gets neither credit nor blame.
+    - forced: almost no other token can follow, so these drafts do not count for the drafter's statistics.
     """
 
     tokens: list[int]
@@ -220,7 +220,7 @@ def build_draws(
 def _build_alone(
     sequence: Sequence, drafts: Drafts, first: dict[int, int], masks: Masks, found: tuple[list[Draws], Failures]
 ) -> None:
-    """Build one sequence's draw, without its drafts if they are at fault."""
+    """Build one sequence's draw. Leave out its drafts if they cause an error."""
     built, failures = found
     known = len(masks.jobs)
     try:

@@ -1,7 +1,7 @@
 """The data of a step in progress: its forward pass launched, its draws prepared, its draws launched.
 
 A sampled token that the host does not know yet is stored in `Sequence.tokens` as a reference: −1 − i is sample i of the
-step before (see runners.base.Batch). So the scheduler, the block cache and the batch count it like any other token.
+previous step (see runners.base.Batch). So the scheduler, the block cache and the batch count it like any other token.
 References are assumptions. No assumption outlives the call in which it was made.
 """
 
@@ -77,7 +77,7 @@ class SampledTokens:
 
     - tokens: those that verification kept; the first `accepted` of them are drafts.
     - status: kernels/status.py.
-    - error: its grammar could not be matched, so the tokens do not count.
+    - error: the error of its grammar, if there is one; then the tokens do not count.
     - kept: the rows that the tokens were drawn from, if the request asks for explanations.
     - survivors: of each token, if the request asks for them.
     """
@@ -172,8 +172,8 @@ def read_samples(
     speculator: Speculator,
     most_survivors: int,
 ) -> list[SampledTokens]:
-    """Return the samples of each sequence, and tell the speculator how many drafts were accepted. A token with more
-    than `most_survivors` survivors reports none."""
+    """Return the samples of each sequence, and report the number of accepted drafts to the speculator. A token with
+    more than `most_survivors` survivors reports none of them."""
     found: list[SampledTokens] = []
     drafts, errors, kept = launched.step.drafts, launched.errors, launched.kept
     for sequences, samples in sampled:

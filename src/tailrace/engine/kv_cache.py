@@ -25,8 +25,8 @@ class BlockCache:
     """`num_blocks` blocks of `block_size` positions. `prefix_reuse` False never publishes a block.
 
     state_rows: entries of a slot's ring of states, for a model with a state per sequence (runners.base.StatefulRunner).
-    A sequence that goes back further than they reach begins anew. Such a model's blocks are never published, since a
-    state belongs to no block.
+    A sequence that goes back beyond these states starts again. Such a model's blocks are never published, since a state
+    belongs to no block.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True, state_rows: int = 0) -> None:
@@ -39,12 +39,12 @@ class BlockCache:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody refers to."""
+        """Number of blocks without references."""
         return len(self.free)
 
     @property
     def num_used(self) -> int:
-        """Blocks that some sequence refers to."""
+        """Number of blocks with references."""
         return self.num_blocks - len(self.free)
 
     def blocks_for(self, length: int) -> int:
@@ -163,7 +163,7 @@ class BlockCache:
         sequence.num_computed = sequence.num_published = sequence.state_end = 0
 
     def check(self, sequences: list[Sequence]) -> None:
-        """Raise AssertionError unless the books balance. For tests."""
+        """Raise AssertionError unless all counts agree. For tests."""
         counts = [0] * self.num_blocks
         for sequence in sequences:
             assert len(sequence.blocks) >= self.blocks_for(sequence.num_computed)

@@ -1,6 +1,6 @@
 """Keeps the requests, the slot and the blocks of each sequence, and ends sequences.
 
-Every slot and block is given out here and comes back here. A sequence ends in one place, `end`, with one message to its
+Only this module allocates and releases slots and blocks. A sequence ends in one place, `end`, with one message to its
 client.
 """
 
@@ -181,7 +181,7 @@ class Lifecycle:
                 self.trim_blocks(fork)
 
     def preempt_sequence(self, sequence: Sequence) -> None:
-        """Take back everything. The sequence waits to be recomputed."""
+        """Release the sequence's slot and blocks. The sequence waits to be recomputed."""
         self.running.remove(sequence)
         for member in (sequence, *sequence.forks):
             self._release_sequence(member)
@@ -232,7 +232,7 @@ class Lifecycle:
     # ---- the one place where sequences end
 
     def end(self, sequence: Sequence, ending: Ending) -> None:
-        """End a sequence: take back everything, and tell its client why."""
+        """End a sequence: release its slot and blocks, and send its client the reason."""
         assert not sequence.forks, "nobody else can compute the forks' prefill: they end first"
         request, was = sequence.request, sequence.phase
         sequence.advance("finish" if ending.error is None else "fail")

@@ -1,4 +1,4 @@
-"""A limit of the memory that requests add to the engine's process. The process ends its largest request before the
+"""A limit of the memory that requests add to the engine's process. The engine ends the largest request before the
 kernel would end the process.
 
 Below half of the limit nothing is measured per request. Above it, each output's memory growth is charged to its

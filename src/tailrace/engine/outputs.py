@@ -28,7 +28,7 @@ from tailrace.wire.messages import Tokens
 
 @dataclass(slots=True)
 class HostTime:
-    """Processor time in one step, by call. taken_s: of all its outputs. last_s: of its last one."""
+    """Processor time in one step, by call. taken_s: of all its outputs. last_s: of its last output."""
 
     taken_s: defaultdict[tuple[bytes, str], float] = field(default_factory=lambda: defaultdict(float))
     last_s: dict[tuple[bytes, str], float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
 
 It reads its settings from the first line of stdin and loads the model. Then it receives, steps and sends, turn by turn.
-It ends after a Drain message, on SIGTERM, and when stdin closes, which means that its parent is gone.
+It ends after a Drain message, on SIGTERM, and when stdin closes because its parent has ended.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def build_engine(config: EngineConfig, enter: Callable[[str], object] = lambda p
 
     Args:
         enter: called with each part of the start (wire/pulse.py).
-        config: its model is a folder, or `scripted:…`. A script may name a folder with a tokenizer, which says what its
-            tokens spell: `scripted:next:1@FOLDER`.
+        config: its model is a folder, or `scripted:…`. A script may name a folder with a tokenizer, which gives the
+            bytes of its tokens: `scripted:next:1@FOLDER`.
 
     Raises:
         TailraceError: the model or the settings are impossible.
@@ -111,7 +111,7 @@ def build_engine(config: EngineConfig, enter: Callable[[str], object] = lambda p
 
 
 def describe_model(config: EngineConfig, folder: Path, vocab_size: int) -> ModelInfo:
-    """What front ends must know of the model. A tokenizer may know more ids than the model has."""
+    """Return the data of the model for front ends. A tokenizer may know more ids than the model has."""
     from tailrace.models import describe
 
     model = config.model
@@ -209,7 +209,7 @@ class Loop:
             self.engine.submit(message, client)
 
     def forward_query(self, client: bytes, message: PeerQuery) -> None:
-        """Send a front end's question to all others, and tell it how many they are."""
+        """Send a front end's question to all others, and send it their number."""
         others = self.clients - {client}
         asked = [self.send(other, [msgspec.structs.replace(message, asker=client)]) for other in others]
         self.send(client, [PeerCount(message.number, sum(asked))])
@@ -226,7 +226,7 @@ class Loop:
             self.send(client, [stats])
 
     def send(self, client: bytes, messages: list[FromEngine]) -> bool:
-        """Send messages to a front end. False if it is gone; its requests then end within this step."""
+        """Send messages to a front end. Return False if it is gone; its requests then end within this step."""
         there = self.socket.send(client, messages)
         if not there and client in self.clients:
             log.warning("front end %s is gone", client.hex())
@@ -235,7 +235,7 @@ class Loop:
         return there
 
     def fail_all(self, error: TailraceError) -> None:
-        """Tell all front ends about a bug of ours, before the process ends."""
+        """Send all front ends the error of a bug in this package, before the process ends."""
         for client, messages in self.engine.fail_all(error).items():
             self.send(client, messages)
 
@@ -274,7 +274,7 @@ def main() -> int:
         os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    freeze_objects()  # the model lives as long as the process: collections need not walk it between steps
+    freeze_objects()  # the model lives as long as the process: garbage collections need not visit it
     Watchdog(pulse, start.config.scheduler.stall_s, lambda: list({s.request.id: None for s in loop.engine.running}))
     try:
         loop.run()

@@ -1,10 +1,9 @@
-"""Explains earlier outputs: why their tokens came, and whether they can have come at all.
+"""Explains earlier outputs: why their tokens came, and whether the sampler can have drawn them.
 
-The prompt and the output are computed as a prompt. A walker follows the computation along the output. At each place
-that is needed, the sampler draws from the row with the slot's state at that place. Then the output's token is
-committed, whatever was drawn. History, states, forced tokens, grammars and budgets are those of the live request,
-because the same code moves them. Rows wait for the walker. All walkers together take at most the time of a step that
-one request may.
+The prompt and the output are computed as a prompt. A walker follows the computation along the output. At each needed
+place, the sampler draws from the row with the slot's state at that place. Then the output's token is committed,
+whatever was drawn. History, states, forced tokens, grammars and budgets are those of the live request, because the same
+code changes them. Rows wait for the walker. All walkers together take at most the time of a step that one request may.
 
 Tokens that came from drafts by a rule other than exact can't be drawn again, since the number of drafts is unknown.
 """
@@ -46,10 +45,13 @@ from tailrace.wire.messages import Difference, Replay, Replayed, Why
 class ReplayWalk:
     """The walk along one output.
 
-    - sequence: the computed one. walker: the sequence up to the current place.
-    - places: needed indexes in the output, ascending. at: how many are done. wanted: those to explain.
+    - sequence: the computed one.
+    - walker: the sequence up to the current place.
+    - places: needed indexes in the output, ascending.
+    - at: how many are done.
+    - wanted: the places to explain.
     - what_if: a slot of other parameters, used only for records.
-    - unsure: number of tokens that are not what is drawn, but may have come from drafts.
+    - unsure: number of tokens that differ from the draw, but may have come from drafts.
     - stop_token_id: the last token, if it ended the output.
     """
 
@@ -72,7 +74,7 @@ class ReplayWalk:
         return self.at < len(self.places) and all(m.wanted is not None and m.wanted.waiting for m in members)
 
     def note_difference(self, position: int, why: Why, token: int | None = None) -> None:
-        """Note a token of the output that can't have come. Only the first one is kept."""
+        """Store a token of the output that can't have been drawn. Only the first one is kept."""
         if self.difference is None and position < len(self.replay.output):
             self.difference = Difference(position, why, token)
 
@@ -171,7 +173,7 @@ class Replays:
             self.lifecycle.end(sequence, Ending("stop"))
 
     def _replay_place(self, walk: ReplayWalk) -> bool:
-        """Process the next place. False: not yet; the row stays."""
+        """Process the next place. Return False if its row is not ready; the row stays."""
         index = walk.places[walk.at]
         while walk.walker.num_output < index:
             self._commit_token(walk)
@@ -197,8 +199,7 @@ class Replays:
         return True
 
     def _redraw_token(self, walk: ReplayWalk) -> Drawn | None:
-        """Draw a token here, by all that the walker knows, and again if the text must be closed now. None: not known
-        yet.
+        """Draw a token here, by the walker's state, and again if the text must be closed now. None: not known yet.
 
         Raises:
             TailraceError: no token can be drawn, or the grammar fails.
@@ -251,7 +252,7 @@ class Replays:
         return record
 
     def _classify_difference(self, walk: ReplayWalk, drawn: Drawn, record: Explanation) -> None:
-        """Note that the output's token is not what is drawn, and whether it can have come otherwise."""
+        """Store that the output's token differs from the draw, and whether it may have come otherwise."""
         index, place = walk.places[walk.at], record.ids.index(record.token_id)
         if drawn.token is None:
             walk.note_difference(index, "ended")
@@ -265,7 +266,7 @@ class Replays:
             walk.note_difference(index, "drawn", drawn.token)
 
     def _may_be_drafted(self, walker: Sequence) -> bool:
-        """Return whether its tokens may have come from drafts, by a rule under which they are not what is drawn."""
+        """Return whether its tokens may have come from drafts, by a rule under which they may differ from the draw."""
         speculator, params = self.lifecycle.speculator, walker.request.params
         asked = params.speculation is None or params.speculation.max_drafts != 0
         return speculator.drafter is not None and asked and not params.greedy and speculator.rule(walker) != "exact"

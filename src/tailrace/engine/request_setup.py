@@ -1,5 +1,5 @@
 """A submitted message → a Request with its sequences, the checks on their text, and the compilations that must end
-before they can begin."""
+first."""
 
 from __future__ import annotations
 

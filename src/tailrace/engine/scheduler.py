@@ -2,10 +2,10 @@
 Plan.
 
 Rules, in order: running sequences before waiting ones, decodes before prefills, smaller (priority, arrival) first. A
-prefill is cut to the rest of the token budget. If blocks run out, the last running sequence is preempted: it gives
-back its blocks and waits, to be recomputed. No sequence before it in order is preempted, so the first one always moves.
-A waiting request is admitted when its slots and the blocks of its whole prompt are free. No request overtakes it,
-unless its grammar is still being compiled, or it is a replay and enough of them run.
+prefill is cut to the rest of the token budget. If blocks run out, the last running sequence is preempted: it releases
+its blocks and waits, to be recomputed. No sequence before it in order is preempted, so the first one always advances. A
+waiting request is admitted when its slots and the blocks of its whole prompt are free. No request overtakes it, unless
+its grammar is still being compiled, or it is a replay and enough of them run.
 
 A conditional sequence and its unconditional one (guidance) are admitted, computed and preempted together. Their last
 tokens are computed in one step, because their logits are used together.
@@ -30,7 +30,7 @@ Work = list[tuple[Sequence, int]]  # the sequences of a step, and how many token
 class Plan:
     """A step's plan.
 
-    - preempt: sequences that give back everything first.
+    - preempt: sequences that release everything first.
     - admit: sequences, with the cached blocks that they and their unconditional ones start from.
     - work: (sequence, tokens), an unconditional sequence right after its conditional one.
     - spare: tokens that the step can still compute.
@@ -97,8 +97,8 @@ def idle_sequences(running: list[Sequence], budget_s: float) -> set[Sequence]:
 def resting_sequences(running: list[Sequence], budget_s: float) -> set[Sequence]:
     """Return sequences that wait for others of the same call (Request.shared_name).
 
-    They wait if all together would take more than `budget_s` of the step, without the model. The ones with the shortest
-    output go first, so all of them get their turn.
+    They wait if all together would take more than `budget_s` of the step, without the model. Those with the shortest
+    output go first, so each gets its turn.
     """
     by_name: dict[tuple[bytes, str], list[Sequence]] = {}
     for sequence in running:

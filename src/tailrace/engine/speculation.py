@@ -73,8 +73,7 @@ class Speculator:
         return {sequence: count for sequence, count in zip(asking, counts, strict=True) if count}
 
     def draft(self, work: Work, spare: int, counts: DraftCounts | None = None) -> Drafts:
-        """Make drafts for the sequences of a step that decode. Blocks for them are reserved; unused blocks are given
-        back.
+        """Make drafts for the decoding sequences of a step. Reserve blocks for them, and release the unused ones.
 
         Args:
             spare: tokens that the step can still compute.
@@ -173,13 +172,13 @@ class Speculator:
                 self._handle_failure(list(states.slots))
 
     def remove(self, slot: int) -> None:
-        """Forget the slot's sequence."""
+        """Remove the slot's sequence."""
         self.lengths.remove(slot)
         if self.drafter is not None:
             self.drafter.remove(slot)
 
     def give_back(self, sequence: Sequence, count: int) -> None:
-        """Give back the blocks beyond those for `count` drafts."""
+        """Release the blocks beyond those for `count` drafts."""
         for member in sequence.pair:
             self._cache.truncate_sequence(member, member.num_computed + 1 + count)
             self._tables.cut(member)
@@ -198,7 +197,7 @@ class Speculator:
         return count
 
     def _count_affordable(self, sequence: Sequence) -> int:
-        """Return the most drafts that the time for one request allows, if each row has a known cost."""
+        """Return the most drafts in one request's time limit, given that each row has a known cost."""
         min_host_s = sequence.request.min_host_s
         return min(self.most, max(0, int(self._host_s / min_host_s) - 1)) if min_host_s else self.most
 
@@ -279,8 +278,8 @@ def may_draft(sequence: Sequence, tokens: int) -> bool:
 
 
 def cut_to_allowed(sequence: Sequence, draft: Draft, rule: Rule) -> DraftTokens:
-    """Return the draft, cut where the grammar does not allow it. If drafts are drawn from distributions, the first one
-    that is not allowed stays: its draw must count, or the tokens drawn instead would come too often."""
+    """Return the draft, cut at the first token that the grammar does not allow. If drafts are drawn from distributions,
+    this token stays: its draw must count, or its replacements would come too often."""
     count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.count_allowed(draft.tokens)
     keep = len(draft.tokens[: count + (draft.q is not None)])
     return DraftTokens(draft.tokens[:keep], None if draft.q is None or not keep else draft.q[:keep], rule, count)

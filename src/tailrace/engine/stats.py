@@ -17,8 +17,7 @@ Lane = Literal["cpu", "device"]
 
 
 class Span(NamedTuple):
-    """A part of a step, in seconds of time.perf_counter. lane: the engine's thread, or the one that stands for the
-    device."""
+    """A part of a step, in seconds of time.perf_counter. lane: "cpu" is the engine's thread, "device" the device."""
 
     part: str
     start: float

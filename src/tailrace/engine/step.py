@@ -95,7 +95,7 @@ class StepDriver:
                 self.device.copy_states(self.lifecycle.take_state_copies())
                 self.device.copy_blocks(copies)  # first: a drafter may read and write the target's cache
                 self.in_flight = self.forward(plan, self.draft(plan, launched, counts), launched)
-            except Exception as error:  # a model or kernel that fails must not take the engine down with it
+            except Exception as error:  # a failing model or kernel must not end the engine
                 log.exception("step %d failed", self.counters.steps)
                 failed = error
         if launched is not None:
@@ -141,8 +141,8 @@ class StepDriver:
     def _wait_for_samples(self, launched: LaunchedDraws, plan: Plan) -> tuple[LaunchedDraws | None, Plan]:
         """Wait for the samples, and give the sequences their tokens.
 
-        The tokens are processed once the next step is under way, or at once if that step depends on it. Returns None
-        for the step if its draws have failed.
+        The tokens are processed once the next step is running, or at once if that step depends on them. Return None for
+        the step if its draws have failed.
 
         Args:
             plan: made on the assumption that all drafts are accepted. Rejected drafts only free capacity. If the plan

@@ -36,7 +36,7 @@ class TokenBytes:
         return {}
 
     def within(self, fold: bool) -> TokenSearch:
-        """Return the search for tokens that hold a string. It is made at the first call."""
+        """Return the search for tokens that contain a string. The first call makes it."""
         if fold not in self._within:
             self._within[fold] = TokenSearch(self.token_bytes, fold)
         return self._within[fold]
@@ -50,10 +50,10 @@ class TokenBytes:
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
 
     def beyond(self, marker: bytes) -> dict[int, np.ndarray]:
-        """Return masks without the tokens that complete the marker and hold more text.
+        """Return masks without the tokens that complete the marker and contain more text.
 
-        The key is the number of the marker's bytes that have come; a mask is uint32 [⌈V / 32⌉]. Numbers without such
-        tokens are left out. The first call for a marker takes 20 ms for 150,000 tokens.
+        The key is the number of the marker's bytes so far; a mask is uint32 [⌈V / 32⌉]. Numbers without such tokens are
+        left out. The first call for a marker takes 20 ms for 150,000 tokens.
         """
         if marker not in self._beyond:
             last = marker[-1:]
@@ -79,7 +79,7 @@ class TokenBytes:
 
 
 def goes_beyond(data: bytes, rest: bytes, anywhere: bool) -> bool:
-    """Return whether a token begins with the rest of a marker and holds more. anywhere: the rest may come within the
+    """Return whether a token begins with the rest of a marker and contains more. anywhere: the rest may come within the
     token."""
     at = data.find(rest) if anywhere else 0 if data.startswith(rest) else -1
     return at >= 0 and at + len(rest) < len(data)

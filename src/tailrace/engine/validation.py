@@ -24,7 +24,8 @@ class RequestLimits:
 
     - max_len: positions that fit the model's context and the whole KV cache.
     - scheduler: the operator's limits.
-    - cache_len: positions of the KV cache. block_size: positions of one of its blocks.
+    - cache_len: positions of the KV cache.
+    - block_size: positions of one of its blocks.
     """
 
     vocab_size: int
@@ -34,8 +35,7 @@ class RequestLimits:
     block_size: int
 
     def check(self, submit: Submit, waiting: int) -> None:
-        """Raise the error that tells the client why the request is refused. `waiting` is the number of waiting
-        requests.
+        """Raise the client's error if the request is refused. `waiting` is the number of waiting requests.
 
         Raises:
             RequestError, ParameterError, ContextLengthError, OverloadedError

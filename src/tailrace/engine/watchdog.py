@@ -19,7 +19,7 @@ from tailrace.wire.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-LOOKS = 8  # per limit
+LOOKS = 8  # checks per time limit
 SHOWN = 32  # the most requests named
 
 

@@ -34,7 +34,7 @@ LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 class Bans:
     """The compiled bans of a request, shared by its sequences.
 
-    mask: uint32 [⌈V / 32⌉]; a token whose bit is 0 holds a banned string within itself.
+    mask: uint32 [⌈V / 32⌉]. A token whose bit is 0 contains a whole banned string.
     """
 
     token_bytes: TokenBytes
@@ -73,10 +73,11 @@ class Bans:
 class Mark(NamedTuple):
     """A reading position in the text: after this many tokens and characters.
 
-    - state: of the automaton. begun: of the search.
+    - state: of the automaton.
+    - begun: of the search.
     - pending: the bytes of an incomplete character, which began in token `origin`.
-    - whole: the last number of tokens after which no character was incomplete. Only there may the text end. A token may
-      complete one character and begin the next: then the text can be cut neither before nor after it.
+    - whole: the last number of tokens after which no character was incomplete. Only there may the text end. If a token
+      completes one character and begins the next, the text can be cut neither before nor after it.
     """
 
     tokens: int = 0
@@ -132,11 +133,11 @@ class BannedStringCheck:
         return None
 
     def back_to(self, position: int) -> None:
-        """Forget the tokens from this output position on."""
+        """Drop the tokens from this output position on."""
         self.taken_back += len(self._tokens) - position
         del self.held[position - self.sent :]
         for later in [place for place in self.banned if place > position]:
-            del self.banned[later]  # after another beginning, the tokens that followed the old one are allowed again
+            del self.banned[later]  # these bans applied after the dropped tokens only
         while self._marks[-1].tokens > position:
             self._marks.pop()
         self._now = self._marks[-1]

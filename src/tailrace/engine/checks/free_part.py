@@ -19,7 +19,7 @@ class FreePart:
     """One sequence's free part.
 
     - inside: the text is in it.
-    - openings: the rest of each marker that may still open it, as token ids. Empty once other text has come.
+    - openings: the rest of each marker that may still open it, as token ids. Empty after other text.
     - entered: the marker of a tool call has ended it.
     """
 

@@ -20,13 +20,13 @@ class RepetitionCheck:
         sizes = np.arange(1, asked.max_pattern_size + 1)
         self._needed = sizes * (asked.min_count - 1)
         self._needed[: asked.min_pattern_size - 1] = np.iinfo(np.int64).max
-        self._equal = np.zeros_like(sizes)  # of size i + 1: tokens in a row that equal the one i + 1 places before
+        self._equal = np.zeros_like(sizes)  # entry i: tokens in a row that equal the one i + 1 places before
         self._recent = np.full_like(sizes, -1)  # the latest first
         self._min_tokens = min_tokens
         self._count = 0
 
     def push(self, token: int) -> bool:
-        """Add a token. True if a pattern has come often enough, beyond min_tokens."""
+        """Add a token. Return True if a pattern is complete often enough, beyond min_tokens."""
         self._count += 1
         self._equal = np.where(self._recent == token, self._equal + 1, 0)
         self._recent[1:] = self._recent[:-1]

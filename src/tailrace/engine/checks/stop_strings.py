@@ -25,7 +25,7 @@ class StopStringCheck:
         self._num_tokens = 0
 
     def push(self, token: int) -> bool:
-        """Add a token. True if a stop is complete with it, beyond min_tokens."""
+        """Add a token. Return True if it completes a stop, beyond min_tokens."""
         self._num_tokens += 1
         _, match = self._matcher.feed(self._read(token), self._num_tokens > self._min_tokens)
         return match is not None

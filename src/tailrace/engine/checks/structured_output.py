@@ -27,7 +27,7 @@ RESTS = -math.inf
 NOT_ALLOWED = "the grammar does not allow what had to be said"
 
 Search = Generator[None, None, list[int] | None]
-MASKS_S = 0.02  # for filling the masks of drafts; if a mask takes long, there are fewer drafts
+MASKS_S = 0.02  # for the masks of drafts; slow masks mean fewer drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,10 @@ class StructuredOutput:
             TokenBits.of(self._free.next_openings).set_bits(rows[0])
 
     def write_free(self, masks: torch.Tensor, drafts: Sequence[int]) -> None:
-        """Write the masks of the free part. Two kinds of tokens are forbidden: those that end the output, which would
-        then lack the part under the grammar, and those that end the free part and hold more text.
+        """Write the masks of the free part. They forbid two kinds of tokens:
+
+        - tokens that end the output, which would then lack the part under the grammar;
+        - tokens that end the free part and contain more text.
 
         Args:
             masks: int32 [len(drafts) + 1, ⌈V / 32⌉], on the CPU, of ones.
@@ -156,8 +158,8 @@ class StructuredOutput:
         return self.matcher.forced(count, within_s) if count > 0 and self.settled else []
 
     def push(self, token: int) -> bool:
-        """Add a token. True if the grammar begins or ends with it: tokens sampled after it were sampled under other
-        rules.
+        """Add a token. Return True if the grammar begins or ends with it: then tokens sampled after it were sampled
+        under other rules.
 
         Raises:
             ValueError: the grammar does not allow it.
@@ -189,7 +191,7 @@ class StructuredOutput:
         return ended
 
     def back_to(self, tokens: Sequence[int]) -> None:
-        """Take back all tokens that were pushed after these. `tokens` are all output tokens that stay."""
+        """Remove all tokens that were pushed after these. `tokens` are all output tokens that stay."""
         if self._grammar.after is not None:  # the text before the grammar is not kept
             self._start_output()
             for token in tokens:
@@ -203,8 +205,8 @@ class StructuredOutput:
         """Return the tokens that must follow instead of `token`, because after `token` the text could no longer be
         completed.
 
-        []: the text is complete already. None: the token may follow, or it is too late. The fewer tokens are to spare,
-        the more often the shortest completion is searched for.
+        []: the text is complete already. None: the token may follow, or it is too late. The fewer spare tokens are
+        left, the more often the shortest completion is searched.
 
         Args:
             tokens_left: the most tokens that may still follow, `token` included.

@@ -1,5 +1,5 @@
-"""The length limit of a sequence's thoughts: counts the tokens between the markers, and closes the thought when they
-are used up."""
+"""The length limit of a sequence's thoughts: counts the tokens between the markers, and closes the thought at the
+limit."""
 
 from __future__ import annotations
 

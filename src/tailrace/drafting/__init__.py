@@ -20,8 +20,7 @@ __all__ = ["Drafter", "load_drafter"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The parts that a drafter is made from. sampler: with the engine's own slots. block_size: of the target's
-    cache."""
+    """The inputs for making a drafter. sampler: with the engine's own slots. block_size: of the target's cache."""
 
     config: SpeculationConfig
     model: ModelConfig
@@ -31,7 +30,7 @@ class Surroundings:
 
     @property
     def layered(self) -> LayeredRunner:
-        """The target, if the outputs of its layers can be read. ConfigError: they can't."""
+        """The target, if the outputs of its layers can be read; otherwise raises ConfigError."""
         if not isinstance(self.target, LayeredRunner):
             raise ConfigError(
                 f"speculation.drafter: {self.config.drafter} needs a model with layers; this one has none"
@@ -40,7 +39,7 @@ class Surroundings:
 
     @property
     def folder(self) -> Path:
-        """The folder of the drafter's own weights. ConfigError: none is configured."""
+        """The folder of the drafter's own weights. Raises ConfigError if none is configured."""
         if self.config.model is None:
             raise ConfigError(
                 f"speculation.model: drafter {self.config.drafter} needs weights of its own (--draft-model)"
@@ -119,12 +118,12 @@ DRAFTERS: dict[str, Callable[[Surroundings], Drafter]] = {
 def load_drafter(
     config: SpeculationConfig, model: ModelConfig, target: ModelRunner, sampler: Sampler, block_size: int
 ) -> Drafter:
-    """Make the drafter that `config` names (not "none"). The target then keeps the layer outputs that the drafter
-    reads.
+    """Make the drafter that `config` names (not "none"). From then on the target keeps the layer outputs that the
+    drafter reads.
 
     Raises:
-        ConfigError: the drafter needs weights that are not named, or a model with layers. ModelLoadError: the weights
-            do not fit.
+        ConfigError: the drafter needs weights that are not named, or a model with layers.
+        ModelLoadError: the weights do not fit.
     """
     where = Surroundings(config, model, target, sampler, block_size)
     drafter = DRAFTERS[config.drafter](where)

@@ -23,18 +23,17 @@ from tailrace.drafting.block_head import BlockHead, Level
 from tailrace.drafting.context import CachedPositions, flatten_positions, locate_entries
 from tailrace.drafting.draft_sampler import DraftSampler
 
-ROWS = 256  # of logits that are made at a time
+ROWS = 256  # most rows of logits at a time
 
 
 class BlockDrafter(Drafter):
     """Drafter of a whole block in one pass: at most block_size − 1 drafts.
 
-    A sequence gets no drafts where its last computed position was not seen, or where the cache has no room for the
-    block.
+    A sequence gets no drafts if its last computed position was not observed, or if the cache has no room for the block.
 
     Args:
-        num_blocks, block_size: of its cache; block_size a multiple of 16. (The head's own block_size is how many tokens
-            it fills in.)
+        num_blocks, block_size: of its cache; block_size a multiple of 16. (The head's own block_size is the number of
+            tokens that it fills in.)
 
     Raises:
         ValueError: num_blocks or block_size is out of range.

@@ -48,10 +48,10 @@ class Checkpoint:
         return tuple(self.tensors[name].shape) if name in self.tensors else ()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Remove and return the tensor, on our device, and in our dtype if it has a floating dtype.
+        """Remove and return the tensor, on the checkpoint's device. A floating tensor gets the checkpoint's dtype.
 
         Raises:
-            ModelLoadError: the tensor is missing, or its shape is another.
+            ModelLoadError: the tensor is missing, or its shape differs.
         """
         if name not in self.tensors:
             raise ModelLoadError(f"{self.folder}: there is no tensor {name}, which must be {list(shape)}")
@@ -66,8 +66,7 @@ class Checkpoint:
         return self.take(name, *shape) if name in self.tensors else None
 
     def finish(self) -> None:
-        """Raise ModelLoadError if a tensor is left over: a drafter with more tensors than we use computes something
-        else."""
+        """Raise ModelLoadError if a tensor is left over: a drafter with more tensors computes something else."""
         left = sorted(name for name in self.tensors if not name.endswith(IGNORED))
         if left:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""

@@ -1,10 +1,10 @@
-"""The positions of each sequence that a head has in its own cache, and their places there. This module knows no
+"""The positions of each sequence that a head has in its own cache, and their places there. This module does no
 arithmetic.
 
-Positions that the target computed before the head could see them (a prefix from the cache) are missing. The others
-close up: the i-th known position is the i-th entry of the slot's pages. Keys carry their true positions in their
-rotation. So attention over the entries gives the same result as attention with the missing positions masked. (A sliding
-window then counts entries.)
+Positions that the target computed before the head could see them (a prefix from the cache) are missing. The others are
+stored without gaps: the i-th known position is the i-th entry of the slot's pages. Keys have their true positions in
+their rotation. So attention over the entries gives the same result as attention with the missing positions masked. (A
+sliding window then counts entries.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from tailrace.drafting.base import TargetStates
 from tailrace.drafting.pages import Pages
 
-CHUNK = 512  # rows that are entered at a time; it bounds the memory of a long prefill
+CHUNK = 512  # rows entered at a time; limits the memory of a long prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class CachedPositions:
         return stretches
 
     def cut(self, slot: int, position: int) -> list[int]:
-        """Forget the positions from this one on. Return the known positions."""
+        """Drop the positions from this one on. Return the known positions."""
         known = self.known.setdefault(slot, [])
         kept = bisect_left(known, position)
         if kept < len(known):
@@ -99,13 +99,13 @@ class CachedPositions:
         return known
 
     def reach(self, slot: int, tokens: Sequence[int]) -> int:
-        """Return how many positions are known, if the last one is just before the last token; else 0. With 0 no draft
+        """Return the number of known positions if the last one is just before the last token, else 0. With 0 no draft
         can follow."""
         known = self.cut(slot, len(tokens) - 1)
         return len(known) if known and known[-1] == len(tokens) - 2 else 0
 
     def remove(self, slot: int) -> None:
-        """Forget all positions of the slot."""
+        """Drop all positions of the slot."""
         self.known.pop(slot, None)
         self.pages.release(slot)
 

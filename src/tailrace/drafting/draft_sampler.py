@@ -56,7 +56,7 @@ class DraftSampler:
 
     @contextmanager
     def start(self, requests: Sequence[DraftRequest]) -> Iterator[DraftBatch]:
-        """The drafts of one step, with at most one request per slot. On exit the slots are as they were.
+        """Yield the drafts of one step, with at most one request per slot. On exit the slots are as before.
 
         Raises:
             ValueError: a slot is empty.
@@ -69,7 +69,7 @@ class DraftSampler:
 
 
 class DraftBatch:
-    """The drafts of one step, which grow side by side. tokens: the drafts of each request so far."""
+    """The drafts of one step for all requests. tokens: the drafts of each request so far."""
 
     def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest]) -> None:
         self.sampler, self.requests, self.vocab_size = sampler, requests, sampler.slots.vocab_size
@@ -134,7 +134,7 @@ class DraftBatch:
                 self._notify_slots(i)
 
     def _notify_slots(self, i: int) -> None:
-        """Tell the sampler that the request's slot has other tokens than before."""
+        """Report to the sampler that the tokens of the request's slot have changed."""
         self.sampler.slots.advance(self.requests[i].slot, self.slots[i].moves)
 
     def _drafting_backend(self, device: torch.device) -> DraftingBackend[Any] | None:
@@ -220,8 +220,8 @@ def fit_vocabulary(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def compute_proposal(row: torch.Tensor, slot: Slot, position: int) -> torch.Tensor:
     """Return q for a row of draft logits [V]: float32 [V], on the CPU.
 
-    It is the reference's distribution for the request, so that it covers the same tokens as the target's. One-hot where
-    the token is forced.
+    It is the reference's distribution for the request, so that it covers the same tokens as the target's. It is one-hot
+    for a forced token.
 
     Raises:
         BadRowError: the row can't be drawn from, or the request's edits leave no token.

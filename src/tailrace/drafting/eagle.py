@@ -26,8 +26,8 @@ from tailrace.drafting.eagle_heads import EagleHead
 class EagleDrafter(Drafter):
     """Drafter with an EAGLE head.
 
-    A sequence gets no drafts where its last computed position was not seen. It gets at most one where the cache has
-    no room for more.
+    A sequence gets no drafts if its last computed position was not observed. It gets at most one if the cache has no
+    room for more.
 
     Args:
         head: see eagle_heads.load_head.
@@ -45,7 +45,7 @@ class EagleDrafter(Drafter):
         self.context = CachedPositions(num_blocks, block_size)
         self.cache = head.layer.make_cache(num_blocks, block_size)
         self.cache_bytes = num_blocks * block_size * head.layer.position_bytes
-        # slot → the last position that was seen, and its state [1, H]
+        # slot → the last observed position, and its state [1, H]
         self.states: dict[int, tuple[int, torch.Tensor]] = {}
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -89,7 +89,7 @@ class EagleDrafter(Drafter):
     # ---- inside
 
     def _count_held(self, request: DraftRequest) -> int:
-        """Return how many entries precede the request's drafts; 0: it can have no drafts."""
+        """Return how many entries precede the request's drafts; 0: no drafts are possible."""
         seen, _ = self.states.get(request.slot, (-1, None))
         return self.context.reach(request.slot, request.tokens) if seen == len(request.tokens) - 2 else 0
 

@@ -1,9 +1,9 @@
 """Early exit: the target's own first layers draft, through its final norm and output head (Zhang et al., arXiv
-2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). It needs no other weights and no cache, and never has to
-catch up.
+2309.08168; Elhoushi et al., LayerSkip, arXiv 2404.16710). It needs no other weights, no cache, and no update after each
+step.
 
-The drafts' keys and values go to the target's own blocks, after the computed positions. Verification writes the same
-positions again, with the same values in these layers. So a draft pass leaves no trace.
+The drafts' keys and values are stored in the target's own blocks, after the computed positions. Verification writes the
+same positions again, with the same values in these layers. So a draft pass leaves no changes behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EarlyExit(Drafter):
         block_size: of the target's cache.
 
     Raises:
-        ConfigError: the target has not so many layers.
+        ConfigError: the target has too few layers.
     """
 
     draws = True

@@ -1,5 +1,5 @@
-"""The keys of a drafter's config.json that are honoured. A key in no table is refused by name, because it may change
-what the drafter computes. A value of null counts as no key."""
+"""The keys of a drafter's config.json that this package supports. A key in no table is refused by name, because it may
+change the drafter's results. A value of null counts as no key."""
 
 from __future__ import annotations
 

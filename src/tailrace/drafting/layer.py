@@ -1,7 +1,7 @@
 """One decoder layer of the Llama family in parts: keys and values, queries, and the rest after attention. Drafting
-heads are made of such layers and differ in their inputs.
+heads consist of such layers and differ in their inputs.
 
-Kernels do all arithmetic: on the CPU a row's result has the same bits whatever its neighbours are. This module knows no
+Kernels do all arithmetic: on the CPU a row's result has the same bits whatever the other rows are. This module knows no
 caches.
 """
 
@@ -17,7 +17,7 @@ from tailrace.base.extras import require_extra
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 
-# Families whose decoder layers are Llama's when heads use them: separate projections, RMS norms, a gated MLP, rotation
+# Families whose decoder layers equal Llama's in heads: separate projections, RMS norms, a gated MLP, rotation
 # of halves.
 FAMILIES = ("llama", "mistral", "ministral", "phi3", "qwen2", "qwen3", "seed_oss")
 Rope = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [n, D]
@@ -38,8 +38,8 @@ class DecoderLayer:
     """Attention's projections and the MLP. Symbols: n rows, H hidden size, Hq and Hkv heads of D.
 
     Args:
-        prefix: of its tensors' names, with the dot. config: a Llama-like configuration of transformers, see
-            `parse_config`.
+        prefix: of its tensors' names, with the dot.
+        config: a Llama-like configuration of transformers, see `parse_config`.
         width: of the input of its projections.
 
     Raises:

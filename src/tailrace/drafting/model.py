@@ -1,8 +1,8 @@
 """A draft model: any causal language model with the target's vocabulary, on a paged cache of its own (Leviathan et al.,
 arXiv 2211.17192).
 
-Its cache follows the target: accepted tokens are kept, rejected ones are cut off, missing ones are computed before it
-drafts. One batch holds all sequences: first the tokens that each of them lacks, then one token each per draft.
+Its cache follows the target: accepted tokens are kept, rejected ones are removed, missing ones are computed before it
+drafts. One batch has all sequences: first each sequence's missing tokens, then one token per draft.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DraftModel(Drafter):
             raise ValueError(f"chunk must be at least 1, got {chunk}")
         self.runner, self.draft_sampler, self.chunk = runner, draft_sampler, chunk
         self.pages = Pages(num_blocks, block_size)
-        # slot → the tokens whose positions the cache holds; the slots asked for last come last
+        # slot → the tokens whose positions the cache holds; the most recently used slots come last
         self.held: dict[int, list[int]] = {}
         self.cache_bytes = num_blocks * runner.block_bytes
         runner.allocate(num_blocks)
@@ -109,8 +109,10 @@ class DraftModel(Drafter):
         self.held[request.slot] = held
 
     def _allocate_blocks(self, request: DraftRequest, asked: set[int]) -> bool:
-        """Take blocks for all tokens that the request may feed; if need be, from slots that are not in this step. A
-        request that gets no blocks gives back what it has. Otherwise sequences could wait for each other for ever."""
+        """Take blocks for all tokens that the request may feed; if necessary, from slots that are not in this step.
+
+        A request that gets no blocks releases its own. Otherwise sequences could wait for each other forever.
+        """
         length = len(request.tokens) + request.count - 1
         idle = [slot for slot in self.held if slot not in asked]
         lacking = self.pages.count_missing_blocks(request.slot, length) - len(self.pages.free)
@@ -151,7 +153,7 @@ def check_vocabulary(target: Sequence[str], draft: Sequence[str]) -> None:
             has are never drafted.
 
     Raises:
-        ConfigError: an id stands for two tokens, or the two share no id.
+        ConfigError: an id has different tokens, or the two share no id.
     """
     pairs = list(zip(target, draft, strict=False))
     for i, (mine, other) in enumerate(pairs):

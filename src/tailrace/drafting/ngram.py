@@ -63,7 +63,7 @@ class NGram(Drafter):
         return drafts
 
     def remove(self, slot: int) -> None:
-        """Forget its text."""
+        """Drop the slot's text."""
         self._texts.pop(slot, None)
 
     def _copy_match(self, text: _IndexedText, request: DraftRequest) -> list[int]:
@@ -111,10 +111,7 @@ class _IndexedText:
 
     def find(self) -> tuple[int, int]:
         """Return the place after the best earlier occurrence of the end of the text, and how many tokens before it
-        agree.
-
-        At most REACH tokens are compared; 0: no occurrence.
-        """
+        agree. At most REACH tokens are compared. With 0 tokens the text has no earlier occurrence."""
         tokens = self._tokens
         now = tokens[: -REACH - 1 : -1]  # backwards
         for table in self._tables:
@@ -131,8 +128,8 @@ class _IndexedText:
 
 
 class _NgramTable:
-    """The n-grams of one size: n-gram → the latest place that followed it, and for each place the one before it or
-    −1."""
+    """The n-grams of one size: n-gram → the latest place that followed it. For each place also the previous such place,
+    or −1."""
 
     def __init__(self, size: int) -> None:
         self._size = size

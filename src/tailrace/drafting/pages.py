@@ -1,5 +1,5 @@
-"""The blocks of a drafter's own KV cache that belong to each slot. Unlike in the engine's cache (engine/kv_cache.py),
-nothing is shared: a block belongs to one slot or is free."""
+"""The blocks of a drafter's own KV cache that belong to each slot. Slots share no blocks, unlike in the engine's cache
+(engine/kv_cache.py): a block belongs to one slot or is free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tailrace.runners.flat_batch import block_table
 class Pages:
     """The cache's `num_blocks` blocks of `block_size` positions.
 
-    blocks: those of each slot, in the order of their positions. free: those of no slot; the last one is taken next.
+    - blocks: those of each slot, in the order of their positions.
+    - free: those of no slot; the last one is taken next.
 
     Raises:
         ValueError: one of the two is not at least 1.
@@ -42,14 +43,14 @@ class Pages:
         return True
 
     def cut(self, slot: int, length: int) -> None:
-        """Take back the slot's blocks that hold no position below `length`."""
+        """Free the slot's blocks that have no position below `length`."""
         owned = self.blocks.get(slot, [])
         keep = -(-length // self.block_size)
         self.free += reversed(owned[keep:])
         del owned[keep:]
 
     def release(self, slot: int) -> None:
-        """Take back all blocks of the slot, if it has any."""
+        """Free all blocks of the slot, if it has any."""
         self.cut(slot, 0)
         self.blocks.pop(slot, None)
 

@@ -1,4 +1,4 @@
-"""Tests whether a remembered text is still the beginning of a sequence.
+"""Tests whether a stored text is still the beginning of a sequence.
 
 While one sequence owns a slot, its text changes only at the end: it grows, or it is cut back and continues differently.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-RECENT = 1024  # tokens that are compared to notice that a text was cut back and continued differently: 2 µs
+RECENT = 1024  # last tokens that are compared to detect a cut and another continuation: 2 µs
 
 
 def count_valid_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:

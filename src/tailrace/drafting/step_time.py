@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from statistics import median
 
-RIDGE = 1e-3  # relative, on what drafts cost
+RIDGE = 1e-3  # relative, for the cost of drafts
 
 
 class DraftTime:
@@ -60,12 +60,12 @@ class StepTime:
         self._steps = 0
 
     def settled(self, tokens: int) -> bool:
-        """Return whether enough plain steps of about that size were seen, the last one recently."""
+        """Return whether enough plain steps of about that size were recorded, the last one recently."""
         node = self._nodes.get((_round_size(tokens), True))
         return node is not None and len(node.times) >= PLAIN and self._steps - node.at < REFRESH
 
     def reach(self) -> int:
-        """Return twice the largest size seen. The curve is not to be trusted beyond it."""
+        """Return twice the largest size so far. Beyond it the curve is not reliable."""
         return round(2 * self._curve[-1][0]) if self._curve else 0
 
     def add(self, tokens: int, seconds: float, plain: bool) -> float:

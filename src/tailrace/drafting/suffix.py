@@ -1,11 +1,12 @@
-"""Suffix automaton: drafts the tokens that followed the last tokens in any text that was seen. The text may be of this
-sequence or another, running or finished (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
-text"; for speculation Oliaro et al., arXiv 2411.04975). It needs no weights. It is good where requests resemble one
-another: agents, edits of the same files, forms.
+"""Suffix automaton: drafts the tokens that followed the last tokens in any earlier text of this process.
 
-Privacy: a text of another request never changes the output, since verification is exact, but it changes how fast tokens
-come. A client that measures the time between tokens can test whether another request contained a given continuation. If
-parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
+The text may be of this sequence or another, running or finished (Blumer et al. 1985, "The smallest automaton
+recognizing the subwords of a text"; for speculation Oliaro et al., arXiv 2411.04975). It needs no weights. It is good
+if requests resemble each other: agents, edits of the same files, forms.
+
+Privacy: another request's text never changes the output, since verification is exact, but it changes the speed of
+tokens. A client that measures the time between tokens can test whether another request contained a given continuation.
+If parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Suffix(Drafter):
         return drafts
 
     def remove(self, slot: int) -> None:
-        """Forget the slot. The automaton keeps its text."""
+        """Drop the slot's reading position. The automaton keeps its text."""
         self._texts.pop(slot, None)
 
     def _grow_text(self, text: _ReadText, token: int) -> None:

@@ -1,11 +1,11 @@
-"""Every error tailrace raises on purpose, split by whose fault it is. Each knows its HTTP status.
+"""Every error tailrace raises on purpose, grouped by its cause. Each has its HTTP status.
 
     TailraceError
-    ├── RequestError                 the caller's fault: 400
+    ├── RequestError                 the client's fault: 400
     │   ├── ParameterError           one field is out of range; also a ValueError
     │   ├── NothingLeftError         its own fields leave no token to draw: 400
-    │   ├── GrammarError             what became of a grammar while text was written: 400
-    │   │   ├── DeadEndError             it has no continuation that the vocabulary can spell
+    │   ├── GrammarError             the text can't follow the grammar any further: 400
+    │   │   ├── DeadEndError             the vocabulary can't spell any continuation
     │   │   └── GrammarLimitError        it takes too much work for one step
     │   ├── CutShortError            its deadline has passed, or it was cancelled, and a part is no answer: 400
     │   ├── ContextLengthError       the prompt can never fit: 400, code context_length_exceeded
@@ -14,12 +14,12 @@
     │   └── AuthenticationError      no API key, or a wrong one: 401
     ├── ConfigError                  the operator's fault: refused at start
     │   ├── ModelLoadError           the model can't be found, fetched or loaded
-    │   └── MissingExtraError        what an extra of the package brings is not installed; also an ImportError
-    └── EngineError                  ours: 500
+    │   └── MissingExtraError        a package of an extra is not installed; also an ImportError
+    └── EngineError                  the engine's fault: 500
         ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
-        ├── OverloadedError          the waiting line is full: 429, try later
+        ├── OverloadedError          too many requests wait: 429, try later
         ├── NotReadyError            the engine is still starting, or the server is shutting down: 503, try later
-        └── EngineDeadError          the engine process is gone: 503
+        └── EngineDeadError          the engine process has ended: 503
 
 Internal code raises. Only api/error_handlers.py turns an error into an HTTP answer. Only engine/step.py turns the error
 of a single request into its `Failed` message.
@@ -31,12 +31,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-MAX_CHARS = 2000  # of a message: it may quote what a client sent, which may be megabytes
+MAX_CHARS = 2000  # characters of a message, which may quote megabytes from a client
 MAX_PARAM_CHARS = 200
 
 
 class TailraceError(Exception):
-    """Base of all. `code` is the machine-readable word that travels on the wire and in OpenAI's error body."""
+    """Base of all errors. `code` is the machine-readable word in messages between processes and in OpenAI's error
+    body."""
 
     status = 500
     code = "internal_error"
@@ -53,7 +54,7 @@ def shorten_text(text: str, limit: int) -> str:
 
 
 class RequestError(TailraceError):
-    """The request can't be served as it was asked.
+    """The request can't be served.
 
     Args:
         param: the field at fault.
@@ -71,7 +72,7 @@ class RequestError(TailraceError):
 
     @property
     def field(self) -> str:
-        """The name in `param`, without what stands inside the field; "" for none."""
+        """The name in `param`, without the part inside the field; "" if the error has no field."""
         return re.split(r"[.\[]", self.param or "", maxsplit=1)[0]
 
     def rename_fields(self, names: Mapping[str, str]) -> Self:
@@ -88,13 +89,13 @@ class RequestError(TailraceError):
 
 
 class ParameterError(RequestError, ValueError):
-    """A parameter is out of range. The message names the field, the range and what was given."""
+    """A parameter is out of range. The message names the field, the range and the given value."""
 
     code = "invalid_value"
 
 
 def nest_error(outer: str, error: RequestError) -> ParameterError:
-    """Return the error of a field that stands inside the field `outer`: it names both."""
+    """Return the error of a field inside the field `outer`. It names both fields."""
     text, inner = str(error), error.param
     if inner is None:
         return ParameterError(f"{outer}: {text}", outer)
@@ -102,32 +103,32 @@ def nest_error(outer: str, error: RequestError) -> ParameterError:
 
 
 class NothingLeftError(RequestError):
-    """What the request allows, bans and asks for leaves no token to draw."""
+    """The request's own fields leave no token to draw."""
 
     code = "no_token_left"
 
 
 class GrammarError(RequestError):
-    """The request's grammar can't be followed any further."""
+    """The text can't follow the request's grammar any further."""
 
     def __init__(self, message: str, param: str | None = "grammar", mentions: Sequence[str] = ()) -> None:
         super().__init__(message, param, mentions)
 
 
 class DeadEndError(GrammarError):
-    """It has no continuation here that the vocabulary can spell."""
+    """The vocabulary can't spell any continuation here."""
 
     code = "grammar_dead_end"
 
 
 class GrammarLimitError(GrammarError):
-    """It takes more work for one step than any may."""
+    """The grammar takes too much work for one step."""
 
     code = "grammar_limit"
 
 
 class CutShortError(RequestError):
-    """Its deadline passed or someone cancelled it, and what was there is no answer."""
+    """Its deadline passed or someone cancelled it, and the part so far is no answer."""
 
     code = "cut_short"
 
@@ -139,7 +140,7 @@ class ContextLengthError(RequestError):
 
 
 class ModelNotFoundError(RequestError):
-    """The named model is not the one (or one of those) being served."""
+    """The server has no model of this name."""
 
     status = 404
     code = "model_not_found"
@@ -153,14 +154,14 @@ class RequestNotFoundError(RequestError):
 
 
 class AuthenticationError(RequestError):
-    """The server has API keys, and this is none of them."""
+    """The server needs an API key, and the request has none of its keys."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class ConfigError(TailraceError):
-    """A flag, an environment variable or a configuration file says something impossible."""
+    """A flag, an environment variable or a configuration file has an impossible value."""
 
     code = "invalid_config"
 
@@ -172,11 +173,11 @@ class ModelLoadError(ConfigError):
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """What an extra of the package brings (base/extras.py) is not installed. The message says how to install it."""
+    """A package of an extra (base/extras.py) is not installed. The message has the command that installs it."""
 
 
 class EngineError(TailraceError):
-    """Something went wrong on our side."""
+    """A failure of the engine."""
 
     code = "engine_error"
 
@@ -196,14 +197,14 @@ class OverloadedError(EngineError):
 
 
 class NotReadyError(EngineError):
-    """The engine is still starting, or the server takes nothing new because it is shutting down."""
+    """The engine is still starting, or the server is shutting down and refuses new requests."""
 
     status = 503
     code = "not_ready"
 
 
 class EngineDeadError(EngineError):
-    """The engine process died or never came up; every open stream ends with this."""
+    """The engine process died or never started. Every open stream ends with this error."""
 
     status = 503
     code = "engine_dead"

@@ -80,7 +80,7 @@ class Field:
     - doc: one sentence, for people.
     - range: of a number.
     - hint: the end of the error for a number outside the range.
-    - kind: the part of the output that the field changes.
+    - kind: the kind of the field's effect, a key of KINDS.
     - edit, refinement: the field's method of sampling/methods, by its name in method_order.py. A field without `needs`
       switches the method on.
     - off: a key of OFF, if more values than the default are off.
@@ -169,7 +169,7 @@ class Field:
 
 
 def removes_most(field: Field) -> bool:
-    """Return whether a list of the tokens that this field leaves is worth a report, and not nearly the vocabulary."""
+    """Return whether the field removes so many tokens that a list of the rest is worth a report."""
     return field.excludes == "most" or (field.kind == "truncation" and not field.needs)
 
 

@@ -127,8 +127,8 @@ class Slots:
 
         Raises:
             ParameterError: the parameters name a token outside the vocabulary, an unknown processor, or a field that
-                the sampler does not act on. Or prompt, output or eos_token_ids hold no token ids. Or key has more than
-                64 bits.
+                the sampler does not act on. Or prompt, output or eos_token_ids hold no token ids. Or key is no integer
+                of 64 bits.
         """
         self._check_free("slot", slot)
         check_kind("params", params, SamplingParams)

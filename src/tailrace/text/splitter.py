@@ -26,7 +26,7 @@ class Splitter(ABC):
     Attributes:
         thinking: the text is inside a thought.
         calls: number of calls whose names were sent.
-        cut_call: the last part of a call was not sent. Its arguments are incomplete.
+        cut_call: only a part of a call was sent. Its arguments are incomplete.
         thoughts: the thoughts' places in the whole text, as (begin, end) in characters. Its reader removes entries that
             it no longer needs.
     """

@@ -256,8 +256,8 @@ class Tokenizer:
             raise ParameterError(f"id must be a whole number, got {id!r:.100}", "id") from error
 
     def _widest_token(self) -> int:
-        """Return the largest number of bytes of text for one token. Return 0 if no bound is known, because the
-        normalizer removes or shrinks text."""
+        """Return the largest number of bytes of text for one token. Return 0 if no bound is known, because some step
+        removes or shrinks text."""
         normalizer = json.loads(self.backend.to_str())["normalizer"]
         steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
         kinds = {step["type"] for step in steps}

@@ -31,7 +31,8 @@ class TurnForms(NamedTuple):
     is changed as described here.
 
     - all_systems: it writes several system messages at the start. Otherwise they are joined.
-    - systems: it writes system messages "anywhere", or only the "first". Other system messages become text of the user.
+    - systems: it writes system messages "anywhere", only the "first", or "nowhere". Other system messages become text
+      of the user.
     - lone_system: it writes a system message without other turns. Otherwise that message becomes the user's.
     - users, assistants: it writes two turns of this role in a row. Otherwise they are joined.
     - calls: it writes calls of the "field" tool_calls, or of GLM-4's "metadata". Otherwise they become "text" of the

@@ -1,7 +1,7 @@
 """Limits of one rendering of a template. A template is a program in a model's folder, which nobody has reviewed.
 
-A loop costs its number of items, and a call a fixed number of steps. Values are measured where they can grow: at
-operators, and where they get a name.
+A loop costs its number of items, and each call costs CALL. Values are measured where they can grow: at operators, and
+where they get a name.
 """
 
 from __future__ import annotations

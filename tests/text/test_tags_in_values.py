@@ -122,6 +122,22 @@ def test_a_value_may_hold_any_text_of_its_format(form, value):
         assert read_all(form, WRITERS[form](None, [("add", {"s": value})], plain), cut=True)[0]
 
 
+def shape_of(form: str) -> Tagged:
+    """The tags of a format."""
+    match TOOL_FORMATS[form].shape:
+        case InChannels(calls=shape) | Addressed(calls=shape) | Horizon(plain=shape) | (Tagged() as shape):
+            return shape
+    raise AssertionError(form)
+
+
+def pair_of(form: str, key: str, value: str) -> str:
+    """A parameter as the format writes it."""
+    shape = shape_of(form)
+    head = re.escape(shape.parameter).replace("KEY", key).replace("TYPE", "[a-z]+").replace("\\\n", r"\s*")
+    pattern = rf"{head}\s*{re.escape(value)}\s*{re.escape(shape.close)}"
+    return next(iter(re.findall(pattern, written(form, [("add", {key: value})]))))
+
+
 def in_lines(line: str, value: str) -> str:
     return line.join(
         ("<tool_call>", "<function=add>", "<parameter=s>", value, "</parameter>", "</function>", "</tool_call>")
@@ -284,6 +300,28 @@ def in_place(form: str, text: str, calls: int = 1) -> str:
 
 
 WITH_TAGS = [form for form in BARE if form not in of_shape(Gemma)]
+IN_PAIRS = [form for form in WITH_TAGS if form not in of_shape(TagTree)]
+
+
+@pytest.mark.parametrize("form", IN_PAIRS)
+def test_a_value_may_be_a_parameter_that_the_function_declares(form):
+    """One closing tag too many shows that the parameter before it belongs to the text."""
+    one, two = pair_of(form, "t", "x"), pair_of(form, "n", "y")
+    for value in (one, one + two, f"{one}\n{two}", f"See:\n{one}\nDone.", f"{one} {pair_of(form, 's', one)}"):
+        for arguments in ({"s": value}, {"t": "x", "s": value}, {"s": value, "t": value, "n": 1}):
+            for calls in ([("add", arguments)], [("add", arguments), ("other", {"s": "y"})], [("add", arguments)] * 2):
+                assert read_all(form, written(form, calls)) == (calls, "")
+
+
+@pytest.mark.parametrize("form", IN_PAIRS)
+def test_closing_tags_may_be_missing_before_several_parameters(form):
+    close = shape_of(form).close
+    calls = [("add", {"s": "x", "t": "y", "n": "z"}), ("other", {"s": "x"})]
+    for places in ([0], [1], [0, 1]):
+        first, *rest = written(form, calls).split(close)
+        for place, part in enumerate(rest):
+            first += ("" if place in places else close) + part
+        assert read_all(form, first) == (calls, "")
 
 
 @pytest.mark.parametrize("form", WITH_TAGS)

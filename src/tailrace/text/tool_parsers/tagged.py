@@ -109,8 +109,10 @@ class Tagged(NamedTuple):
         if self.cdata and (yield from parser.accept(CDATA[0])):
             text = yield from parser.read_until(CDATA[1] + self.close)
             return key, json_of(text, declared)
-        others = {name for name in parameters.names() if name != key and name not in before}
-        reader = ValueReader(parser, self.tags, declared, others, self.own_line, alone)
+        names = parameters.names()
+        others = {name for name in names if name != key and name not in before}
+        written = set(names) - others if key in names and key not in before else ()  # so a text is read twice at most
+        reader = ValueReader(parser, self.tags, declared, others, written, self.own_line, alone)
         text, closed = yield from reader.read()
         if not closed:
             text = make_torn_pattern(self.close).sub("", text).removesuffix("\n")

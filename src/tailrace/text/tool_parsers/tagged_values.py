@@ -28,7 +28,8 @@ class Tags:
         # behind a closing tag: the end of the call as it is written, or with a tag too few
         self.endings = ((WHITE, *last, closing), *(((WHITE, closing),) if end else ()))
         nexts = [(WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else [])]
-        self.followers = (*self.heads, *self.endings, *nexts)
+        self.ends = (*self.endings, *nexts)
+        self.followers = (*self.heads, *self.ends)
         self.nested = tuple(
             (opening, WHITE, *begun, *more) for more in ([()] if end else [(str(self.head[0]),), (closing,)])
         )
@@ -58,14 +59,23 @@ class ValueReader:
 
     Args:
         others: declared parameters that may follow although the closing tag is missing.
+        written: declared parameters that can't follow.
         own_line: tags stand on lines of their own.
         alone: nothing but the end of a call shows where the calls end, since nothing opened them.
     """
 
     def __init__(
-        self, parser: CallParser, tags: Tags, declared: Declared, others: Collection[str], own_line: bool, alone: bool
+        self,
+        parser: CallParser,
+        tags: Tags,
+        declared: Declared,
+        others: Collection[str],
+        written: Collection[str],
+        own_line: bool,
+        alone: bool,
     ) -> None:
-        self.parser, self.tags, self.others, self.own_line = parser, tags, others, own_line
+        self.parser, self.tags, self.own_line = parser, tags, own_line
+        self.others, self.written = others, written
         self.kinds = declared.get_kinds()
         self.followers = (*tags.followers, *(((WHITE, tags.end),) if alone and tags.end else ()))
         self.json = self.nests = True
@@ -77,6 +87,8 @@ class ValueReader:
         self.depth, self.nested = 0, False  # calls inside the text
         self.inside = False  # of a string of JSON
         self.torn = False  # a closing tag of the text was passed over
+        self.counting, self.pairs = False, 0  # parameters that began in the text, or behind it, and were not closed
+        self.doubt: tuple[int, bool] | None = None  # where the value ends if they are behind it; by a closing tag
         self.candidates: list[tuple[int, bool]] = []  # where the value ends if no better end comes; by a closing tag
 
     def read(self) -> Parsing[Found]:
@@ -130,13 +142,56 @@ class ValueReader:
             elif not self.torn and self.nests:
                 self.candidates.append((self.length, False))
             self._take_text(length)
-        elif not self.inside and not self.depth and (yield from self._is_other_parameter()):
-            if self.torn:
-                raise NotACallError("a value's end")
-            return Found("".join(self.parts), False)
+        elif not self.inside and not self.depth and (name := (yield from self._peek_parameter())) is not None:
+            return self._begin_pair(name)
         else:
             self._take_text(1)
         return None
+
+    def _begin_pair(self, name: str) -> Found | None:
+        """The tag of a parameter comes next. If the value can be text, what follows decides whether the parameter
+        belongs to it: one closing tag too many shows that it does."""
+        if not self.counting and name in self.others:
+            self.doubt = self.length, False
+            if self.kinds and "string" not in self.kinds:
+                return self._end_at_doubt()
+        if self.doubt is not None or name in self.others or name in self.written:
+            self.counting, self.json = True, False
+        self.pairs += self.counting
+        self._take_text(1)
+        return None
+
+    def _close_pair(self) -> Parsing[Found | None]:
+        """Read a closing tag, which may close a parameter in the text."""
+        self.pairs -= 1
+        mark, tags = self.tags.close, self.tags
+        ended = yield from match_sequences(self.parser, [(mark, *end) for end in (*tags.ends, *self.last)])
+        if self.doubt is None and (ended or (yield from match_sequences(self.parser, [(mark, *tags.heads[0])]))):
+            self.doubt = self.length, True
+        if ended and not self.pairs:
+            return self._end_at_doubt()
+        yield from self._keep_candidate()
+        self._take_text(len(mark))
+        return None
+
+    def _keep_candidate(self) -> Parsing[None]:
+        """Remember a closing tag that closes the value if no better one comes."""
+        end = (self.tags.close, WHITE, self.tags.end)
+        if self.tags.end and (yield from match_sequences(self.parser, [end])):
+            self.candidates.append((self.length, True))
+
+    @property
+    def last(self) -> tuple[Sequence, ...]:
+        """The end of the text, if it may end the call."""
+        return () if self.parser.cut else ((WHITE, END),)
+
+    def _end_at_doubt(self) -> Found:
+        """End the value where it may have ended: at a closing tag, or before another parameter."""
+        assert self.doubt is not None
+        place, closed = self.doubt
+        if self.torn and not closed:
+            raise NotACallError("a value's end")
+        return self._end_at(place, closed)
 
     def _read_closing_tag(self) -> Parsing[Found | None]:
         """Read a closing tag. Return the value if the tag closes it."""
@@ -151,14 +206,17 @@ class ValueReader:
         if self.inside and surely:
             self._take_text(len(tags.close))
             return None
-        last = () if parser.cut else ((WHITE, END),)
-        followed = surely or (yield from match_sequences(parser, [mark + one for one in (*self.followers, *last)]))
+        if self.pairs:
+            return (yield from self._close_pair())
+        self.counting, self.doubt = False, None
+        followers = (*self.followers, *self.last)
+        followed = surely or (yield from match_sequences(parser, [mark + one for one in followers]))
         if followed and not self.inside:
             return self._end_value()
-        if followed or (
-            not self.inside and tags.end and (yield from match_sequences(parser, [(*mark, WHITE, tags.end)]))
-        ):
+        if followed:
             self.candidates.append((self.length, True))
+        elif not self.inside:
+            yield from self._keep_candidate()
         self.torn |= not self.inside
         self._take_text(len(tags.close))
         return None
@@ -171,21 +229,25 @@ class ValueReader:
         self.parser.take(len(self.tags.close))
         return Found(text, True)
 
-    def _is_other_parameter(self) -> Parsing[bool]:
-        """True if the tag of another declared parameter comes next."""
+    def _peek_parameter(self) -> Parsing[str | None]:
+        """The name of the parameter whose tag comes next; None if no such tag does."""
         before = self.parts[-1] if self.parts else "\n"
-        if not self.others or (self.own_line and not before.endswith("\n") and "".join(self.parts).strip()):
-            return False
+        if not (self.others or self.written) or (
+            self.own_line and not before.endswith("\n") and "".join(self.parts).strip()
+        ):
+            return None
         parser, head = self.parser, self.tags.head
         if not (yield from match_sequences(parser, [head])):
-            return False
+            return None
         first = str(head[0])
         name = KEY.match(parser.text, parser.at + len(first))
-        return name is not None and name[0].strip() in self.others
+        return None if name is None else name[0].strip()
 
     def _end_at_candidate(self) -> Found:
-        """End the value where it may have ended."""
-        place, closed = min(self.candidates)
+        """End the value at the first place where it may have ended."""
+        return self._end_at(*min(self.candidates))
+
+    def _end_at(self, place: int, closed: bool) -> Found:
         text = "".join(self.parts)
         self.parser.give_back(text[place:])
         if closed:
@@ -195,6 +257,8 @@ class ValueReader:
     def _fall_back(self) -> Parsing[Found]:
         """The text ends here. Read the value once more, without calls or strings inside; or take the first place where
         it may have ended."""
+        if self.doubt is not None:
+            return self._end_at_doubt()
         text = "".join(self.parts)
         if self.nested and self.nests:
             self.nests = False

@@ -314,6 +314,30 @@ def test_a_value_may_be_a_parameter_that_the_function_declares(form):
 
 
 @pytest.mark.parametrize("form", IN_PAIRS)
+def test_a_value_may_hold_the_end_of_its_call(form):
+    """An end behind which more tags of the call follow is none."""
+    shape = shape_of(form)
+    for end in dict.fromkeys(
+        ["\n".join(filter(None, (shape.close, shape.end, shape.closing))), shape.close + shape.closing]
+    ):
+        for value in (
+            f"a{end} b",
+            f"a{end} b{end} c",
+            end,
+            f'x = "{end}"\n\ny',
+            f"{shape.opening} a{end}{shape.close}b",
+        ):
+            for arguments in ({"s": value}, {"t": "x", "s": value}, {"s": value, "t": value, "n": 1}):
+                for calls in (
+                    [("add", arguments)],
+                    [("add", arguments), ("other", {"s": "y"})],
+                    [("add", arguments)] * 2,
+                ):
+                    assert read_all(form, written(form, calls)) == (calls, "")
+                    assert read_all(form, written(form, calls) + " ok") == (calls, " ok")
+
+
+@pytest.mark.parametrize("form", IN_PAIRS)
 def test_closing_tags_may_be_missing_before_several_parameters(form):
     close = shape_of(form).close
     calls = [("add", {"s": "x", "t": "y", "n": "z"}), ("other", {"s": "x"})]
@@ -394,12 +418,23 @@ def test_a_call_that_was_cut_between_two_parameters_is_no_call():
     assert read_all("qwen3_coder", whole, cut=True) == ([("add", {"s": "x"})], "")
 
 
-def test_a_call_leaves_with_its_last_tag():
-    """What follows the call is not waited for."""
-    for form in BARE:
-        splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(ASKED))
-        splitter.feed(written(form, [("add", {"s": "x", "t": "</y>"})]))
-        assert splitter.calls == 1, form
+@pytest.mark.parametrize("form", BARE)
+def test_a_call_leaves_with_its_last_tag_unless_a_text_is_its_last_value(form):
+    """A text may hold the end of a call. Then the next call, or the end of the answer, shows that the call is over."""
+    kinds = {"s": "string", "i": "integer", "o": "object"}
+    properties = {key: {"type": kind} for key, kind in kinds.items()}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}]
+    for last, others in (("i", {"i": 1}), ("o", {"o": {"k": "v"}}), ("s", {"s": "x"})):
+        waits = last == "s" and form in IN_PAIRS
+        splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(tools))
+        text = written(form, [("add", {"s": "</y>"} | others)])
+        splitter.feed(text)
+        assert splitter.calls == (not waits), last
+        splitter.feed("\n" + text)
+        assert splitter.calls == 2 - waits, last
+        splitter.feed(" ok")
+        splitter.flush()
+        assert splitter.calls == 2
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in of_shape(Addressed, Headed)])

@@ -671,6 +671,7 @@ def test_what_has_been_read_is_not_looked_at_again(name):
         splitter.feed(char)
         left = splitter._held if splitter._block is None else splitter._block.unread
         assert len(left) < max(128, *map(len, TOOL_FORMATS[name].marks))
+    splitter.flush()
     assert splitter.calls
 
 

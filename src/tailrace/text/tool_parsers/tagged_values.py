@@ -27,12 +27,11 @@ class Tags:
         self.heads = ((WHITE, *self.head),)  # behind a closing tag
         # behind a closing tag: the end of the call as it is written, or with a tag too few
         self.endings = ((WHITE, *last, closing), *(((WHITE, closing),) if end else ()))
-        nexts = [(WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else [])]
-        self.ends = (*self.endings, *nexts)
-        self.followers = (*self.heads, *self.ends)
+        self.nexts = ((WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else []))
         self.nested = tuple(
             (opening, WHITE, *begun, *more) for more in ([()] if end else [(str(self.head[0]),), (closing,)])
         )
+        self.calls = (*self.nested, *((begun,) if end else ()))
         self.bare_ending = (*last, closing)  # without a closing tag before it
 
     @cached_property
@@ -77,7 +76,8 @@ class ValueReader:
         self.parser, self.tags, self.own_line = parser, tags, own_line
         self.others, self.written = others, written
         self.kinds = declared.get_kinds()
-        self.followers = (*tags.followers, *(((WHITE, tags.end),) if alone and tags.end else ()))
+        self.may_be_text = not self.kinds or "string" in self.kinds
+        self.endings = (*tags.endings, *(((WHITE, tags.end),) if alone and tags.end else ()))
         self.json = self.nests = True
         self._reset_value()
 
@@ -88,7 +88,9 @@ class ValueReader:
         self.inside = False  # of a string of JSON
         self.torn = False  # a closing tag of the text was passed over
         self.counting, self.pairs = False, 0  # parameters that began in the text, or behind it, and were not closed
+        self.paired = 0  # where the last one of them was closed
         self.doubt: tuple[int, bool] | None = None  # where the value ends if they are behind it; by a closing tag
+        self.over: int | None = None  # where the value and its call end if no more tags of the call follow
         self.candidates: list[tuple[int, bool]] = []  # where the value ends if no better end comes; by a closing tag
 
     def read(self) -> Parsing[Found]:
@@ -133,7 +135,11 @@ class ValueReader:
         parser, tags = self.parser, self.tags
         if (yield from match_sequences(parser, [(tags.close,)])):
             return (yield from self._read_closing_tag())
-        if not self.inside and self.nests and (length := (yield from match_sequences(parser, tags.nested))):
+        if self.over is not None:
+            if (yield from match_sequences(parser, tags.calls)):
+                return self._end_at(self.over, True)
+            self._take_text(1)
+        elif not self.inside and self.nests and (length := (yield from match_sequences(parser, tags.nested))):
             self.depth, self.nested = self.depth + 1, True
             self._take_text(len(str(tags.opening[0])))
         elif not self.inside and (length := (yield from match_sequences(parser, [tags.bare_ending]))):
@@ -153,9 +159,9 @@ class ValueReader:
         belongs to it: one closing tag too many shows that it does."""
         if not self.counting and name in self.others:
             self.doubt = self.length, False
-            if self.kinds and "string" not in self.kinds:
+            if not self.may_be_text:
                 return self._end_at_doubt()
-        if self.doubt is not None or name in self.others or name in self.written:
+        if self.may_be_text and (name in self.others or name in self.written):
             self.counting, self.json = True, False
         self.pairs += self.counting
         self._take_text(1)
@@ -164,20 +170,28 @@ class ValueReader:
     def _close_pair(self) -> Parsing[Found | None]:
         """Read a closing tag, which may close a parameter in the text."""
         self.pairs -= 1
-        mark, tags = self.tags.close, self.tags
-        ended = yield from match_sequences(self.parser, [(mark, *end) for end in (*tags.ends, *self.last)])
-        if self.doubt is None and (ended or (yield from match_sequences(self.parser, [(mark, *tags.heads[0])]))):
+        headed = yield from self._comes_behind(self.tags.heads)
+        called = not headed and (yield from self._comes_behind((*self.tags.nexts, *self.last)))
+        ended = not (headed or called) and (yield from self._comes_behind(self.endings))
+        if self.doubt is None and (headed or called or ended):
             self.doubt = self.length, True
-        if ended and not self.pairs:
+        if ended and not self.pairs and self.doubt == (self.length, True):
+            self.over = self.length
+        elif (called or ended) and not self.pairs:
             return self._end_at_doubt()
-        yield from self._keep_candidate()
-        self._take_text(len(mark))
+        else:
+            yield from self._keep_candidate()
+        self._take_text(len(self.tags.close))
+        self.paired = self.length
         return None
+
+    def _comes_behind(self, sequences: Collection[Sequence]) -> Parsing[bool]:
+        """True if one of the sequences comes behind the closing tag that comes next."""
+        return bool((yield from match_sequences(self.parser, [(self.tags.close, *one) for one in sequences])))
 
     def _keep_candidate(self) -> Parsing[None]:
         """Remember a closing tag that closes the value if no better one comes."""
-        end = (self.tags.close, WHITE, self.tags.end)
-        if self.tags.end and (yield from match_sequences(self.parser, [end])):
+        if self.tags.end and (yield from self._comes_behind([(WHITE, self.tags.end)])):
             self.candidates.append((self.length, True))
 
     @property
@@ -196,36 +210,43 @@ class ValueReader:
     def _read_closing_tag(self) -> Parsing[Found | None]:
         """Read a closing tag. Return the value if the tag closes it."""
         parser, tags = self.parser, self.tags
-        mark: Sequence = (tags.close,)
         if not self.inside and self.depth:
-            length = yield from match_sequences(parser, [mark + ending for ending in tags.endings])
+            length = yield from match_sequences(parser, [(tags.close, *ending) for ending in tags.endings])
             self.depth -= bool(length)
             self._take_text(length or len(tags.close))
             return None
-        surely = self.json and self.kinds and "string" not in self.kinds  # then text is no choice
+        surely = self.json and not self.may_be_text
         if self.inside and surely:
             self._take_text(len(tags.close))
             return None
         if self.pairs:
             return (yield from self._close_pair())
+        if self.doubt is not None and self.doubt[1] and "".join(self.parts)[self.paired :].strip():
+            return self._end_at_doubt()  # the closing tag is text of another parameter
         self.counting, self.doubt = False, None
-        followers = (*self.followers, *self.last)
-        followed = surely or (yield from match_sequences(parser, [mark + one for one in followers]))
-        if followed and not self.inside:
-            return self._end_value()
-        if followed:
+        followers = (*tags.heads, *tags.nexts, *(self.last if self.over is None else ()))
+        followed = surely or (yield from self._comes_behind(followers))
+        ended = not followed and (yield from self._comes_behind(self.endings))
+        if (followed or ended) and not self.inside and (found := self._end_value(ended)) is not None:
+            return found
+        if self.inside and (followed or ended):
             self.candidates.append((self.length, True))
-        elif not self.inside:
+        elif not self.inside and not ended:
             yield from self._keep_candidate()
-        self.torn |= not self.inside
+            self.torn = True
         self._take_text(len(tags.close))
         return None
 
-    def _end_value(self) -> Found:
-        """End the value at a closing tag. If it is no JSON although it began like JSON, a quote may have been text."""
+    def _end_value(self, ended: bool) -> Found | None:
+        """End the value at a closing tag. If it is no JSON although it began like JSON, a quote may have been text.
+        ended: the end of the call comes next. It may still be text if the value is."""
         text = "".join(self.parts)
-        if self.json and self.candidates and not is_json(text.strip()):
+        json = self.json and is_json(text.strip())
+        if self.json and self.candidates and not json:
             return self._end_at_candidate()
+        if ended and self.may_be_text and not json:
+            self.over, self.json = self.length, False
+            return None
         self.parser.take(len(self.tags.close))
         return Found(text, True)
 
@@ -233,7 +254,7 @@ class ValueReader:
         """The name of the parameter whose tag comes next; None if no such tag does."""
         before = self.parts[-1] if self.parts else "\n"
         if not (self.others or self.written) or (
-            self.own_line and not before.endswith("\n") and "".join(self.parts).strip()
+            self.own_line and not before.endswith(("\n", self.tags.close)) and "".join(self.parts).strip()
         ):
             return None
         parser, head = self.parser, self.tags.head
@@ -257,6 +278,8 @@ class ValueReader:
     def _fall_back(self) -> Parsing[Found]:
         """The text ends here. Read the value once more, without calls or strings inside; or take the first place where
         it may have ended."""
+        if self.over is not None:
+            return self._end_at(self.over, True)
         if self.doubt is not None:
             return self._end_at_doubt()
         text = "".join(self.parts)
@@ -264,7 +287,7 @@ class ValueReader:
             self.nests = False
         elif self.candidates:
             return self._end_at_candidate()
-        elif self.json and not (self.kinds and "string" not in self.kinds):
+        elif self.json and self.may_be_text:
             self.json = False
         else:
             raise NotACallError("the end of a value")

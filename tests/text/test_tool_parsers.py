@@ -594,6 +594,56 @@ def test_thoughts_before_an_answer_that_is_a_call():
     assert told(split("llama3_json", list(text))) == ([("add", "{}")], [], "", '{"name": "add"}')
 
 
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("start", ["opened", "unknown", "closed"])
+@pytest.mark.parametrize("calls", [ONE, TWO])
+def test_a_call_without_markers_may_stand_in_the_place_of_the_thought(name, start, calls):
+    """The prompt may have opened a thought that the model skips."""
+    text = written(name, calls)
+    said = [(called, json.dumps(arguments)) for called, arguments in calls]
+    thought = text if start == "opened" else ""
+    for whole, expected in (
+        (text, ("", "")),
+        (f" \n{text}\n", ("", "")),
+        (f"{text} then", (" then", f"{thought} then" if thought else "")),
+        (f"so {text}", ("so ", f"so {thought}" if thought else "")),
+    ):
+        for pieces in ([whole], list(whole), [whole[:7], whole[7:]]):
+            splitter = ChannelSplitter(REASONING_FORMATS["deepseek_r1"], TOOL_FORMATS[name], start, KNOWN)
+            segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
+            found, _, *channels = told(segments)
+            assert [(called, json.dumps(json.loads(arguments))) for called, arguments in found] == said
+            assert tuple(channels) == expected
+            assert splitter.called
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "content"),
+    [
+        ('{"name": "add"}</think>ok', '{"name": "add"}', "ok"),
+        ('{"name": "add"} would do</think>ok', '{"name": "add"} would do', "ok"),
+        ('{"sum": 3}', '{"sum": 3}', '{"sum": 3}'),
+        ('{"name": "Bob"}', '{"name": "Bob"}', '{"name": "Bob"}'),
+        ('{"name": "ad', '{"name": "ad', '{"name": "ad'),
+        ("\n ", "\n ", ""),
+    ],
+)
+def test_a_thought_that_begins_like_a_call_stays_a_thought(text, thought, content):
+    form = REASONING_FORMATS["deepseek_r1"]
+    for pieces in ([text], list(text)):
+        splitter = ChannelSplitter(form, TOOL_FORMATS["llama3_json"], "opened", KNOWN)
+        segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
+        assert told(segments) == ([], [], content, thought)
+    splitter = ChannelSplitter(form, TOOL_FORMATS["llama3_json"], "opened", KNOWN)
+    assert told(splitter.feed(text) + splitter.flush(cut=True)) == ([], [], content if "ok" in text else "", thought)
+
+
+def test_calls_of_a_skipped_thought_are_calls_where_thoughts_hold_none():
+    text = written("seed_oss", [("add", {"s": "x"})])
+    splitter = ChannelSplitter(REASONING_FORMATS["seed"], TOOL_FORMATS["seed_oss"], "opened", KNOWN)
+    assert told(splitter.feed(text) + splitter.flush()) == ([("add", '{"s": "x"}')], [], "", text)
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "value"),
     [

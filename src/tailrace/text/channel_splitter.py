@@ -21,7 +21,8 @@ class ChannelSplitter(Splitter):
 
     An answer has one thought, unless its format allows more. An opening marker after that thought is content. A closing
     marker that closes nothing is left out if no thought has ended yet, or if no text has followed one. If the model
-    ends an answer within the thought that the prompt opened, the answer is content, too: see `flush`.
+    ends an answer within the thought that the prompt opened, the thought is the answer, too: see `flush`. A call
+    without markers at the start of such a thought is held back. If nothing follows, it is the call and no thought.
 
     Args:
         reasoning, tools: the formats to look for; None: such text is content.
@@ -53,6 +54,11 @@ class ChannelSplitter(Splitter):
         self._gap: str | None = None  # White space since the last call; None after other text.
         self._first_thought: list[str] | None = [] if start == "opened" else None  # Until it ends.
         self._set_thinking(reasoning is not None and start == "opened")
+        # Reads that thought as long as it may be a call without markers. The text is held back until then.
+        self._trial: CallParser | None = None
+        self._waiting: list[str] = []
+        if self.thinking and tools is not None and self._bare:
+            self._trial = CallParser(tools.parse, "", None, self._declared, 0, bare=True)
 
     def begin(self, marker: str) -> None:
         """Begin the answer within a block whose opening marker is in the prompt."""
@@ -62,7 +68,7 @@ class ChannelSplitter(Splitter):
     def undecided(self) -> int:
         """The number of characters at the end that may still belong to another channel."""
         if self._block is None:
-            return len(self._held)
+            return len(self._held) + sum(map(len, self._waiting))
         return len(self._block.held) + len(self._block.unread) if self.thinking else 0
 
     @property
@@ -103,12 +109,39 @@ class ChannelSplitter(Splitter):
                 rest = self._read_part(rest)
         if block is None:
             self._add_text(self._held, 0)
+            if cut or not self._get_open_thought().strip():
+                self._stop_waiting(0)
             return
         self._add_text(block.held + block.unread, 0)
         self._block = None
 
     def _get_open_thought(self) -> str:
         return "" if self.calls else "".join(self._first_thought or ())
+
+    def _send_answer(self, text: str) -> None:
+        answer = ChannelSplitter(None, self._tools, declared=self._declared)
+        segments = answer.feed(text) + answer.flush()
+        if not answer.calls:
+            self._stop_waiting(0)
+        self._segments += segments
+        self.calls, self.cut_call = answer.calls, self.cut_call or answer.cut_call
+
+    def _stop_waiting(self, behind: int) -> None:
+        """Send the text that was held back as what may be a call. It is a thought."""
+        text = "".join(self._waiting)
+        self._trial = None
+        self._waiting.clear()
+        self._send_thought(text, behind)
+
+    def _may_be_call(self, trial: CallParser, text: str, first: bool) -> bool:
+        """True if the thought may be a call as a whole, up to this text. first: the first text that is no white
+        space."""
+        if first and not text.lstrip().startswith(self._bare):
+            return False
+        if not trial.over:
+            trial.feed(text)
+            text = trial.unread
+        return not trial.over or (trial.num_calls > 0 and not text.strip())
 
     def _read_marker(self, text: str) -> str:
         """Read up to the first marker; return the text after it."""
@@ -122,6 +155,7 @@ class ChannelSplitter(Splitter):
             self._add_text(text[: len(text) - keep], keep)
             return ""
         self._add_text(text[:at], len(text) - at)
+        self._stop_waiting(len(text) - at)
         if marker not in self._active:  # it counts only before other text
             return text[at:]
         if marker == self._bare:
@@ -227,13 +261,19 @@ class ChannelSplitter(Splitter):
         if visible and self._doubled and self._missing_closing is not None:
             self._missing_closing = None
             self._update_markers()
-        if visible and not self._visible:
+        first = visible and not self._visible
+        if first:
             self._visible = True
             self._update_markers()
         if self.thinking:
             if self._first_thought is not None:
                 self._first_thought.append(text)
-            self._send_thought(text, behind)
+            if self._trial is None:
+                self._send_thought(text, behind)
+                return
+            self._waiting.append(text)
+            if not self._may_be_call(self._trial, text, first):
+                self._stop_waiting(behind)
             return
         if self._gap is not None and not visible:
             self._gap += text

@@ -71,17 +71,21 @@ class Splitter(ABC):
         """End the text; return the rest.
 
         cut: a limit ended the text. If the model itself ended the text and never closed the thought that the prompt had
-        opened, the model has skipped the thought. Then the whole text comes once more, as content.
+        opened, the model has skipped the thought. Then the whole text comes once more, as the answer.
         """
         self._flush_held(cut)
         self._held = ""
         if not cut and (skipped := self._get_open_thought()).strip():
-            self._segments.append(Segment("content", skipped))
+            self._send_answer(skipped)
         return self._take_segments()
 
     def _get_open_thought(self) -> str:
         """Return the text of a thought that the prompt opened and that is still open, if it is the whole answer."""
         return ""
+
+    def _send_answer(self, text: str) -> None:
+        """Send the text of a skipped thought as the answer."""
+        self._segments.append(Segment("content", text))
 
     @abstractmethod
     def _read_part(self, text: str) -> str:

@@ -6,6 +6,8 @@ import json
 import re
 import typing
 import warnings
+from contextlib import ExitStack
+from unittest import mock
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -15,7 +17,7 @@ from examples import examples
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.splitter import Segment
-from tailrace.text.tool_parsers import TOOL_FORMATS, CallParser, resolve, tool_schemas
+from tailrace.text.tool_parsers import TOOL_FORMATS, CallParser, call_parser, resolve, tag_tree, tool_schemas, trees
 from tailrace.text.tool_parsers.call_parser import NotACallError, partial_marker
 from tailrace.text.tool_parsers.functions import close_schema
 from tailrace.text.tool_parsers.pythonic import calls_of
@@ -405,9 +407,17 @@ def check_chunks(name: str, text: str, places: list[int]) -> None:
     assert told(split(name, cut(text, places))) == whole
 
 
+def write_all_pairs(pairs: typing.Iterable[tuple[str, str]]) -> str:
+    """As write_object, but a parameter that is written twice comes twice, so no text is lost."""
+    return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {value}' for key, value in pairs)}}}"
+
+
 def check_witnesses(name: str, text: str) -> None:
     """Each witness comes out once, in order of the text within its channel."""
-    calls, _, *texts = told(split(name, [text]))
+    with ExitStack() as stack:
+        for place in (call_parser, trees, tag_tree):
+            stack.enter_context(mock.patch.object(place, "write_object", write_all_pairs))
+        calls, _, *texts = told(split(name, [text]))
     seen = "".join([*texts, *(part for call in calls for part in call)])
     assert sorted(re.findall("⟦\\d+⟧", seen)) == sorted(re.findall("⟦\\d+⟧", text)), seen
 
@@ -642,6 +652,15 @@ def test_calls_of_a_skipped_thought_are_calls_where_thoughts_hold_none():
     text = written("seed_oss", [("add", {"s": "x"})])
     splitter = ChannelSplitter(REASONING_FORMATS["seed"], TOOL_FORMATS["seed_oss"], "opened", KNOWN)
     assert told(splitter.feed(text) + splitter.flush()) == ([("add", '{"s": "x"}')], [], "", text)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_of_a_parameter_that_is_written_twice_the_last_value_counts(name):
+    """JSON has each name once: readers may refuse a name that comes twice."""
+    text = written(name, [("add", {"s": "x", "n": 1, "z": "y"})])
+    text = re.sub("z(?=[^a-z])", "s", text)
+    for pieces in ([text], list(text)):
+        assert calls_in(split(name, pieces)) == [("add", '{"s": "y", "n": 1}')]
 
 
 @pytest.mark.parametrize(

@@ -393,9 +393,9 @@ class CallParser:
         self.unfinished = False
 
     def add_call(self, name: str, arguments: Iterable[tuple[str, str]], id: str | None = None) -> None:
-        """Send a whole call: each argument's name, and its value in JSON. One that was written twice is sent twice."""
+        """Send a whole call: each argument's name, and its value in JSON."""
         self.start_call(name, id)
-        self.add_arguments("{" + ", ".join(f"{in_json(key)}: {value}" for key, value in arguments) + "}")
+        self.add_arguments(write_object(arguments))
         self.end_call()
 
     def _emit_arguments(self) -> None:
@@ -412,6 +412,12 @@ def partial_marker(text: str, marker: str) -> int:
 def in_json(value: Any) -> str:
     """The value as JSON."""
     return msgspec.json.encode(value).decode()
+
+
+def write_object(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return an object in JSON, from its keys and their values in JSON. Of a key that was written twice, the last value
+    counts, as in the peers' parsers: readers of JSON need not accept a key twice."""
+    return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in dict(pairs).items())}}}"
 
 
 def drop_text(text: str) -> None:

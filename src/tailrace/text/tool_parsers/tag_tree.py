@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tailrace.base.json_schema import iter_subschemas
 from tailrace.text.tool_parsers.call_object import json_in_place
-from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, write_object
 from tailrace.text.tool_parsers.enclosed_text import Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, escape_pattern, quote_literal
@@ -149,4 +149,4 @@ def tree_of(pairs: list[tuple[str, str]], declared: Declared) -> str:
     """Tags in JSON: a list if they are all `item` and no object with such a key is declared."""
     if all(key == "item" for key, _ in pairs) and "item" not in declared.names():
         return f"[{', '.join(value for _, value in pairs)}]"
-    return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in pairs)}}}"
+    return write_object(pairs)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tailrace.text.tool_parsers.call_object import skip_braces
-from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, in_json
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, in_json, write_object
 from tailrace.text.tool_parsers.enclosed_text import Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import BLANK, CallGrammar, GrammarWriter, escape_pattern, quote_literal
@@ -118,7 +118,7 @@ class Gemma(NamedTuple):
             return "".join(parts)
         if char == "{":
             pairs = yield from self.read_pairs(parser, declared, depth)
-            return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in pairs)}}}"
+            return write_object(pairs)
         if char == "[":
             return (yield from self.items(parser, declared.items(), depth))
         yield from parser.read_span(BARE, parts.append)

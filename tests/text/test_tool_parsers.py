@@ -745,11 +745,48 @@ def test_what_has_been_read_is_not_looked_at_again(name):
 
 
 @pytest.mark.parametrize(
-    "text", ["f(a=1.e999)", "f(a=b'x')", "f(a={1, 2})", "f(a=[other])", "f(a={1: 2})", "f(a=1j)", "f(1)", "f(**a)"]
+    "text",
+    [
+        "f(a=1.e999)",
+        r"f(a=b'\xff')",
+        "f(a=f'{x}')",
+        "f(a={f'{x}': 1})",
+        "f(a={1, 2})",
+        "f(a=[other])",
+        "f(a={1: 2})",
+        "f(a=1j)",
+        "f(1)",
+        "f(**a)",
+    ],
 )
 def test_pythonic_values_that_json_does_not_know(text):
     with pytest.raises(NotACallError):
         calls_of(text)
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        (r"r'\d+'", r"\d+"),
+        (r'R"\n"', r"\n"),
+        ("b'x'", "x"),
+        (r'b"\xc3\xa9"', "é"),
+        (r"rb'\x'", r"\x"),
+        (r"Br'\d'", r"\d"),
+        ("u'x'", "x"),
+        ("f'x {{y}}'", "x {y}"),
+        ("f''", ""),
+        ("r'a' f'b'", "ab"),
+        (r"[r'\a', b'\t', {b'k': b'v', r'\l': f'w'}]", ["\\a", "\t", {"k": "v", "\\l": "w"}]),
+        ("b'''it's ok'''", "it's ok"),
+    ],
+)
+def test_pythonic_strings_with_prefixes_are_texts(literal, value):
+    for name in ("pythonic", "lfm2", "olmo3"):
+        text = written(name, [("add", {"s": 77})]).replace("77", literal)
+        for pieces in ([text], list(text)):
+            [(called, arguments)] = calls_in(split(name, pieces))
+            assert (called, json.loads(arguments)) == ("add", {"s": value})
 
 
 def test_pythonic_values_that_json_knows():

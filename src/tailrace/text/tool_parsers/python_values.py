@@ -35,14 +35,20 @@ def convert_literal(text: str) -> str | None:
 
 
 def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
-    """A literal as JSON. Numbers keep the way they are written, whatever their size. lines: of the text.
+    """A literal as JSON. Numbers keep the way they are written, whatever their size. Bytes are text in UTF-8. lines: of
+    the text.
 
     Raises:
         NotACallError: a value that JSON does not know.
+        UnicodeDecodeError: bytes that are no UTF-8; one of ERRORS.
     """
     match node:
         case ast.Constant(value=str(text)):
             return in_json(without_halves(text))
+        case ast.Constant(value=bytes(data)):
+            return in_json(data.decode())
+        case ast.JoinedStr(values=parts) if all(isinstance(part, ast.Constant) for part in parts):
+            return in_json(without_halves("".join(str(part.value) for part in parts if isinstance(part, ast.Constant))))
         case ast.Constant(value=bool() | None):
             return in_json(node.value)
         case ast.Constant(value=int() | float() as number):
@@ -72,6 +78,6 @@ def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
 
 def key_of(node: ast.expr | None) -> ast.expr:
     """A key of an object, which must be a string."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
         return node
     raise NotACallError("a name that is no string")

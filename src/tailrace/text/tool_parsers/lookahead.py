@@ -9,6 +9,7 @@ from typing import TypeAlias
 from tailrace.text.tool_parsers.call_parser import WHITE, WORD, CallParser, Parsing
 
 KEY = re.compile(r"[^<>\"&\n]*")  # a parameter's name between tags
+COMMAS = re.compile(r"[,\s]*")
 END = re.compile(r"\Z")  # of the whole text
 Part: TypeAlias = str | re.Pattern[str]  # a literal, or a repeated class of characters
 HOLE = re.compile(r"(NAME|KEY|TYPE|INDEX|\n)")
@@ -34,7 +35,7 @@ def match_parts(text: str, at: int, parts: Sequence[Part], ended: bool) -> int |
         end = found.end() if found else at
         if end == len(text) and not ended:
             return None
-        if end == at and part is not WHITE and not (part is END and end == len(text)):
+        if end == at and part not in (WHITE, COMMAS) and not (part is END and end == len(text)):
             return -1
         at = end
     return at

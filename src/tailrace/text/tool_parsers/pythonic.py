@@ -27,8 +27,8 @@ HEAD = re.compile(r"\s*(?P<name>[\w.:/@$-]+)\s*\(")
 KEY = r"[^\s=,()\[\]{}'\"#\\]+"  # of an argument; Python's own words as well
 KEYWORD = re.compile(rf"\s*(?P<name>{KEY})\s*=(?!=)\s*")
 CLOSED = re.compile(r"\s*\)")
-AFTER_VALUE = re.compile(r"\s*(?:,|(?=\)))")
-AFTER_CALL = re.compile(r"\s*(?:,\s*|\Z|(?=[\w.:/@$-]))")
+AFTER_VALUE = re.compile(r"\s*(?:,[,\s]*|(?=\)))")
+AFTER_CALL = re.compile(r"\s*(?:,[,\s]*|\Z|(?=[\w.:/@$-]))")
 STRINGS = (rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'"))
 PIECE = re.compile(rf"{'|'.join(STRINGS)}|#[^\n]*|[^\[\](){{}}'\",#]+|[\[\](){{}},]", re.DOTALL)
 

@@ -8,13 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tailrace.text.tool_parsers.call_object import skip_braces
-from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, in_json, write_object
+from tailrace.text.tool_parsers.call_parser import (
+    WHITE,
+    CallParser,
+    NotACallError,
+    Parsing,
+    drop_text,
+    in_json,
+    write_object,
+)
 from tailrace.text.tool_parsers.enclosed_text import Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import BLANK, CallGrammar, GrammarWriter, escape_pattern, quote_literal
 from tailrace.text.tool_parsers.json_quotes import FENCE, OPENINGS, StringPlace
 from tailrace.text.tool_parsers.json_strings import json_string, json_text
-from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences
+from tailrace.text.tool_parsers.lookahead import COMMAS, END, Part, match_sequences
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, Tree, bounds_of, join_optional_parts, repeat_counted
 from tailrace.text.tool_parsers.unquoted import Tail, text_terminals
@@ -48,9 +56,9 @@ class Gemma(NamedTuple):
         return [*((WHITE, *one) for one in self.next_keys()), *over]
 
     def next_keys(self) -> list[tuple[Part, ...]]:
-        """A comma and what may follow it in an object."""
+        """A comma, or several, and what may follow in an object."""
         marks = (self.quote, *OPENINGS, "}")
-        return [(",", WHITE, KEY, WHITE, ":"), *((",", WHITE, mark) for mark in marks)]
+        return [(",", COMMAS, KEY, WHITE, ":"), *((",", COMMAS, mark) for mark in marks)]
 
     def read(self, parser: CallParser) -> Parsing[None]:
         """One call, or several."""
@@ -70,20 +78,22 @@ class Gemma(NamedTuple):
         """An object's keys and values."""
         found: list[tuple[str, str]] = []
         yield from parser.expect("{")
-        yield from parser.read_whitespace()
+        yield from parser.read_span(COMMAS, drop_text)
         while not (yield from self.read_bracket(parser, "}", found)):
-            if found:
-                yield from parser.expect(",")
-                yield from parser.read_whitespace()
-                if (yield from parser.accept("}")):
-                    break
             key = yield from self.key(parser)
             yield from parser.read_whitespace()
             yield from parser.expect(":")
             inner, then = declared.get_property(key), self.list_followers(depth + 1)
             found.append((key, (yield from self.value(parser, inner, depth + 1, then))))
-            yield from parser.read_whitespace()
+            yield from self.read_commas(parser, "}")
         return found
+
+    def read_commas(self, parser: CallParser, bracket: str) -> Parsing[None]:
+        """Read what stands behind an item: a comma, or several; nothing before a bracket or the end of the block."""
+        yield from parser.read_whitespace()
+        if not (yield from parser.is_next(bracket)) and not (yield from parser.comes_one(parser.ends)):
+            yield from parser.expect(",")
+            yield from parser.read_span(COMMAS, drop_text)
 
     def read_bracket(self, parser: CallParser, bracket: str, found: Sequence[Any]) -> Parsing[bool]:
         """Read a closing bracket, which may be missing at the end of the block."""
@@ -137,15 +147,10 @@ class Gemma(NamedTuple):
         """A list in JSON."""
         found: list[str] = []
         yield from parser.expect("[")
-        yield from parser.read_whitespace()
+        yield from parser.read_span(COMMAS, drop_text)
         while not (yield from self.read_bracket(parser, "]", found)):
-            if found:
-                yield from parser.expect(",")
-                yield from parser.read_whitespace()
-                if (yield from parser.accept("]")):
-                    break
             found.append((yield from self.value(parser, declared, depth + 1, (IN_LIST, (WHITE, "]")))))
-            yield from parser.read_whitespace()
+            yield from self.read_commas(parser, "]")
         return f"[{', '.join(found)}]"
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:

@@ -411,6 +411,32 @@ def test_a_closing_tag_that_is_torn_is_no_text():
             assert read_all(form, text.replace(shape.close, torn, 1)) == ([("add", {"s": "x", "t": "y"})], "")
 
 
+@pytest.mark.parametrize("form", [form for form in BARE if form not in of_shape(Gemma, Addressed)])
+def test_a_last_tag_that_is_torn_at_the_end_is_neither_content_nor_a_value(form):
+    """Also where a limit cut the text, if no parameter begins like the torn tag."""
+    tree = form in of_shape(TagTree)
+    close = "</s>" if tree else shape_of(form).close
+    first = "]<]minimax[>[<" if tree else shape_of(form).parameter.partition("KEY")[0]
+    for call in (("add", {"n": "y", "s": "x"}), ("add", {"s": "x"})):
+        text = written(form, [call])
+        begin = text.rindex(close) + len(close)
+        for size in range(begin, len(text)):
+            assert read_all(form, text[:size]) == ([call], ""), text[:size]
+            if not first.startswith(text[begin:size].lstrip()):
+                assert read_all(form, text[:size], cut=True) == ([call], ""), text[:size]
+
+
+@pytest.mark.parametrize("form", IN_PAIRS)
+def test_a_tag_that_is_torn_at_the_end_may_be_the_first_of_the_last_ones(form):
+    shape = shape_of(form)
+    text = written(form, [("add", {"s": "x"})])
+    before, _, after = text.rpartition(shape.close)
+    for tag in (shape.close, shape.end, shape.closing):
+        for size in range(2, len(tag)):
+            assert read_all(form, f"{before}{tag[:size]}") == ([("add", {"s": "x"})], ""), tag[:size]
+    assert read_all(form, before + after[:-2]) == ([("add", {"s": "x"})], "")
+
+
 @pytest.mark.parametrize("form", of_shape(Gemma))
 def test_a_text_without_its_last_quote_does_not_reach_into_the_next_call(form):
     text = written(form, [("add", {"s": "x", "n": 1}), ("other", {"s": "y", "n": 1})])

@@ -108,7 +108,9 @@ class ChannelSplitter(Splitter):
             while rest:  # text after the block, or the whole block if it has no call
                 rest = self._read_part(rest)
         if block is None:
-            self._add_text(self._held, 0)
+            torn = self._gap is not None and bool(self._missing_closing)
+            if not torn or not str(self._missing_closing).startswith(self._held):  # else a torn tag behind a call
+                self._add_text(self._held, 0)
             if cut or not self._get_open_thought().strip():
                 self._stop_waiting(0)
             return

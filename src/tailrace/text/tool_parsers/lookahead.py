@@ -21,6 +21,24 @@ def parts_of(tag: str) -> tuple[Part, ...]:
     return tuple(HOLES.get(part, part) for part in HOLE.split(tag) if part)
 
 
+def read_torn_tag(parser: CallParser, tags: Sequence[str], others: Sequence[str]) -> bool:
+    """Read the beginning of a tag, if the text ends with nothing else. Return True if it was there. others: tags that
+    may come instead if the text was cut."""
+    rest = parser.unread
+    torn = parser.ended and bool(rest) and any(tag.startswith(rest) for tag in tags)
+    if not torn or (parser.cut and any(tag.startswith(rest) for tag in others)):
+        return False
+    parser.take(len(rest))
+    return True
+
+
+def make_torn_end(tags: Sequence[str], others: Sequence[str], shortest: int = 1) -> re.Pattern[str]:
+    """A pattern of the beginning of a tag at the end of the text. others: tags of which it is no beginning."""
+    found = {tag[:size] for tag in tags for size in range(shortest, len(tag))}
+    found -= {tag[:size] for tag in others for size in range(1, len(tag) + 1)}
+    return re.compile(rf"(?:{'|'.join(map(re.escape, sorted(found, key=len, reverse=True)))})\Z")
+
+
 def match_parts(text: str, at: int, parts: Sequence[Part], ended: bool) -> int | None:
     """Return where the sequence ends that begins at a place; -1 if another text is there, None if more text is needed.
     ended: no more text comes."""

@@ -12,7 +12,7 @@ from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallEr
 from tailrace.text.tool_parsers.enclosed_text import Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, escape_pattern, quote_literal
-from tailrace.text.tool_parsers.lookahead import END, match_sequences
+from tailrace.text.tool_parsers.lookahead import END, match_sequences, read_torn_tag
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, Tree, bounds_of, repeat_counted
 from tailrace.text.tool_parsers.unquoted import Tail, text_terminals
@@ -52,7 +52,8 @@ class TagTree(NamedTuple):
         if (yield from self.ends(parser, "invoke")):
             return True
         missing = (parser.closing or self.closing, self.opening, f"{self.mark}<invoke ")
-        return (parser.finished and not parser.cut) or (yield from parser.comes_one(missing))
+        torn = read_torn_tag(parser, (f"{self.mark}</invoke>", self.closing), (f"{self.mark}<",))
+        return torn or (parser.finished and not parser.cut) or (yield from parser.comes_one(missing))
 
     def ends(self, parser: CallParser, key: str) -> Parsing[bool]:
         """Read the closing tag, if it comes next after white space."""

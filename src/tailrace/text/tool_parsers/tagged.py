@@ -12,10 +12,11 @@ from tailrace.text.tool_parsers.call_object import json_in_place
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
 from tailrace.text.tool_parsers.json_escapes import replace_halves
-from tailrace.text.tool_parsers.lookahead import HOLE
+from tailrace.text.tool_parsers.lookahead import HOLE, read_torn_tag
 from tailrace.text.tool_parsers.resolve import Declared
+from tailrace.text.tool_parsers.tag_sequences import Tags, tags_of
 from tailrace.text.tool_parsers.tagged_grammar import CallWriter
-from tailrace.text.tool_parsers.tagged_values import Tags, ValueReader, tags_of
+from tailrace.text.tool_parsers.tagged_values import ValueReader
 from tailrace.text.tool_parsers.values import is_json, json_of
 from tailrace.text.tool_parsers.wrapped import JsonCalls
 
@@ -90,10 +91,14 @@ class Tagged(NamedTuple):
             return True
         if not self.end and (yield from parser.close()):
             return True
-        missing = (parser.finished and not parser.cut) or (
-            yield from parser.comes_one((self.opening, *((self.closing,) if self.end else ())))
+        if not whole:
+            return False
+        torn = read_torn_tag(parser, (self.end, self.closing, self.close), (self.tags.first,))
+        return (
+            torn
+            or (parser.finished and not parser.cut)
+            or (yield from parser.comes_one((self.opening, *((self.closing,) if self.end else ()))))
         )
-        return whole and missing
 
     def read_argument(
         self, parser: CallParser, parameters: Declared, before: Collection[str], alone: bool

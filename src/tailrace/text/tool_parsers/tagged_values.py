@@ -3,47 +3,14 @@ what follows is the next parameter or the end of the call."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
-from tailrace.text.tool_parsers.lookahead import END, KEY, Part, match_sequences, parts_of
+from tailrace.text.tool_parsers.lookahead import END, KEY, match_sequences
 from tailrace.text.tool_parsers.resolve import Declared
+from tailrace.text.tool_parsers.tag_sequences import Sequence, Tags
 from tailrace.text.tool_parsers.values import is_json
-
-Sequence = tuple[Part, ...]
-
-
-class Tags:
-    """The tags of a format as sequences. See tagged.Tagged."""
-
-    def __init__(self, opening: str, closing: str, call: str, end: str, parameter: str, close: str) -> None:
-        self.close, self.end, self.closing = close, end, closing
-        self.head, self.opening = parts_of(parameter), (opening, WHITE)
-        last: Sequence = (end, WHITE) if end else ()
-        begun = (*parts_of(call), *(() if end else (WHITE,)))
-        self.heads = ((WHITE, *self.head),)  # behind a closing tag
-        # behind a closing tag: the end of the call as it is written, or with a tag too few
-        self.endings = ((WHITE, *last, closing), *(((WHITE, closing),) if end else ()))
-        self.nexts = ((WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else []))
-        self.nested = tuple(
-            (opening, WHITE, *begun, *more) for more in ([()] if end else [(str(self.head[0]),), (closing,)])
-        )
-        self.calls = (*self.nested, *((begun,) if end else ()))
-        self.bare_ending = (*last, closing)  # without a closing tag before it
-
-    @cached_property
-    def plain(self) -> re.Pattern[str]:
-        """Text in which no tag begins, and no string of JSON."""
-        first = {
-            mark[0] for mark in (self.close, self.end, self.closing, str(self.head[0]), str(self.opening[0])) if mark
-        }
-        return re.compile(rf'[^"\\{re.escape("".join(sorted(first)))}]+')
-
-
-tags_of = lru_cache(maxsize=64)(Tags)
 
 
 class Found(NamedTuple):
@@ -196,8 +163,9 @@ class ValueReader:
 
     @property
     def last(self) -> tuple[Sequence, ...]:
-        """The end of the text, if it may end the call."""
-        return () if self.parser.cut else ((WHITE, END),)
+        """The end of the text, if it may end the call: behind the value or within a last tag."""
+        anywhere, surely = self.tags.torn
+        return ((WHITE, surely),) if self.parser.cut else ((WHITE, END), (WHITE, anywhere))
 
     def _end_at_doubt(self) -> Found:
         """End the value where it may have ended: at a closing tag, or before another parameter."""
@@ -260,8 +228,7 @@ class ValueReader:
         parser, head = self.parser, self.tags.head
         if not (yield from match_sequences(parser, [head])):
             return None
-        first = str(head[0])
-        name = KEY.match(parser.text, parser.at + len(first))
+        name = KEY.match(parser.text, parser.at + len(self.tags.first))
         return None if name is None else name[0].strip()
 
     def _end_at_candidate(self) -> Found:
@@ -289,6 +256,8 @@ class ValueReader:
             return self._end_at_candidate()
         elif self.json and self.may_be_text:
             self.json = False
+        elif not self.parser.cut and (torn := self.tags.torn_ending.search(text)):
+            return self._end_at(torn.start(), False)
         else:
             raise NotACallError("the end of a value")
         self.parser.give_back(text)

@@ -1,0 +1,49 @@
+"""The tags of a format as sequences of literals, names and white space, for readers of bare values."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property, lru_cache
+
+from tailrace.text.tool_parsers.call_parser import WHITE
+from tailrace.text.tool_parsers.lookahead import END, Part, make_torn_end, parts_of
+
+Sequence = tuple[Part, ...]
+
+
+class Tags:
+    """The tags of a format as sequences. See tagged.Tagged."""
+
+    def __init__(self, opening: str, closing: str, call: str, end: str, parameter: str, close: str) -> None:
+        self.close, self.end, self.closing = close, end, closing
+        self.head, self.opening = parts_of(parameter), (opening, WHITE)
+        self.first = str(self.head[0])
+        last: Sequence = (end, WHITE) if end else ()
+        begun = (*parts_of(call), *(() if end else (WHITE,)))
+        self.heads = ((WHITE, *self.head),)  # behind a closing tag
+        # behind a closing tag: the end of the call as it is written, or with a tag too few
+        self.endings = ((WHITE, *last, closing), *(((WHITE, closing),) if end else ()))
+        self.nexts = ((WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else []))
+        self.nested = tuple((opening, WHITE, *begun, *more) for more in ([()] if end else [(self.first,), (closing,)]))
+        self.calls = (*self.nested, *((begun,) if end else ()))
+        self.bare_ending = (*last, closing)  # without a closing tag before it
+
+    @cached_property
+    def torn(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The beginning of a last tag at the end of the text: any, and one that can't become a parameter."""
+        return make_torn_end((self.end, self.closing), ()), make_torn_end((self.end, self.closing), (self.first,))
+
+    @cached_property
+    def torn_ending(self) -> re.Pattern[str]:
+        """The same without a closing tag before it, or a torn one."""
+        torn = make_torn_end((self.close, self.end, self.closing), (), shortest=2)
+        return re.compile(rf"(?:{re.escape(self.end)}\s*)?{torn.pattern}")
+
+    @cached_property
+    def plain(self) -> re.Pattern[str]:
+        """Text in which no tag begins, and no string of JSON."""
+        first = {mark[0] for mark in (self.close, self.end, self.closing, self.first, str(self.opening[0])) if mark}
+        return re.compile(rf'[^"\\{re.escape("".join(sorted(first)))}]+')
+
+
+tags_of = lru_cache(maxsize=64)(Tags)

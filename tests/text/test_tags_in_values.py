@@ -352,6 +352,19 @@ def test_a_value_may_hold_the_end_of_its_call(form):
                     assert read_all(form, written(form, calls) + " ok") == (calls, " ok")
 
 
+@pytest.mark.parametrize("form", of_shape(Gemma, TagTree))
+def test_a_nested_format_s_value_may_hold_the_end_of_its_call(form):
+    one = tags(form)
+    end = "".join(one[name] for name in ("close", "end", "closing"))
+    for value in (f"a{end} b", f"a{end}", f"a{end} b{end} c", end, f'x = "{end}"\n'):
+        for arguments in ({"s": value}, {"t": "x", "s": value}, {"s": value, "t": value, "n": 1}):
+            for calls in ([("add", arguments)], [("add", arguments), ("other", {"s": "y"})], [("add", arguments)] * 2):
+                if form in of_shape(TagTree):  # a tag has the name of its key
+                    arguments.pop("t", None)
+                assert read_all(form, written(form, calls)) == (calls, "")
+                assert read_all(form, written(form, calls) + " ok") == (calls, " ok")
+
+
 @pytest.mark.parametrize("form", IN_PAIRS)
 def test_closing_tags_may_be_missing_before_several_parameters(form):
     close = shape_of(form).close
@@ -466,7 +479,7 @@ def test_a_call_leaves_with_its_last_tag_unless_a_text_is_its_last_value(form):
     properties = {key: {"type": kind} for key, kind in kinds.items()}
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}]
     for last, others in (("i", {"i": 1}), ("o", {"o": {"k": "v"}}), ("s", {"s": "x"})):
-        waits = last == "s" and form in IN_PAIRS
+        waits = last == "s"
         splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(tools))
         text = written(form, [("add", {"s": "</y>"} | others)])
         splitter.feed(text)

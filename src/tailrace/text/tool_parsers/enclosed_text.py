@@ -20,31 +20,42 @@ class Enclosure:
         self.call, self.opening, self.closing, self.between = call, str(call[0]), closing, between
 
     def read(
-        self, parser: CallParser, close: str, followers: Sequence[tuple[Part, ...]], loose: Sequence[tuple[Part, ...]]
+        self,
+        parser: CallParser,
+        close: str,
+        followers: Sequence[tuple[Part, ...]],
+        ends: Sequence[tuple[Part, ...]],
+        loose: Sequence[tuple[Part, ...]],
     ) -> Parsing[str]:
         """Read the text and the mark that closes it.
 
         Args:
             followers: a mark closes the text if one of these comes next, and if it stands in no call inside the text.
+            ends: a mark before one of these closes the text, too, if no other mark does up to the next call.
             loose: if no mark closes the text, the first mark does behind which one of these comes.
 
         Raises:
             NotACallError: the text ends before it is closed.
         """
-        found, _ = yield from self.search(parser, close, followers, loose)
+        found, _ = yield from self.search(parser, close, followers, ends, loose)
         if found is None:
             raise NotACallError(close)
         return found
 
     def search(
-        self, parser: CallParser, close: str, followers: Sequence[tuple[Part, ...]], loose: Sequence[tuple[Part, ...]]
+        self,
+        parser: CallParser,
+        close: str,
+        followers: Sequence[tuple[Part, ...]],
+        ends: Sequence[tuple[Part, ...]],
+        loose: Sequence[tuple[Part, ...]],
     ) -> Parsing[tuple[str | None, str]]:
         """Read the text and the mark that closes it, as `read`. Return the text, and all that was read. The text is
         None if no mark closes it."""
-        text, place = yield from self._read_enclosed(parser, close, followers, loose, nests=True)
+        text, place = yield from self._read_enclosed(parser, close, followers, ends, loose, nests=True)
         if place is None:
             parser.give_back(text)
-            text, place = yield from self._read_enclosed(parser, close, followers, loose, nests=False)
+            text, place = yield from self._read_enclosed(parser, close, followers, ends, loose, nests=False)
         if place is None:
             return None, text
         if place < len(text):
@@ -57,6 +68,7 @@ class Enclosure:
         parser: CallParser,
         close: str,
         followers: Sequence[tuple[Part, ...]],
+        ends: Sequence[tuple[Part, ...]],
         loose: Sequence[tuple[Part, ...]],
         nests: bool,
     ) -> Parsing[tuple[str, int | None]]:
@@ -64,21 +76,26 @@ class Enclosure:
         in it."""
         parts, depth = list[str](), 0
         place: int | None = None
+        over: int | None = None  # where the text ends if no more of the same call follows
         while True:
             part, mark = yield from parser.up_to(close, self.opening, self.closing, str(self.between[0]))
             parts.append(part)
             if not mark or (
                 not depth and mark == self.between[0] and (yield from match_sequences(parser, [self.between]))
             ):
-                return "".join(parts), place
-            if mark == self.opening and nests and (yield from match_sequences(parser, [self.call])):
-                depth += 1
+                return "".join(parts), place if over is None else over
+            if mark == self.opening and (yield from match_sequences(parser, [self.call])):
+                if over is not None:
+                    return "".join(parts), over
+                depth += nests
             elif mark == self.closing and depth:
                 depth -= 1
             elif mark == close and not depth:
                 if (yield from match_sequences(parser, [(close, *one) for one in followers])):
                     text = "".join(parts)
                     return text, len(text)
-                if place is None and (yield from match_sequences(parser, [(close, *one) for one in loose])):
+                if (yield from match_sequences(parser, [(close, *one) for one in ends])):
+                    over = len("".join(parts))
+                elif place is None and (yield from match_sequences(parser, [(close, *one) for one in loose])):
                     place = len("".join(parts))
             parts.append(parser.take(len(mark)))

@@ -12,7 +12,7 @@ from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallEr
 from tailrace.text.tool_parsers.enclosed_text import Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, escape_pattern, quote_literal
-from tailrace.text.tool_parsers.lookahead import END, match_sequences, read_torn_tag
+from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences, read_torn_tag
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, Tree, bounds_of, repeat_counted
 from tailrace.text.tool_parsers.unquoted import Tail, text_terminals
@@ -76,9 +76,16 @@ class TagTree(NamedTuple):
         begin = f'{self.mark}<invoke name="'
         between = (f"{self.mark}</invoke>", WHITE, begin)
         enclosure = Enclosure((self.opening, WHITE, begin), self.closing, between)
-        followers = [(WHITE, f"{self.mark}<", NAME, ">"), (WHITE, f"{self.mark}</{around}>")]
-        followers += [(WHITE, self.closing), (WHITE, begin), (WHITE, END)] if around == "invoke" else []
-        text, rest = yield from enclosure.search(parser, f"{self.mark}</{key}>", followers, [()])
+        end = (WHITE, f"{self.mark}</{around}>")
+        followers: list[tuple[Part, ...]] = [(WHITE, f"{self.mark}<", NAME, ">")]
+        ends: list[tuple[Part, ...]] = []
+        if around == "invoke":
+            followers += [(WHITE, begin), (WHITE, END), (*end, WHITE, begin), (*end, WHITE, END)]
+            last = [end, (WHITE, self.closing)]
+            followers, ends = (followers, last) if not kinds or "string" in kinds else (followers + last, [])
+        else:
+            followers.append(end)
+        text, rest = yield from enclosure.search(parser, f"{self.mark}</{key}>", followers, ends, [()])
         if text is None:  # the closing tag is missing
             parser.give_back(rest)
             text, found = yield from parser.up_to(f"{self.mark}<")

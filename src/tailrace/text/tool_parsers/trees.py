@@ -45,9 +45,10 @@ class Gemma(NamedTuple):
         """Read a text and the mark behind it."""
         call = (self.opening, WHITE, "call:")
         enclosure = Enclosure(call, self.closing, (self.closing, WHITE, *call))
-        return (
-            yield from enclosure.read(parser, self.quote, followers, [(WHITE, mark) for mark in (*",}]", self.closing)])
-        )
+        ends = [one for one in followers if self.closing in one]
+        others = [one for one in followers if self.closing not in one]
+        loose = [(WHITE, mark) for mark in (*",}]", self.closing)]
+        return (yield from enclosure.read(parser, self.quote, others, ends, loose))
 
     def list_followers(self, depth: int) -> list[tuple[Part, ...]]:
         """What may follow a value in an object. depth: 1 is the object of all arguments."""

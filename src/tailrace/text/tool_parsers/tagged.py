@@ -16,7 +16,7 @@ from tailrace.text.tool_parsers.lookahead import HOLE, read_torn_tag
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.tag_sequences import Tags, tags_of
 from tailrace.text.tool_parsers.tagged_grammar import CallWriter
-from tailrace.text.tool_parsers.tagged_values import ValueReader
+from tailrace.text.tool_parsers.tagged_values import Names, ValueReader
 from tailrace.text.tool_parsers.values import is_json, json_of
 from tailrace.text.tool_parsers.wrapped import JsonCalls
 
@@ -117,7 +117,7 @@ class Tagged(NamedTuple):
         names = parameters.names()
         others = {name for name in names if name != key and name not in before}
         written = set(names) - others if key in names and key not in before else ()  # so a text is read twice at most
-        reader = ValueReader(parser, self.tags, declared, others, written, self.own_line, alone)
+        reader = ValueReader(parser, self.tags, declared, Names(others, written), self.own_line, alone)
         text, closed = yield from reader.read()
         if not closed:
             text = make_torn_pattern(self.close).sub("", text).removesuffix("\n")

@@ -20,28 +20,30 @@ class Found(NamedTuple):
     closed: bool
 
 
+class Names(NamedTuple):
+    """Declared parameters beside the one that is read.
+
+    others: may follow although the closing tag is missing. written: can't follow; their tags are text.
+    """
+
+    others: Collection[str]
+    written: Collection[str]
+
+
 class ValueReader:
     """Reads one value.
 
     Args:
-        others: declared parameters that may follow although the closing tag is missing.
-        written: declared parameters that can't follow.
+        names: other declared parameters, whose tags the text may hold.
         own_line: tags stand on lines of their own.
         alone: nothing but the end of a call shows where the calls end, since nothing opened them.
     """
 
     def __init__(
-        self,
-        parser: CallParser,
-        tags: Tags,
-        declared: Declared,
-        others: Collection[str],
-        written: Collection[str],
-        own_line: bool,
-        alone: bool,
+        self, parser: CallParser, tags: Tags, declared: Declared, names: Names, own_line: bool, alone: bool
     ) -> None:
         self.parser, self.tags, self.own_line = parser, tags, own_line
-        self.others, self.written = others, written
+        self.others, self.written = names
         self.kinds = declared.get_kinds()
         self.may_be_text = not self.kinds or "string" in self.kinds
         self.endings = (*tags.endings, *(((WHITE, tags.end),) if alone and tags.end else ()))

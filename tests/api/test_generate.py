@@ -67,6 +67,19 @@ async def test_a_prompts_logprobs_begin_where_they_are_asked_for(front, first):
     assert [len(top or ()) for top in meta["input_top_logprobs"]] == [0, *[1] * (len(triples) - 1)][: len(triples)]
 
 
+async def test_a_seed_has_two_names(front):
+    async def ids(**sampling: Any) -> list[int]:
+        asked = {"sampling_params": {"max_new_tokens": 8, **sampling}, "text": PROMPT}
+        answer = await front.http.post("/generate", json=asked)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["output_ids"]
+
+    drawn = await ids(sampling_seed=5)
+    assert drawn == await ids(seed=5) == await ids(seed=5, sampling_seed=5) == await ids(seed=-1, sampling_seed=5)
+    assert drawn == await ids(seed=None, sampling_seed=5) != await ids(seed=6)
+    assert await ids(seed=-1) != await ids(seed=-1)
+
+
 async def test_a_stream_has_all_that_has_come_so_far(front):
     asked = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 3}
     whole = (await generate(front, **asked)).json()
@@ -266,7 +279,9 @@ def test_each_field_of_completions_is_a_sampling_parameter_or_not():
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"prompt_logprobs_temperature": 2}, "prompt_logprobs_temperature has no effect without logprob_start_len"),
         ({"json_schema": "{"}, "json_schema"),
-        ({"seed": 3}, "seed: not supported"),
+        ({"seed": 3, "sampling_seed": 4}, "sampling_seed (4) and seed (3) are two names of one field"),
+        ({"seed": "x"}, "seed: expected"),
+        ({"typ_p": 0.5, "typical_p": 0.4}, "typ_p (0.5) and typical_p (0.4) are two names of one field"),
         ({"priority": 3}, "priority: not supported"),
         ({"deadline_s": 3}, "deadline_s: not supported"),
         ({"report_entropy": True}, "report_entropy: not supported"),

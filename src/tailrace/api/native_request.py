@@ -44,7 +44,7 @@ def prompts_of(ask: NativeRequest) -> list[Any]:
 
 @contextmanager
 def native_names(ask: NativeRequest, names: Mapping[str, str]) -> Generator[None, None, None]:
-    """Errors that name a field of completions name what it is here: `seed` is `sampling_params.sampling_seed`.
+    """Errors that name a field of completions name what it is here: `min_tokens` is `sampling_params.min_new_tokens`.
 
     Args:
         names: field → the name that the request has for it; see completion_of.
@@ -58,7 +58,7 @@ def native_names(ask: NativeRequest, names: Mapping[str, str]) -> Generator[None
         own, error = error.field, error.rename_fields({**MENTIONED, **names})
         text, field, param = str(error), error.field, error.param or ""
         native = {"prompt": prompt_field(ask), **OUTSIDE}.get(own, field)
-        if own in SAMPLING | BACK.keys():
+        if own in SAMPLING | BACK.keys() | ALIASES:
             native = f"sampling_params.{field}"
         if native != own:
             begin = re.match(rf"{re.escape(field)}\b", text)

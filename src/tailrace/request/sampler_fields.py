@@ -380,7 +380,7 @@ class SamplerFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             "Key of the request's noise; none, or −1 over HTTP: a fresh one",
             Range(MIN_SEED, MAX_SEED),
             kind="draw",
-            aliases=("sampler_seed",),
+            aliases=("sampler_seed", "sampling_seed"),
         ),
     ] = None
     forced_token_ids: Annotated[

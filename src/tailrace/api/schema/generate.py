@@ -30,7 +30,6 @@ LogprobsJson = Annotated[msgspec.Raw, _make_schema_meta(list[float])]
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
 # sampling parameters among the fields of completions that params.py does not declare

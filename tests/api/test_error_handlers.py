@@ -165,6 +165,50 @@ async def test_a_number_that_no_double_can_be(front, path, field, param, words):
     assert error.get("param", param) == param
 
 
+BODIES = {
+    CHAT: '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
+    COMPLETE: '"prompt": "x=", "max_tokens": 2',
+    "/v1/responses": '"input": "a", "max_output_tokens": 2',
+    "/v1/messages": '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
+    "/v1/messages/count_tokens": '"messages": [{"role": "user", "content": "a"}]',
+    "/generate": '"text": "x="',
+    "/tokenize": '"prompt": "a"',
+    "/detokenize": '"tokens": [97]',
+}
+REFUSED_FIELDS = {"/v1/messages/count_tokens": "reasoning", "/tokenize": "chat_template"}
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "/detokenize"])
+@pytest.mark.parametrize("value", ["1e400", "[1, -1e400]", '1e400, "nobody_knows": 1'])
+async def test_an_endless_number_in_a_field_that_is_refused(front, path, value):
+    name = REFUSED_FIELDS.get(path, "return_hidden_states")
+    answer = await front.http.post(path, content=f'{{{BODIES[path]}, "{name}": {value}}}', headers=JSON)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(f"{name}: not supported; leave it out (or ")
+    assert error.get("param", name) == name
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_one_rule_for_the_json_of_all_endpoints(front, path):
+    async def post(body: str) -> tuple[int, str]:
+        answer = await front.http.post(path, content=body, headers=JSON)
+        return answer.status_code, (answer.json().get("error") or {}).get("message", "")
+
+    begin = "the body is not valid JSON: "
+    assert await post("") == await post("{") == (400, f"{begin}it ends too early")
+    assert await post('{"a": 1,}') == (400, f"{begin}trailing comma in object (byte 8)")
+    assert await post(f'{{{BODIES[path]}, "odd": NaN}}') == (
+        400,
+        "odd: JSON has no NaN; give a number, or leave the field out",
+    )
+    assert await post(f'{{{BODIES[path]}, "odd": [1e400]}}') == (200, "")
+    limit = "numbers must be in [-1.7976931348623157e+308, 1.7976931348623157e+308], got 1e400"
+    assert await post(f'{{{BODIES[path]}, "model": 1e400}}') == (400, f"model: {limit}")
+    assert await post("1e400") == (400, f"the body: {limit}")
+
+
 KEY = "k" * 90_000
 
 

@@ -109,6 +109,11 @@ async def test_json_beside_tools_has_a_depth_too(front):
     assert (error["param"], "deeper than 64" in error["message"]) == ("response_format", True)
 
 
+async def test_json_beside_tools_has_numbers_that_a_double_can_be(front):
+    error = await refusal(front, tools=TOOL, guided_json='{"type": "integer", "maximum": 1e400}')
+    assert (error["param"], error["message"][:33]) == ("guided_json", "guided_json: numbers must be in [")
+
+
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm4", "pythonic"])
 def test_schemas_that_are_true_or_false(form):
     def source(schema: Any, required: bool = False) -> str:

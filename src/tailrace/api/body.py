@@ -139,7 +139,7 @@ class BodyReader(Generic[T]):
     def _check_refused(self, name: str, value: msgspec.Raw) -> None:
         if name not in self._refused:
             return
-        if len(text := bytes(value)) > MAX_NEUTRAL or msgspec.json.decode(text) not in self._refused[name]:
+        if not is_neutral(value, self._refused[name]):
             neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
             raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
 
@@ -242,6 +242,15 @@ def check_items(raw: bytes, limit: int) -> None:
             f"the body: at most {limit} objects, lists and strings are taken at once, and {OTHERS * limit} other "
             f"values (--max-body-items), got {parts} and {values}"
         )
+
+
+def is_neutral(value: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+    """Return whether the value is one of the neutral values. A number that no double can be is none."""
+    text = bytes(value)
+    try:
+        return len(text) <= MAX_NEUTRAL and msgspec.json.decode(text) in neutral
+    except msgspec.ValidationError:
+        return False
 
 
 def decode_value(name: str, value: msgspec.Raw) -> Any:

@@ -56,6 +56,7 @@ HTTP_CODES = {
     503: "too_many_connections",
     505: "http_version_not_supported",
 }
+TRUNCATED = "Input data was truncated"  # msgspec's words
 
 _encode = msgspec.json.Encoder().encode
 _PATH = re.compile(r"^(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
@@ -121,9 +122,9 @@ def of_json(error: Exception, raw: bytes) -> str:
         except UnicodeDecodeError as where:
             return f"byte {where.start} is no UTF-8"
     *_, lone = _cpu.json_size(raw)
-    return (
-        str(error) if lone < 0 else f"the escape at byte {lone} is half of a surrogate pair, which stands for nothing"
-    )
+    if lone >= 0:
+        return f"the escape at byte {lone} is half of a surrogate pair, which stands for nothing"
+    return "it ends too early" if str(error) == TRUNCATED else str(error).removeprefix("JSON is malformed: ")
 
 
 def make_error_response(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from tailrace.api.channels import Channels, reasoning_before
+from tailrace.api.json_place import make_range_error
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
 from tailrace.errors import ParameterError
@@ -201,6 +202,8 @@ def schema_of(content: Constraint) -> dict[str, Any]:
         schema = msgspec.json.decode(content.source)
     except RecursionError as error:
         raise ParameterError(f"{content.field}: {error}", content.field) from error
+    except msgspec.ValidationError as error:  # a number that no double can be
+        raise make_range_error(content.field, "") from error
     check_depth(schema, content.field, content.field)
     check_counts(schema, content.field, content.field)
     return schema

@@ -27,6 +27,7 @@ of a single request into its `Failed` message.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -51,6 +52,15 @@ def shorten_text(text: str, limit: int) -> str:
     """Return the text, its middle cut out if it is longer than `limit`. Its beginning and end name the field and the
     reason."""
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[1 - limit // 2 :]}"
+
+
+def format_json(value: object, limit: int = 100) -> str:
+    """Return what a client sent as a message shows it: as JSON, at most `limit` characters, no control characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)[:limit]
+    except (TypeError, ValueError, RecursionError):  # keys that are no texts, an integer of thousands of digits
+        text = f"a value of type {type(value).__name__}"
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)[:limit]
 
 
 class RequestError(TailraceError):

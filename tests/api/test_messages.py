@@ -383,7 +383,7 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "j", "content": "x"}]},
                 ]
             },
-            "messages",
+            "messages[2].content[0].tool_use_id",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},

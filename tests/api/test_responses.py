@@ -268,10 +268,17 @@ async def test_an_output_belongs_to_a_call(front):
     assert made.status_code == 200
     again = await post(front, input=[output], previous_response_id=made.json()["id"])
     assert again.status_code == 200
-    for items in ([output], [output, call], [call, output | {"call_id": "c2"}], [call, output | {"call_id": None}]):
+    for place, id, items in (
+        (1, '"c1"', [output]),
+        (1, '"c1"', [output, call]),
+        (2, '"c2"', [call, output | {"call_id": "c2"}]),
+        (2, "null", [call, output | {"call_id": None}]),
+        (3, '"c2"', [call, output, output | {"call_id": "c2"}]),
+    ):
         refused = (await post(front, input=[{"role": "user", "content": "hi"}, *items])).json()["error"]
-        assert refused["param"] == "input"
-        assert "no tool call found for function call output with call_id" in refused["message"]
+        name = f"input[{place}].call_id"
+        assert refused["param"] == name
+        assert refused["message"] == f"{name}: no tool call found for function call output with call_id {id}"
 
 
 async def test_who_waits_for_events_is_woken():

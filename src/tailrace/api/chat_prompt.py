@@ -39,16 +39,6 @@ MAX_NAMES, MAX_NAME = 8, 64  # that a warning holds, and characters of each
 REFUSED_OF_MESSAGES = {"audio": "only text can be served", "function_call": "not supported; tool_calls has its place"}
 
 
-def stray_result(messages: list[ChatMessage]) -> ChatMessage | None:
-    """The first result of a tool for which no message before it has the call."""
-    made: set[str | None] = set()
-    for message in messages:
-        made |= {call.get("id") for call in message.tool_calls or ()}
-        if message.role == "tool" and message.tool_call_id not in made:
-            return message
-    return None
-
-
 def check_messages(ask: Conversation) -> None:
     """Refuse fields that would have no effect, or that the template must not get.
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.chat_prompt import check_messages, stray_result
+from tailrace.api.chat_prompt import check_messages
 from tailrace.api.prepare import ChatInput, TokenLimit
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort, ThinkingOptions
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.messages import Asked, InputMessage, InputTool, MessageBlock, MessagesRequest
 from tailrace.api.schema.structured import JsonSchema, JsonSchemaFormat
 from tailrace.api.tool_choice import ToolChoice, choice_of
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.text.reasoning_probe import SWITCHES
 from tailrace.text.tool_parsers.functions import check_tools
 
@@ -71,9 +71,7 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
     messages = [] if not ask.system else [ChatMessage(role="system", content=system_text(ask.system, "system"))]
     for i, message in enumerate(ask.messages):
         messages += turns_of(message, f"messages[{i}]")
-    if (stray := stray_result(messages)) is not None:
-        id = f"{stray.tool_call_id!r:.100}"
-        raise ParameterError(f"messages: no tool_use of the id {id} comes before its tool_result", "messages")
+    check_results(ask.messages)
     continued = ask.messages[-1].role == "assistant"
     if continued and messages[-1].tool_calls:
         place = f"messages[{len(ask.messages) - 1}]"
@@ -93,6 +91,19 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
     choice = choice_of_tools(ask, flat)
     chat.tool_choice = "none" if choice.mode == "none" else None
     return chat, choice
+
+
+def check_results(messages: list[InputMessage]) -> None:
+    """Raise ParameterError for a tool_result without its tool_use before it."""
+    made: set[str | None] = set()
+    for i, message in enumerate(messages):
+        for j, block in enumerate(() if isinstance(message.content, str) else message.content):
+            if block.type == "tool_use":
+                made.add(block.id)
+            elif block.type == "tool_result" and block.tool_use_id not in made:
+                name = f"messages[{i}].content[{j}].tool_use_id"
+                id = format_json(block.tool_use_id, 100)
+                raise ParameterError(f"{name}: no tool_use of the id {id} comes before its tool_result", name)
 
 
 def turns_of(message: InputMessage, place: str) -> list[ChatMessage]:

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tailrace.api.chat_prompt import check_messages, stray_result
+from tailrace.api.chat_prompt import check_messages
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.api.thinking_fields import read_agreed_value
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 
 # reports of tokens that have no place in the answer
 ABSENT = (
@@ -40,12 +40,11 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
+    made = {call.get("id") for message in messages for call in message.tool_calls or ()}
     messages += turns_of(items)
     if not items or not messages:
         raise ParameterError("input must hold a message", "input")
-    if (stray := stray_result(messages)) is not None:  # as OpenAI says it
-        id = f"{stray.tool_call_id!r:.100}"
-        raise ParameterError(f"input: no tool call found for function call output with call_id {id}", "input")
+    check_results(items, made)
     verbosities = [("verbosity", ask.verbosity), ("text.verbosity", (ask.text and ask.text.verbosity) or None)]
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
@@ -67,6 +66,21 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     )
     check_messages(chat)
     return chat
+
+
+def check_results(items: list[InputItem], made: set[str | None]) -> None:
+    """Raise ParameterError, as OpenAI does, for a function's output without its call before it.
+
+    Args:
+        made: ids of the calls before the items.
+    """
+    for place, item in enumerate(items):
+        if item.type == "function_call":
+            made.add(item.call_id)
+        elif (item.type == "function_call_output" or item.role == "tool") and item.call_id not in made:
+            name = f"input[{place}].call_id"
+            id = format_json(item.call_id, 100)
+            raise ParameterError(f"{name}: no tool call found for function call output with call_id {id}", name)
 
 
 def turns_of(items: list[InputItem]) -> list[ChatMessage]:

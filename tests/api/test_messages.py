@@ -523,3 +523,26 @@ async def test_a_cut_call_in_the_history_is_taken(given, tokenizer):
         assert answer.status_code == 200, answer.text
         refused = await front.http.post("/v1/messages", json=body | {"parallel_tool_calls": False})
         assert (refused.status_code, refused.json()["error"]["message"].split(":")[0]) == (400, "parallel_tool_calls")
+
+
+async def test_a_reference_to_a_tool_is_text(front):
+    def history(*content: dict) -> list[dict]:
+        call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": [*content]}
+        return [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+
+    async def count(*content: dict) -> int:
+        asked = {"messages": history(*content), "tools": [TOOL]}
+        return (await front.http.post(f"{PATH}/count_tokens", json=asked)).json()["input_tokens"]
+
+    text, reference = {"type": "text", "text": "found"}, {"type": "tool_reference", "tool_name": "add"}
+    named = {"type": "text", "text": "Available tool: add"}
+    assert await count(text, reference) == await count(text, named) != await count(text)
+    assert (await post(front, messages=history(reference), tools=[TOOL])).status_code == 200
+    for wrong, message in (
+        ({"type": "tool_reference"}, "required, but missing"),
+        (reference | {"tool_name": "sub"}, 'tools has no "sub"'),
+    ):
+        refused = (await post(front, messages=history(text, wrong), tools=[TOOL])).json()["error"]
+        place = "messages[2].content[0].content[1].tool_name"
+        assert (refused["message"], refused["details"]["param"]) == (f"{place}: {message}", place)

@@ -20,6 +20,7 @@ from tailrace.text.reasoning_probe import SWITCHES
 from tailrace.text.tool_parsers.functions import check_tools
 
 ERROR = "Error: "  # before the result of a tool that failed; a chat's messages have no field for it
+REFERENCE = "Available tool: "  # before the name of a tool_reference: templates have no place for one
 HEADER = "x-anthropic-billing-header:"  # see system_text
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # fields of all endpoints that mean nothing here, or have another name
@@ -78,6 +79,7 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
         raise ParameterError(f"{place}: behind a tool_use must come its tool_result, in a message of the user", place)
     flat = [tool_of(tool, f"tools[{i}]") for i, tool in enumerate(ask.tools or ())]
     check_tools(flat, nested=False)
+    check_references(ask.messages, flat)
     chat = ChatRequest(
         messages=messages,
         tools=[nest_function(tool) for tool in flat] or None,
@@ -159,20 +161,38 @@ def written_arguments(given: Any) -> str:
 
 def result_turn(block: MessageBlock, place: str) -> ChatMessage:
     """The result of a tool."""
-    content = read_text_content(block.content or "", f"{place}.content")
+    content = read_text_content(block.content or "", f"{place}.content", ("text", "tool_reference"))
     if block.is_error:
         parts = [Part("text", content)] if isinstance(content, str) else content
         content = join_parts([Part("text", f"{ERROR}{parts[0].text}"), *parts[1:]])
     return ChatMessage(role="tool", content=content, tool_call_id=require_field(block, "tool_use_id", place))
 
 
-def read_text_content(content: str | list[MessageBlock], place: str) -> str | list[Part]:
-    """Content of which only text is served."""
+def read_text_content(
+    content: str | list[MessageBlock], place: str, served: Sequence[str] = ("text",)
+) -> str | list[Part]:
+    """Content of which only text is served. served: types of blocks; the name of a tool_reference becomes text."""
     if isinstance(content, str):
         return content
+    parts: list[Part] = []
     for j, block in enumerate(content):
-        check_type(block, f"{place}[{j}]", ("text",))
-    return join_parts([Part("text", require_field(block, "text", f"{place}[{j}]")) for j, block in enumerate(content)])
+        here = f"{place}[{j}]"
+        check_type(block, here, served)
+        named = block.type == "tool_reference"
+        text = f"{REFERENCE}{require_field(block, 'tool_name', here)}" if named else require_field(block, "text", here)
+        parts.append(Part("text", text))
+    return join_parts(parts)
+
+
+def check_references(messages: list[InputMessage], tools: list[dict[str, Any]]) -> None:
+    """Raise ParameterError for a tool_reference to a tool that the request does not have."""
+    names = {tool["name"] for tool in tools}
+    for i, message in enumerate(messages):
+        for j, result in enumerate(() if isinstance(message.content, str) else message.content):
+            for k, block in enumerate(() if isinstance(result.content, str) else result.content or ()):
+                if block.type == "tool_reference" and block.tool_name not in names:
+                    place = f"messages[{i}].content[{j}].content[{k}].tool_name"
+                    raise ParameterError(f"{place}: tools has no {format_json(block.tool_name)}", place)
 
 
 def system_text(content: str | list[MessageBlock], place: str) -> str | list[Part]:

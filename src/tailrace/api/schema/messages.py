@@ -17,7 +17,7 @@ from tailrace.api.schema.common import REFUSED, GenerateRequest
 class MessageBlock(msgspec.Struct, kw_only=True):
     """A part of a message or of a tool's result. Which fields it has depends on its type: `text` (text), `thinking`
     (thinking, signature), `redacted_thinking` (data), `tool_use` (id, name, input), `tool_result` (tool_use_id,
-    content, is_error)."""
+    content, is_error), `tool_reference` (tool_name; in a tool_result)."""
 
     type: str
     text: str | None = None
@@ -26,6 +26,7 @@ class MessageBlock(msgspec.Struct, kw_only=True):
     name: str | None = None
     input: Any = UNSET
     tool_use_id: str | None = None
+    tool_name: str | None = None
     content: str | list[MessageBlock] | None = None
     is_error: bool | None = None
 

@@ -122,6 +122,7 @@ async def test_a_wide_beam_finds_the_best_of_all(front):
         ({"length_penalty": 11}, "length_penalty"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"do_sample": True}, "do_sample"),
     ],
 )
 async def test_what_a_beam_search_does_not_take(front, fields, param):
@@ -264,6 +265,7 @@ async def test_thoughts_and_calls_of_beams_come_as_of_any_chat(tokenizer, stream
         ({"early_stopping": "often"}, "early_stopping"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"report_entropy": True}, "report_entropy"),
+        ({"do_sample": True, "temperature": 0.7}, "do_sample"),
         ({"use_beam_search": False, "best_of": 2}, "best_of"),
         ({"length_penalty": 2.0, "use_beam_search": None}, "length_penalty"),
         ({"use_beam_search": None, "early_stopping": True}, "early_stopping"),
@@ -273,6 +275,31 @@ async def test_what_a_chats_beam_search_does_not_take(front, fields, param):
     answer = await front.chat(**{"use_beam_search": True} | fields)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+async def test_tools_go_with_beams_where_no_grammar_is_needed(tokenizer):
+    plain = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    strict = {"type": "function", "function": {**plain["function"], "strict": True}}
+    other = {"type": "function", "function": {"name": "g"}}
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    async with front_of(LocalClient(letters), tokenizer, ServerConfig(tool_parser="hermes")) as front:
+        asked = {"use_beam_search": True, "n": 2, "max_tokens": 3}
+        for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none", "parallel_tool_calls": False}):
+            answer = await front.chat(**asked, tools=[plain], **fields)
+            assert answer.status_code == 200, answer.text
+        for tools, fields in (
+            ([plain], {"tool_choice": "required"}),
+            ([plain], {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            ([plain], {"parallel_tool_calls": False}),
+            ([plain, other], {"tool_choice": allowed}),
+            ([strict], {}),
+        ):
+            error = (await front.chat(**asked, tools=tools, **fields)).json()["error"]
+            assert (error["param"], error["message"]) == (
+                "tools",
+                "tools: a forced call, strict tools, a choice among tools and one call at most can't be had with "
+                "use_beam_search",
+            )
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -381,6 +408,7 @@ def test_what_beams_take_is_what_is_declared():
     "fields",
     [
         {"temperature": 0},
+        {"do_sample": False},
         {"top_k": -1, "top_p": 1.0, "min_p": 0},
         {"seed": -1},
         {"dry_multiplier": 0, "dry_base": 2.0, "dry_sequence_breakers": ["a"]},

@@ -104,7 +104,13 @@ def read_dynamic_temperature(value: Any, given: Mapping[str, Any], fields: Colle
 
 
 def read_do_sample(value: Any, given: Mapping[str, Any], fields: Collection[str]) -> Values:
-    """transformers' switch: false takes the likeliest token."""
+    """transformers' switch: false takes the likeliest token. Beams are the likeliest ones, too.
+
+    Raises:
+        ParameterError: a beam search that should draw.
+    """
+    if value is True and given.get("use_beam_search") is True:
+        raise ParameterError("do_sample can't be had with use_beam_search", "do_sample")
     return {"temperature": 0.0} if value is False else {}
 
 
@@ -208,7 +214,7 @@ REPLACING = frozenset(
 ALIASES = frozenset(RENAMED) | {name for name in CONVERTED if name not in FIELDS}
 READ = ALIASES | CONVERTED.keys() | {field.http_name or name for name, field in FIELDS.items() if field.http}
 READ |= {*RENAMED.values(), *ELSEWHERE.values(), "top_logprobs", "separate_reasoning", "add_special_tokens"}
-READ |= {"enable_thinking", "reasoning_effort"}
+READ |= {"enable_thinking", "reasoning_effort", "use_beam_search"}
 READ |= {"dynatemp_low", "dynatemp_high", "dynatemp_min", "dynatemp_max"}
 
 

@@ -46,6 +46,8 @@ Additions = tuple[Mapping[str, Any], str]
 
 
 BUDGET = "thinking_token_budget"
+# a field whose plain use needs no grammar → what of it does
+GUIDED_CALLS = {"tools": "tools: a forced call, strict tools, a choice among tools and one call at most"}
 UNLIMITED = -1  # a limit of tokens in chats and completions: none, as in llama.cpp and LM Studio
 
 
@@ -202,7 +204,10 @@ def start_request(
         check_no_beams(ask)
         return start_generation(service, id, prepared, origin)
     if prepared.params.grammar is not None:
-        raise ParameterError(f"{prepared.grammar_field} can't be had with use_beam_search", prepared.grammar_field)
+        raise ParameterError(
+            f"{GUIDED_CALLS.get(prepared.grammar_field, prepared.grammar_field)} can't be had with use_beam_search",
+            prepared.grammar_field,
+        )
     if len(prepared.prompts) > 1:
         raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
     return beam_request(service, ask, id, prepared.prompts[0], prepared.params, origin)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import logging
+import re
 import tracemalloc
 import zlib
 
@@ -15,7 +16,7 @@ import pytest
 from api.harness import CONTEXT, LocalClient, events, front_of, saying
 from tailrace.api import error_handlers, json_place
 from tailrace.config import ServerConfig
-from tailrace.errors import BY_CODE, MAX_CHARS, EngineError, ModelLoadError, RequestError
+from tailrace.errors import BY_CODE, MAX_CHARS, EngineError, ModelLoadError, RequestError, format_json
 from tailrace.wire.messages import Failed
 
 JSON = {"content-type": "application/json"}
@@ -65,7 +66,7 @@ BAD_SAMPLING = [
     ({"guided_json": '{"a":' * 9000 + "1" + "}" * 9000}, "guided_json", "nested too deeply"),
     ({"guided_json": '{"a": "\\ud800"}'}, "guided_json", "the escape at byte 7 is half of a surrogate pair"),
     ({"logit_bias": {"": 1}}, "logit_bias", "1 to 1000 characters"),
-    ({"logit_bias": {"1.5": 1}}, "logit_bias", "'1.5' is not a token id"),
+    ({"logit_bias": {"1.5": 1}}, "logit_bias", '"1.5" is not a token id'),
     ({"preset": "no such"}, "preset", "one of greedy, precise"),
     ({"xtc_threshold": 0.2}, "xtc_threshold", "no effect without xtc_probability"),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.6}, "xtc_threshold", "(0, 0.5]"),
@@ -74,8 +75,8 @@ BAD_SAMPLING = [
     ({"typical_p": 1.5}, "typical_p", "[0, 1]"),
     ({"dry_multiplier": -1}, "dry_multiplier", "[0, 1000000]"),
     ({"dry_multiplier": 1, "dry_sequence_breakers": [""]}, "dry_sequence_breakers", "1 to 1000 characters"),
-    ({"sampler_order": ["top_q"]}, "sampler_order", "got 'top_q'"),
-    ({"processors": {"nobody": {}}}, "processors", "there is no 'nobody'"),
+    ({"sampler_order": ["top_q"]}, "sampler_order", 'got "top_q"'),
+    ({"processors": {"nobody": {}}}, "processors", 'there is no "nobody"'),
     ({"watermark": {"kind": "kgw", "key": 1, "gamma": 2}}, "watermark", "(0, 1)"),
     ({"banned_strings": [""]}, "banned_strings", "non-empty"),
     ({"banned_regex": "a*"}, "banned_regex", "empty text"),
@@ -119,7 +120,7 @@ BAD_TYPES = [
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", ">= 0"),
     ({"stop_token_ids": [10**30]}, "stop_token_ids[0]", "<= 2147483647"),
     ({"priority": 10**30}, "priority", ""),
-    ({"logprobs_mode": "odd"}, "logprobs_mode", "'odd'"),
+    ({"logprobs_mode": "odd"}, "logprobs_mode", '"odd"'),
     ({"request_id": "a b"}, "request_id", ""),
     ({"request_id": "a\n"}, "request_id", ""),
     ({"stream_options": []}, "stream_options", "object"),
@@ -239,7 +240,7 @@ async def test_an_error_is_bounded_whatever_the_client_sent(front, path, body):
         ({"messages": "hi"}, "messages", "expected `array`"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'king'"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", '"king"'),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "got `int`"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -258,7 +259,7 @@ async def test_an_error_is_bounded_whatever_the_client_sent(front, path, body):
         ({"functions": [{}]}, "functions", "not supported"),
         ({"modalities": ["audio"]}, "modalities", "not supported"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "not supported"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "'chat_template'"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", '"chat_template"'),
         ({"continue_final_message": True}, "continue_final_message", "assistant"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "add_generation"),
     ],
@@ -419,7 +420,7 @@ async def test_an_unknown_model_is_a_404(front):
         await front.complete(model="other"),
         await front.http.get("/v1/models/other"),
     ):
-        assert "'other'" in problem(answer, 404, "model_not_found")["message"]
+        assert '"other"' in problem(answer, 404, "model_not_found")["message"]
 
 
 async def test_unknown_paths_and_methods(front):
@@ -556,3 +557,53 @@ def test_a_text_that_is_cut_off_is_read_once():
     for end in range(20, 40):  # within the string, behind a quote or behind a backslash
         found = [match.span() for match in json_place._NUMBER.finditer(text, 0, end)]
         assert found == [(1, 4), (6, end)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"enable_thinking": True, "thinking": {"type": "disabled"}},
+            'enable_thinking (true) and thinking.type ("disa',
+        ),
+        ({"enable_thinking": False, "thinking": True}, "enable_thinking (false) and thinking (true) differ"),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"thinking_mode": "disabled"}},
+            'enable_thinking (true) and chat_template_kwargs.thinking_mode ("disabled") differ',
+        ),
+        ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, '("low") and reasoning.effort ("high") differ'),
+        (
+            {"do_sample": False, "temperature": 0.5},
+            "do_sample (false) and temperature (0.5) are two names",
+        ),
+        ({"n_probs": True}, "got true"),
+        ({"samplers": [None, True, "top_k"]}, 'got [null, true, "top_k"]'),
+        ({"reasoning_format": None, "dry_sequence_breakers": 'a"'}, r'got "a\""'),
+        ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "got null"),
+        ({"messages": [{"role": "user", "content": [{"type": "it's"}]}]}, '''got "it's"'''),
+        ({"logprobs_mode": "it's"}, '''invalid enum value "it's"'''),
+        ({"model": "it's\n\u202e"}, r'''the model "it's\n\u202e" does not exist; there is "scripted"'''),
+    ],
+)
+async def test_messages_show_what_was_sent_as_json(front, fields, words):
+    answer = await front.http.post(CHAT, json=USER | fields)
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert not {"True", "False", "None"} & set(re.findall(r"\w+", error["message"]))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ((1, None, True), "[1, null, true]"),
+        ({"a": float("inf")}, '{"a": Infinity}'),
+        ("é\x00\ud800", r'"é\u0000\ud800"'),
+        ("x" * 200, '"' + "x" * 99),
+        ({(1, 2): 3}, "a value of type dict"),
+        (10**5000, "a value of type int"),
+        (b"x", "\"b'x'\""),
+    ],
+    ids=range(7),
+)
+def test_a_value_of_a_message_is_bounded(value, shown):
+    assert format_json(value) == shown

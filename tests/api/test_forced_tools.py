@@ -458,7 +458,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         '"mode"',
     ),
-    ({"tools": ASKED, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no tool 'x'"),
+    ({"tools": ASKED, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", 'no tool "x"'),
     ({"tools": ASKED, "tool_choice": "required", "guided_regex": "a"}, "guided_regex", "tool_choice"),
     ({"tools": ASKED, "guided_regex": "a"}, "guided_regex", "together with tools"),
     ({"tools": [{"type": "search"}], "tool_choice": "required"}, "tools[0].type", '"function"'),
@@ -470,12 +470,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{}]}, "tools[0].type", '"function"'),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "object"),
     ({"tools": [tool(5)]}, "tools[0].function.name", "got 5"),
-    ({"tools": [tool("")]}, "tools[0].function.name", "got ''"),
+    ({"tools": [tool("")]}, "tools[0].function.name", 'got ""'),
     ({"tools": [tool("a" * 257)]}, "tools[0].function.name", "256"),
     ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name", "already"),
-    ({"tools": [tool("a", "x")]}, "tools[0].function.parameters", "got 'x'"),
+    ({"tools": [tool("a", "x")]}, "tools[0].function.parameters", 'got "x"'),
     ({"tools": [tool("a", None, strict=1)]}, "tools[0].function.strict", "true or false"),
-    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type", "'custom'"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type", '"custom"'),
     ({"tools": [tool("a", None, description=5)], "tool_choice": "none"}, "tools[0].function.description", "a string"),
     (
         {
@@ -483,7 +483,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
             "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]},
         },
         "tool_choice",
-        "no tool 'x'",
+        'no tool "x"',
     ),
     ({"tools": ASKED, "parallel_tool_calls": "no"}, "parallel_tool_calls", "`bool | null`"),
 ]

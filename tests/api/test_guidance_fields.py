@@ -84,7 +84,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guidance_scale": 2, "negative_prompt": 5}, "negative_prompt", "got `int`"),
     ({"speculation": {"max_drafts": 33}}, "speculation", "[0, 32]"),
     ({"speculation": {"max_drafts": -1}}, "speculation", "[0, 32]"),
-    ({"speculation": {"rule": "best"}}, "speculation.rule", "'best'"),
+    ({"speculation": {"rule": "best"}}, "speculation.rule", '"best"'),
     ({"speculation": {"drafts": 1}}, "speculation", "`drafts`"),
     ({"speculation": 5}, "speculation", "`object | null`"),
 ]

@@ -189,7 +189,7 @@ async def test_an_unknown_model(pair, path, body):
         answer = await pair.http.post(path, json=body | {"model": name})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
-        assert "'a', 'team/b'" in error["message"]
+        assert '"a", "team/b"' in error["message"]
         assert len(error["message"]) < 400
     assert not pair.a.streams.open_streams
 

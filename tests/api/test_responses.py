@@ -257,7 +257,7 @@ async def test_a_response_that_is_not_stored_is_named_alike(front):
     plain = await front.http.get(f"{PATH}/resp_nope")
     again = await front.http.get(f"{PATH}/resp_nope", params={"stream": "true"})
     assert (plain.status_code, again.status_code) == (404, 404)
-    assert again.json()["error"]["message"] == plain.json()["error"]["message"] == "no response 'resp_nope' is stored"
+    assert again.json()["error"]["message"] == plain.json()["error"]["message"] == 'no response "resp_nope" is stored'
 
 
 async def test_an_output_belongs_to_a_call(front):

@@ -138,7 +138,7 @@ async def test_options(front):
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", '"yaml"'),
     ({"response_format": {}}, "response_format.type", "missing"),
     ({"response_format": "json_object"}, "response_format", "expected `object | null`"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
@@ -176,14 +176,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"lark": "x"}}, "structured_outputs", "`lark`"),
     ({"structured_outputs": {"regex": "a", "whitespace": 33}}, "structured_outputs.whitespace", "<= 32"),
     ({"structured_outputs": {"whitespace": 3}}, "structured_outputs", "no effect"),
-    ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend", "'outlines'"),
+    ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend", '"outlines"'),
     (
         {"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
         "guided_decoding_backend",
         "there are auto, llguidance, guidance",
     ),
-    ({"structured_outputs": {"regex": "a", "backend": "xgrammar"}}, "structured_outputs.backend", "'xgrammar'"),
-    ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "'xgrammar'"),
+    ({"structured_outputs": {"regex": "a", "backend": "xgrammar"}}, "structured_outputs.backend", '"xgrammar"'),
+    ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", '"xgrammar"'),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "structured_outputs.regex"),

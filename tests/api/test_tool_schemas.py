@@ -122,7 +122,7 @@ def test_schemas_that_are_true_or_false(form):
 
     assert "arg_0_1" in source(True, required=True)
     assert "arg_0_1" not in source(False)  # the parameter can't be given
-    with pytest.raises(ParameterError, match="'a'"):
+    with pytest.raises(ParameterError, match='"a"'):
         source(False, required=True)
     if form != "pythonic":
         with pytest.raises(ParameterError, match="true as an alternative"):
@@ -262,7 +262,7 @@ def test_listed_texts_of_which_none_fits_or_some_twice_are_refused(form, schema)
 def test_required_names_are_declared_or_refused(form):
     source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=[tool("f", {"required": ["b"]})]))
     assert vocabulary(form, "text").accepts(source, vocabulary(form, "text").walk(source, 1))
-    with pytest.raises(ParameterError, match="'b' is required"):
+    with pytest.raises(ParameterError, match='"b" is required'):
         script_of(form, asked=[tool("f", {"required": ["b"], "additionalProperties": False})])
 
 

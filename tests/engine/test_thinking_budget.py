@@ -106,7 +106,7 @@ def test_other_spellings_of_the_markers():
 
 def test_an_unknown_tool_format_is_refused():
     thinking = ThinkingBudget(max_tokens=1, span=MarkedSpan("<t>", "</t>"), closing_token_ids=CLOSING, tool_format="x")
-    with pytest.raises(ParameterError, match="no tool format 'x'; there are"):
+    with pytest.raises(ParameterError, match='no tool format "x"; there are'):
         check_served(SamplingParams(thinking=thinking), None, TOKEN_BYTES)
     check_served(SamplingParams(thinking=msgspec.structs.replace(thinking, tool_format="hermes")), None, TOKEN_BYTES)
 

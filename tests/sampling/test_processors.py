@@ -89,7 +89,7 @@ def test_all_must_keep_the_argmax():
 
 
 def test_unknown_names_and_bad_settings_are_refused():
-    with pytest.raises(ParameterError, match="there is no 'nobody'"):
+    with pytest.raises(ParameterError, match='there is no "nobody"'):
         drawn([{"processors": {"nobody": {}}}])
     for spec in ("x", "x=nowhere:f", "x=math:nothing", "only=math:sqrt", "=math:sqrt"):
         with pytest.raises(ConfigError, match="processors"):

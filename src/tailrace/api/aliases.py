@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from tailrace.api.sampler_lists import put_temperature_last, read_order, read_priority, read_samplers
-from tailrace.errors import ParameterError, RequestError
+from tailrace.errors import ParameterError, RequestError, format_json
 from tailrace.params import FIELDS
 from tailrace.request.field_checks import MAX_BIAS
-from tailrace.request.fields import COUNT, RANDOM_SEED, repr_value
+from tailrace.request.fields import COUNT, RANDOM_SEED
 
 Values = dict[str, Any]
 # value, all values that may matter, the endpoint's fields → our fields
@@ -82,7 +82,7 @@ def read_breakers(value: Any, given: Mapping[str, Any], fields: Collection[str])
         found = msgspec.json.decode(text if text.startswith("[") else f"[{text}]", type=list[str])
     except (msgspec.DecodeError, RecursionError) as error:
         raise ParameterError(
-            f"dry_sequence_breakers must be a list of strings, or one as JSON text, got {value!r:.100}",
+            f"dry_sequence_breakers must be a list of strings, or one as JSON text, got {format_json(value)}",
             "dry_sequence_breakers",
         ) from error
     return {"dry_sequence_breakers": found or None}
@@ -142,7 +142,7 @@ def read_reasoning_format(value: Any, given: Mapping[str, Any], fields: Collecti
     """llama.cpp's choice of where thoughts go."""
     if value not in ("none", "auto", "deepseek"):
         raise ParameterError(
-            f"reasoning_format must be one of none, auto, deepseek, got {value!r:.100}", "reasoning_format"
+            f"reasoning_format must be one of none, auto, deepseek, got {format_json(value)}", "reasoning_format"
         )
     return {"separate_reasoning": False} if value == "none" and "separate_reasoning" in fields else {}
 
@@ -242,7 +242,8 @@ def resolve_aliases(given: Mapping[str, Any], fields: Collection[str]) -> tuple[
         if name not in REPLACING and before is not None and not is_same(before, value):
             other = used.get(field, field)
             raise ParameterError(
-                f"{name} ({repr_value(value):.100}) and {other} ({repr_value(before):.100}) are two names of one field",
+                f"{name} ({format_json(given.get(name, value))}) and {other} ({format_json(given.get(other, before))}) "
+                "are two names of one field",
                 name,
             )
         made[field] = value

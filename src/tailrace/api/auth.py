@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.api import error_handlers
-from tailrace.errors import AuthenticationError
+from tailrace.errors import AuthenticationError, format_json
 
 # load balancers, scrapers and tools have no key
 OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
@@ -71,9 +71,11 @@ class Site:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         if host and not self._is_known_host(host):
-            message = f"this server is not called {host[:200]!r}; --allowed-hosts names what it is called"
+            message = f"this server is not called {format_json(host, 200)}; --allowed-hosts names what it is called"
         elif origin is not None and not self._is_allowed_origin(origin.lower(), host):
-            message = f"pages of {origin[:200]!r} may not call this server; --cors-origins names those that may"
+            message = (
+                f"pages of {format_json(origin, 200)} may not call this server; --cors-origins names those that may"
+            )
         else:
             return await self._app(scope, receive, send)
         response = error_handlers.make_error_response(

@@ -8,7 +8,7 @@ import msgspec
 
 from tailrace.api.prompt_length import check_length
 from tailrace.api.thinking_fields import list_unread_names, wish_of, with_thinking
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 
 if TYPE_CHECKING:
     from tailrace.api.received import Received
@@ -56,7 +56,7 @@ def check_messages(ask: Conversation) -> None:
     kwargs = ask.chat_template_kwargs or {}
     for name in kwargs:
         if name in RESERVED:
-            raise ParameterError(f"chat_template_kwargs must not hold {name!r}", "chat_template_kwargs")
+            raise ParameterError(f"chat_template_kwargs must not hold {format_json(name)}", "chat_template_kwargs")
     wish_of(ask)
 
 
@@ -161,7 +161,7 @@ def text_part(part: Part, name: str) -> dict[str, Any]:
         ParameterError: the part is of another type, or its text is missing.
     """
     if part.type not in ("text", "refusal"):
-        raise ParameterError(f'{name}.type must be "text" or "refusal", got {part.type!r:.100}', f"{name}.type")
+        raise ParameterError(f'{name}.type must be "text" or "refusal", got {format_json(part.type)}', f"{name}.type")
     text = part.text if part.type == "text" else part.refusal
     if text is None:
         raise ParameterError(f"{name}.{part.type}: required, but missing", f"{name}.{part.type}")
@@ -175,16 +175,16 @@ def check_call(call: dict[str, Any], name: str) -> None:
         ParameterError: naming the place.
     """
     if call.get("type", "function") != "function":
-        raise ParameterError(f'{name}.type must be "function", got {call["type"]!r:.100}', f"{name}.type")
+        raise ParameterError(f'{name}.type must be "function", got {format_json(call["type"])}', f"{name}.type")
     function = call.get("function")
     if not isinstance(function, dict):
-        raise ParameterError(f"{name}.function must be an object, got {function!r:.100}", f"{name}.function")
+        raise ParameterError(f"{name}.function must be an object, got {format_json(function)}", f"{name}.function")
     if not isinstance(function.get("name"), str):
         got = function.get("name")
-        raise ParameterError(f"{name}.function.name must be a string, got {got!r:.100}", f"{name}.function.name")
+        raise ParameterError(f"{name}.function.name must be a string, got {format_json(got)}", f"{name}.function.name")
     if not isinstance(function.get("arguments"), str | dict | None):
         got = function["arguments"]
         raise ParameterError(
-            f"{name}.function.arguments must be JSON in a string, or an object, got {got!r:.100}",
+            f"{name}.function.arguments must be JSON in a string, or an object, got {format_json(got)}",
             f"{name}.function.arguments",
         )

@@ -6,6 +6,7 @@ Endpoints raise; `HANDLERS` turn the errors into answers. An error in the middle
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from tailrace.errors import (
     ParameterError,
     RequestError,
     TailraceError,
+    format_json,
     shorten_text,
 )
 from tailrace.wire.messages import Failed
@@ -60,6 +62,7 @@ TRUNCATED = "Input data was truncated"  # msgspec's words
 
 _encode = msgspec.json.Encoder().encode
 _PATH = re.compile(r"^(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+_QUOTED = re.compile(r"""^(?P<words>Invalid (?:enum )?value )(?P<value>['"].*)$""", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
@@ -103,6 +106,8 @@ def of_validation(error: msgspec.ValidationError) -> ParameterError:
     text = str(error)
     at = _PATH.match(text)
     what, path = (at["what"], at["path"]) if at else (text, "")
+    if quoted := _QUOTED.match(what):  # as Python writes it
+        what = quoted["words"] + format_json(ast.literal_eval(quoted["value"]), MAX_CHARS)
     missing = _MISSING.match(what)
     if missing:
         path, what = f"{path}.{missing['name']}".lstrip("."), "required, but missing"

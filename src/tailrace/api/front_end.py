@@ -16,7 +16,7 @@ from tailrace.api.response_store import ResponseStore
 from tailrace.api.service import Service, Shared, check_parsers
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
-from tailrace.errors import ModelNotFoundError
+from tailrace.errors import ModelNotFoundError, format_json
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class FrontEnd:
         if name is None:
             return self.default
         if name not in self.served:
-            known = ", ".join(map(repr, self.served))
-            raise ModelNotFoundError(f"the model {name!r:.200} does not exist; there is {known}", "model")
+            known = ", ".join(map(format_json, self.served))
+            raise ModelNotFoundError(f"the model {format_json(name, 200)} does not exist; there is {known}", "model")
         return self.served[name]
 
     async def keep(self, service: Service) -> None:

@@ -12,7 +12,7 @@ from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.responses import InputItem, ResponsesRequest
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_first
-from tailrace.errors import ParameterError, RequestNotFoundError
+from tailrace.errors import ParameterError, RequestNotFoundError, format_json
 
 INPUT_ITEM = re.compile(r"[a-z]+_(.+)_[0-9]+")  # see to_items: the id of its response stands in the id of an item
 
@@ -35,8 +35,8 @@ async def resolve_references(received: Received[ResponsesRequest]) -> None:
         raw = await stored_item(received, item.id)
         if raw is None:
             raise RequestNotFoundError(
-                f"input[{i}].id: no item {item.id[:200]!r} is stored. Items of responses with store: false are not "
-                "stored, and the oldest are dropped; send the item itself",
+                f"input[{i}].id: no item {format_json(item.id)} is stored. Items of responses with store: false are "
+                "not stored, and the oldest are dropped; send the item itself",
                 f"input[{i}].id",
             )
         received.add_bytes(raw, "input")

@@ -213,7 +213,9 @@ def join_parts(parts: list[Part]) -> str | list[Part]:
 def check_type(block: MessageBlock, place: str, served: Sequence[str]) -> None:
     """Raise ParameterError for a block of a type that can't be here."""
     if block.type not in served:
-        raise ParameterError(f"{place}.type must be {' or '.join(served)}, got {block.type!r:.100}", f"{place}.type")
+        raise ParameterError(
+            f"{place}.type must be {' or '.join(served)}, got {format_json(block.type)}", f"{place}.type"
+        )
 
 
 def require_field(block: MessageBlock, name: str, place: str) -> Any:
@@ -231,7 +233,7 @@ def tool_of(tool: InputTool, place: str) -> dict[str, Any]:
     """A tool as a function in the form of Responses."""
     if tool.type not in (None, "custom"):
         raise ParameterError(
-            f'{place}.type must be "custom": a tool that the client runs, got {tool.type!r:.100}', f"{place}.type"
+            f'{place}.type must be "custom": a tool that the client runs, got {format_json(tool.type)}', f"{place}.type"
         )
     if tool.input_schema is None:
         raise ParameterError(f"{place}.input_schema: required, but missing", f"{place}.input_schema")

@@ -13,7 +13,7 @@ from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
-from tailrace.api.thinking_fields import read_agreed_value
+from tailrace.api.thinking_fields import Given, read_agreed_value
 from tailrace.errors import ParameterError, format_json
 
 # reports of tokens that have no place in the answer
@@ -45,7 +45,8 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     if not items or not messages:
         raise ParameterError("input must hold a message", "input")
     check_results(items, made)
-    verbosities = [("verbosity", ask.verbosity), ("text.verbosity", (ask.text and ask.text.verbosity) or None)]
+    of_text = (ask.text and ask.text.verbosity) or None
+    verbosities = [Given("verbosity", ask.verbosity), Given("text.verbosity", of_text)]
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
         **shared,
@@ -169,7 +170,7 @@ def texts_of(parts: Sequence[InputPart], name: str) -> list[Part]:
     """
     for part in parts:
         if part.type not in TEXTS or part.text is None:
-            raise ParameterError(f"{name}: only text can be served, got {part.type!r:.100}", name)
+            raise ParameterError(f"{name}: only text can be served, got {format_json(part.type)}", name)
     return [Part("text", part.text) for part in parts]
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from tailrace.api.schema.responses import Event, OutputItem, OutputPart, ResponseObject
-from tailrace.errors import RequestNotFoundError
+from tailrace.errors import RequestNotFoundError, format_json
 from tailrace.params import SamplingParams
 
 MAX_RESPONSES = 1000
@@ -192,4 +192,4 @@ class ResponseStore:
 
 def make_missing_error(id: str, param: str | None = None) -> RequestNotFoundError:
     """The error for a response that is not stored. param: the field that named it, if one did."""
-    return RequestNotFoundError(f"no response {id[:200]!r} is stored", param)
+    return RequestNotFoundError(f"no response {format_json(id, 200)} is stored", param)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.params import FIELDS, NEUTRAL, list_switches
 from tailrace.request.method_order import REFINEMENT_ORDER
 from tailrace.request.sampler_fields import REFINEMENT_NAMES
@@ -66,7 +66,9 @@ def read_samplers(value: Any, given: Mapping[str, Any], fields: Collection[str])
         items = value
     order = read_refinements("samplers", items, given, numbers=False)
     if (before := given.get("sampler_order")) not in (None, [], order):
-        raise ParameterError(f"samplers and sampler_order ({before!r:.100}) are two names of one order", "samplers")
+        raise ParameterError(
+            f"samplers and sampler_order ({format_json(before)}) are two names of one order", "samplers"
+        )
     there = {find_method(item) for item in items}
     found: dict[str, Any] = {"sampler_order": order} if order else {}
     for method in LETTERS.values():
@@ -92,7 +94,7 @@ def read_refinements(field: str, items: Any, given: Mapping[str, Any], numbers: 
         ParameterError: it is no list of names, or puts edits that do something behind what goes after them here.
     """
     if not isinstance(items, list) or not all(is_item(item, numbers) for item in items):
-        raise ParameterError(f"{field} must be a list of names of samplers, got {items!r:.100}", field)
+        raise ParameterError(f"{field} must be a list of names of samplers, got {format_json(items)}", field)
     found: list[str] = []
     edits: list[str] = []
     for item in items:

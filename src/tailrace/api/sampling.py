@@ -16,7 +16,7 @@ from tailrace.api.prompt_length import too_long
 from tailrace.api.sampler_lists import read_refinements
 from tailrace.api.schema.common import PLAIN, GenerateRequest
 from tailrace.api.token_fields import bad_words, find_breaker_ids, logit_bias, sequence_bias
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, check_range, find_idle, find_void
 from tailrace.request.fields import RANDOM_SEED
@@ -147,7 +147,7 @@ def starting_point(preset: str | None, defaults: Mapping[str, Any], given: Mappi
         ParameterError: there is no such preset.
     """
     if preset is not None and preset not in PRESETS:
-        raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}", "preset")
+        raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {format_json(preset)}", "preset")
     start = dict(defaults if preset is None else PRESETS[preset])
     void = find_void(start, given)
     return {name: value for name, value in start.items() if name not in void}

@@ -19,7 +19,7 @@ from tailrace.api.schema.structured import (
     StructuredOutputs,
     TextFormat,
 )
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.options import MAX_GRAMMAR, Grammar, GrammarKind
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def check_backends(ask: GenerateRequest) -> None:
     for field, name in named.items():
         if name is not None and name not in BACKENDS:
             raise ParameterError(
-                f"{field}: there is no backend {name!r:.100} here; there are {', '.join(BACKENDS)}", field
+                f"{field}: there is no backend {format_json(name)} here; there are {', '.join(BACKENDS)}", field
             )
 
 
@@ -243,7 +243,7 @@ def json_object(field: str, value: dict[str, Any] | str) -> str:
         reason = of_json(error, value.encode(errors="replace"))
         raise ParameterError(f"{field} must be a JSON object, or one as a string: {reason}", field) from error
     if not value.lstrip().startswith("{"):
-        raise ParameterError(f"{field} must be a JSON object, or one as a string, got {value!r:.100}", field)
+        raise ParameterError(f"{field} must be a JSON object, or one as a string, got {format_json(value)}", field)
     return value
 
 

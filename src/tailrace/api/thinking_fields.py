@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from tailrace.api.body import log_once
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.text.reasoning_probe import EFFORTS, SWITCHES
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 OWN = "chat_template_kwargs."
 KNOWN = (*SWITCHES, *EFFORTS)
 C = TypeVar("C", bound="Conversation")
+
+
+class Given(NamedTuple):
+    """A field and its value. sent: what the client wrote, if that is another value of the same meaning."""
+
+    name: str
+    value: Any
+    sent: Any = None
 
 
 class Wish(NamedTuple):
@@ -42,8 +50,8 @@ class Wish(NamedTuple):
     budget_field: str
     variables: dict[str, Any]
     off_field: str = ""
-    own_switches: tuple[tuple[str, bool], ...] = ()
-    own_efforts: tuple[tuple[str, Any], ...] = ()
+    own_switches: tuple[Given, ...] = ()
+    own_efforts: tuple[Given, ...] = ()
 
 
 def wish_of(ask: Conversation) -> Wish:
@@ -53,62 +61,65 @@ def wish_of(ask: Conversation) -> Wish:
         ParameterError: two of its fields contradict each other.
     """
     kwargs, thinking, reasoning = ask.chat_template_kwargs or {}, ask.thinking, ask.reasoning
-    switches: list[tuple[str, Any]] = [("enable_thinking", ask.enable_thinking)]
-    efforts: list[tuple[str, Any]] = [("reasoning_effort", ask.reasoning_effort)]
-    budgets: list[tuple[str, Any]] = [("thinking_token_budget", ask.thinking_token_budget)]
+    switches = [Given("enable_thinking", ask.enable_thinking)]
+    efforts = [Given("reasoning_effort", ask.reasoning_effort)]
+    budgets = [Given("thinking_token_budget", ask.thinking_token_budget)]
     if isinstance(thinking, bool):
-        switches.append(("thinking", thinking))
+        switches.append(Given("thinking", thinking))
     elif thinking is not None:
-        switches.append(("thinking.type", thinking.type != "disabled"))
-        budgets.append(("thinking.budget_tokens", thinking.budget_tokens))
+        switches.append(Given("thinking.type", thinking.type != "disabled", thinking.type))
+        budgets.append(Given("thinking.budget_tokens", thinking.budget_tokens))
         if thinking.type == "disabled" and thinking.budget_tokens is not None:
             raise ParameterError("thinking.budget_tokens: thinking is disabled", "thinking.budget_tokens")
     if reasoning is not None:
-        switches.append(("reasoning.enabled", reasoning.enabled))
-        efforts.append(("reasoning.effort", reasoning.effort))
-        budgets.append(("reasoning.max_tokens", reasoning.max_tokens))
+        switches.append(Given("reasoning.enabled", reasoning.enabled))
+        efforts.append(Given("reasoning.effort", reasoning.effort))
+        budgets.append(Given("reasoning.max_tokens", reasoning.max_tokens))
         if reasoning.exclude:
             raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
     own = [
-        (f"{OWN}{name}", kwargs[name] == on) for name, (on, off) in SWITCHES.items() if kwargs.get(name) in (on, off)
+        Given(f"{OWN}{name}", kwargs[name] == on, kwargs[name])
+        for name, (on, off) in SWITCHES.items()
+        if kwargs.get(name) in (on, off)
     ]
-    own_efforts = [(f"{OWN}{name}", kwargs[name]) for name in EFFORTS if kwargs.get(name) is not None]
+    own_efforts = [Given(f"{OWN}{name}", kwargs[name]) for name in EFFORTS if kwargs.get(name) is not None]
     switch = read_agreed_value(switches, own)
-    effort = read_agreed_value(efforts, [entry for entry in own_efforts if entry[0] == f"{OWN}reasoning_effort"])
-    off = next((name for name, on in (*own, *switches) if on is False), "")
-    if not off and not any(on for _, on in (*own, *switches)):
-        off = next((name for name, value in (*own_efforts, *efforts) if value == "none"), "")
+    effort = read_agreed_value(efforts, [entry for entry in own_efforts if entry.name == f"{OWN}reasoning_effort"])
+    off = next((entry.name for entry in (*own, *switches) if entry.value is False), "")
+    if not off and not any(entry.value for entry in (*own, *switches)):
+        off = next((entry.name for entry in (*own_efforts, *efforts) if entry.value == "none"), "")
     given = {name: getattr(ask, name) for name in ("verbosity",) if getattr(ask, name) is not None}
     if thinking is not None and not isinstance(thinking, bool) and thinking.clear_thinking is not None:
         given["clear_thinking"] = thinking.clear_thinking
-    budget_field, budget = find_agreed_field(budgets)
-    return Wish(switch, effort, budget, budget_field, given, off, tuple(own), tuple(own_efforts))
+    budget = find_agreed_field(budgets)
+    return Wish(switch, effort, budget.value, budget.name, given, off, tuple(own), tuple(own_efforts))
 
 
-def read_agreed_value(fields: list[tuple[str, Any]], own: Sequence[tuple[str, Any]] = ()) -> Any:
+def read_agreed_value(fields: list[Given], own: Sequence[Given] = ()) -> Any:
     """Return the one value that the fields give.
 
     Raises:
         ParameterError: two fields differ, or one and what chat_template_kwargs holds: own.
     """
     found = find_agreed_field(fields)
-    if found[1] is not None:
+    if found.value is not None:
         find_agreed_field([found, *own])
-    return found[1]
+    return found.value
 
 
-def find_agreed_field(fields: list[tuple[str, Any]]) -> tuple[str, Any]:
+def find_agreed_field(fields: list[Given]) -> Given:
     """Return the one value that the fields give, with the first field that gives it.
 
     Raises:
         ParameterError: two fields differ.
     """
-    given = [(name, value) for name, value in fields if value is not None]
-    for name, value in given[1:]:
-        if value != given[0][1]:
-            raise ParameterError(
-                f"{given[0][0]} ({given[0][1]!r:.100}) and {name} ({value!r:.100}) differ", given[0][0]
+    given = [entry for entry in fields if entry.value is not None]
+    for entry in given[1:]:
+        if entry.value != given[0].value:
+            first, second = (
+                f"{name} ({format_json(value if sent is None else sent)})" for name, value, sent in (given[0], entry)
             )
+            raise ParameterError(f"{first} and {second} differ", given[0].name)
     return given[0] if given else fields[0]
 
 
@@ -149,13 +160,15 @@ def variables_of(wish: Wish, reads: Callable[[str], bool]) -> dict[str, Any]:
     return found | {name: value for name, value in wish.variables.items() if reads(name)}
 
 
-def read_unread_value(own: Sequence[tuple[str, Any]], reads: Callable[[str], bool]) -> Any:
+def read_unread_value(own: Sequence[Given], reads: Callable[[str], bool]) -> Any:
     """Return the value of entries of chat_template_kwargs, none of which the template reads; else None.
 
     Raises:
         ParameterError: two entries differ.
     """
-    return None if any(reads(name.removeprefix(OWN)) for name, _ in own) else find_agreed_field([*own, ("", None)])[1]
+    if any(reads(entry.name.removeprefix(OWN)) for entry in own):
+        return None
+    return find_agreed_field([*own, Given("", None)]).value
 
 
 def list_unread_names(tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tailrace.api.schema.common import GenerateRequest
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.params import check_entries
 from tailrace.request.field_checks import MAX_PHRASE
 from tailrace.request.fields import MAX_TOKEN_ID, format_exact_number
@@ -49,7 +49,7 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
             sequences += [(spelling, bias) for spelling in encode_spellings(key, tokenizer, "logit_bias")]
             continue
         if not key.isdigit() or len(key) > 10 or int(key) > MAX_TOKEN_ID:
-            raise ParameterError(f"logit_bias: {key[:100]!r} is not a token id", "logit_bias")
+            raise ParameterError(f"logit_bias: {format_json(key)} is not a token id", "logit_bias")
         if int(key) in biases:
             raise ParameterError(f"logit_bias: token {int(key)} is there twice", "logit_bias")
         biases[int(key)] = bias

@@ -13,7 +13,7 @@ from tailrace.api.channels import Channels, reasoning_before
 from tailrace.api.json_place import make_range_error
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.options import MAX_GRAMMAR, Grammar
 from tailrace.text.tool_parsers import ToolFormat
 from tailrace.text.tool_parsers.functions import Function, functions_of
@@ -83,7 +83,7 @@ def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -
         known = {function.get("name") for tool in tools or () for function in (tool, tool.get("function") or {})}
         for name in choice.names:
             if name not in known:
-                raise ParameterError(f"tool_choice: there is no tool {name!r:.100}", "tool_choice")
+                raise ParameterError(f"tool_choice: there is no tool {format_json(name)}", "tool_choice")
     return choice
 
 
@@ -177,8 +177,8 @@ def check_grammar_size(source: str, functions: Sequence[Function]) -> None:
         name, size = max(((one.name, len(msgspec.json.encode(one.parameters))) for one in functions), key=itemgetter(1))
         raise ParameterError(
             f"tools: the {len(functions)} functions are too large to be enforced together: their rules take "
-            f"{len(source)} of at most {MAX_GRAMMAR} characters. The largest schema is that of {name!r:.100}, with "
-            f"{size} characters",
+            f"{len(source)} of at most {MAX_GRAMMAR} characters. The largest schema is that of {format_json(name)}, "
+            f"with {size} characters",
             "tools",
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.token_bytes import TokenBytes
-from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError, nest_error
+from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError, format_json, nest_error
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.sampling import processors
@@ -158,7 +158,7 @@ def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes:
     form = "" if params.thinking is None else params.thinking.tool_format
     if form and form not in TOOL_FORMATS:
         raise ParameterError(
-            f"thinking_token_budget: there is no tool format {form!r:.100}; there are {', '.join(TOOL_FORMATS)}",
+            f"thinking_token_budget: there is no tool format {format_json(form)}; there are {', '.join(TOOL_FORMATS)}",
             "thinking_token_budget",
         )
 
@@ -175,5 +175,5 @@ def adapter_number(adapters: Sequence[str], name: str) -> int:
         ParameterError: no adapter has this name.
     """
     if name and name not in adapters:
-        raise ParameterError(f"model: there is no adapter {name!r:.200}", "model")
+        raise ParameterError(f"model: there is no adapter {format_json(name, 200)}", "model")
     return adapters.index(name) + 1 if name else 0

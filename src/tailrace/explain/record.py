@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.fields import Range, TokenId
 
 MAX_SHOWN = 100
@@ -34,13 +34,17 @@ class ExplainOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     def __post_init__(self) -> None:
         TOP.check("explain.top", self.top)
         if not isinstance(self.ids, tuple | list) or len(self.ids) > MAX_SHOWN:
-            raise ParameterError(f"explain.ids must be at most {MAX_SHOWN} token ids, got {self.ids!r:.100}", "explain")
+            raise ParameterError(
+                f"explain.ids must be at most {MAX_SHOWN} token ids, got {format_json(self.ids)}", "explain"
+            )
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise ParameterError if any of the ids lies outside 0 … vocab_size − 1."""
         for token in self.ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise ParameterError(f"explain.ids: token id {token!r:.100} is not in 0 … {vocab_size - 1}", "explain")
+                raise ParameterError(
+                    f"explain.ids: token id {format_json(token)} is not in 0 … {vocab_size - 1}", "explain"
+                )
 
 
 class ModelView(msgspec.Struct, frozen=True, omit_defaults=True):

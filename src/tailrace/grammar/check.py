@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.options import Grammar
 
 MAX_DEPTH = 64  # of nested JSON
@@ -70,7 +70,7 @@ def parse_schema(source: str) -> dict[str, Any]:
     if schema is False:
         raise_grammar_error("the schema false: no value validates")
     if not isinstance(schema, dict):
-        raise_grammar_error(f"a schema must be a JSON object, got {type(schema).__name__}")
+        raise_grammar_error(f"a schema must be a JSON object, got {format_json(schema)}")
     return schema
 
 
@@ -95,7 +95,7 @@ def parse_tag(source: str) -> dict[str, Any]:
     """Return a structural tag as an object. Raises ParameterError."""
     tag = parse_json(source)
     if not isinstance(tag, dict):
-        raise_grammar_error(f"a structural tag must be a JSON object, got {type(tag).__name__}")
+        raise_grammar_error(f"a structural tag must be a JSON object, got {format_json(tag)}")
     if not isinstance(tag.get("format"), dict) and not isinstance(tag.get("structures"), list):
         raise_grammar_error('a structural tag needs a "format", or "structures" and "triggers"')
     return tag

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError
 
 # JSON can write these only as \u00XX, which is not allowed (grammar/llguidance.py, options). The library never writes
@@ -227,7 +228,9 @@ class Reader:
         return character
 
     def refusal(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"the pattern {self.pattern!r:.80}: {what} at {min(self.at, len(self.pattern))}")
+        return UnsupportedError(
+            f"the pattern {format_json(self.pattern, 80)}: {what} at {min(self.at, len(self.pattern))}"
+        )
 
 
 def restrict_class(members: str) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from tailrace.base.extras import require_extra
+from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError
 
 with require_extra("grammar"):
@@ -42,7 +43,7 @@ def as_lark(source: str) -> str:
     for rule in rules.values():
         for node in walk_nodes(rule.alternatives):
             if isinstance(node, RuleRefNode) and node.name not in rules:
-                raise UnsupportedError(f"rule {node.name!r} is not defined")
+                raise UnsupportedError(f"rule {format_json(node.name)} is not defined")
     names = {"root": "start"} | {name: f"r{i}" for i, name in enumerate(find_finite_rules(rules)) if name != "root"}
     lines = (f"{name}: {write_lark(rules[rule].alternatives, names)}" for rule, name in names.items())
     return "%llguidance {}\n" + "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tailrace.base.json_schema import KEYWORDS as TYPES
+from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError
 
 Node = dict[str, Any]
@@ -124,7 +125,7 @@ def check_keywords(node: Node, place: str) -> Node:
     """
     for key, fits in FORMS.items():
         if key in node and not fits(node[key]):
-            raise UnsupportedError(f"{key} can't be {node[key]!r:.80} at {place}")
+            raise UnsupportedError(f"{key} can't be {format_json(node[key], 80)} at {place}")
     # only `simplify_node` reads this subschema; the translation does not
     if isinstance(names := node.get("propertyNames"), dict):
         check_keywords(names, f"{place}/propertyNames")

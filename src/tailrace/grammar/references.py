@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urldefrag, urljoin
 
 from tailrace.base.json_schema import iter_children, resolve_pointer
+from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError
 
 MAX_SUBSCHEMAS = 10_000  # the library has room for some 20,000, and takes half a minute to notice that there are more
@@ -47,15 +48,15 @@ class References:
             try:
                 address, fragment = join_reference(base, name)
             except ValueError as error:
-                raise UnsupportedError(f"{identifier} {name!r:.100}: {error}") from error
+                raise UnsupportedError(f"{identifier} {format_json(name)}: {error}") from error
             if fragment:
                 anchor = fragment
             if not name.startswith("#") and address != base:
                 if self._resources.setdefault(address, node) is not node:
-                    raise UnsupportedError(f"{identifier} {name!r:.100}: two schemas have it")
+                    raise UnsupportedError(f"{identifier} {format_json(name)}: two schemas have it")
                 base = address
         if isinstance(anchor, str) and self._anchors.setdefault((base, anchor), node) is not node:
-            raise UnsupportedError(f"anchor {anchor!r:.100}: two schemas have it")
+            raise UnsupportedError(f"anchor {format_json(anchor)}: two schemas have it")
         return base
 
     def target(self, node: dict[str, Any], place: str) -> tuple[Any, str]:
@@ -68,14 +69,14 @@ class References:
         try:
             address, fragment = join_reference(self._bases.get(id(node), BASE), ref)
         except ValueError as error:
-            raise UnsupportedError(f"$ref {ref!r:.100} at {place}: {error}") from error
+            raise UnsupportedError(f"$ref {format_json(ref)} at {place}: {error}") from error
         found: Any = self._resources.get(address)
         if found is not None and fragment.startswith("/"):
             found = self._resolve_pointer(found, fragment)
         elif found is not None and fragment:
             found = self._anchors.get((address, fragment))
         if not isinstance(found, dict | bool):
-            raise UnsupportedError(f"$ref {ref!r:.100} at {place}: there is no such schema here")
+            raise UnsupportedError(f"$ref {format_json(ref)} at {place}: there is no such schema here")
         return found, ref
 
     def _resolve_pointer(self, resource: dict[str, Any], pointer: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tailrace.base.json_schema import free_counts
 from tailrace.base.schema_branches import join_branches
+from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError
 from tailrace.grammar.ecma import MAX_REPEAT, UNWRITABLE, translate_pattern
 from tailrace.grammar.finite import prune_schema
@@ -54,7 +55,7 @@ def draft_of(schema: Node) -> int:
     if name in LATEST:
         return 2020
     if not isinstance(name, str) or (found := DRAFT.fullmatch(name)) is None:
-        raise UnsupportedError(f"$schema {name!r:.100} is not supported; drafts 4 to 2020-12 are")
+        raise UnsupportedError(f"$schema {format_json(name)} is not supported; drafts 4 to 2020-12 are")
     return int(found[1] or found[2][:4])
 
 
@@ -208,14 +209,14 @@ def convert_pattern(source: str, place: str) -> str:
 
 def check_bound(value: float, most: int, key: str, place: str) -> int:
     if value > most:
-        raise UnsupportedError(f"{key} must be at most {most} here, got {value!r:.40} at {place}")
+        raise UnsupportedError(f"{key} must be at most {most} here, got {format_json(value, 40)} at {place}")
     return int(value)
 
 
 def check_number(value: float, place: str) -> None:
     """Raise UnsupportedError if the library would round the number."""
     if not abs(value) < 1e18 or (abs(value) > EXACT and float(value) != value):  # refuses NaN as well
-        raise UnsupportedError(f"the number {value!r:.40} at {place}: too large to be kept exactly")
+        raise UnsupportedError(f"the number {format_json(value, 40)} at {place}: too large to be kept exactly")
 
 
 def check_literal(value: Any, place: str) -> None:
@@ -254,7 +255,9 @@ def parse_multiple(value: float, place: str) -> Fraction:
     while found != math.floor(found) and digits <= 12:
         found, digits = found * 10, digits + 1
     if found >= 2**32 or Fraction(int(found), 10**digits) != written:
-        raise UnsupportedError(f"multipleOf {value!r:.40} at {place}: it has too many digits to be enforced exactly")
+        raise UnsupportedError(
+            f"multipleOf {format_json(value, 40)} at {place}: it has too many digits to be enforced exactly"
+        )
     return written
 
 

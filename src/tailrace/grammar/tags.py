@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tailrace.base.extras import require_extra
+from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError, raise_grammar_error
 
 
@@ -59,7 +60,7 @@ def as_lark(tag: dict[str, Any], options: dict[str, Any]) -> str:
         form.get(k) for k in ("at_least_one", "stop_after_first", "excludes")
     ):
         raise UnsupportedError(
-            f"the structural tag format {form.get('type')!r}: only plain triggered_tags are supported"
+            f"the structural tag format {format_json(form.get('type'))}: only plain triggered_tags are supported"
         )
     parts = []
     for item in form.get("tags", ()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.fields import COUNT, Range, format_exact_number
 
 MAX_CHARS = 1024  # Characters of one stop string or banned string.
@@ -95,5 +95,6 @@ def check_decay(name: str, decay: tuple[int, float]) -> None:
     start, factor = decay
     if start not in COUNT or factor not in DECAY:
         raise ParameterError(
-            f"{name} must be [start, factor], an integer in {COUNT} and a number in {DECAY}, got {decay!r}", name
+            f"{name} must be [start, factor], an integer in {COUNT} and a number in {DECAY}, got {format_json(decay)}",
+            name,
         )

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 import numpy as np
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
@@ -233,10 +233,10 @@ def conform_value(value: Any, kind: Any, place: str, field: str) -> Any:
         value = value.item()
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
-            raise ParameterError(f"{place} must be one of {', '.join(get_args(kind))}, got {value!r:.100}", field)
+            raise ParameterError(f"{place} must be one of {', '.join(get_args(kind))}, got {format_json(value)}", field)
         return value
     if kind is bool and not isinstance(value, bool):
-        raise ParameterError(f"{place} must be true or false, got {value!r:.100}", field)
+        raise ParameterError(f"{place} must be true or false, got {format_json(value)}", field)
     try:
         try:
             return msgspec.convert(value, kind)
@@ -268,5 +268,6 @@ def format_exact_number(value: float) -> str:
 
 def repr_value(value: object) -> str:
     """Return a value for a message. A huge integer is shortened."""
-    huge = isinstance(value, int) and abs(value) >= 2**64
-    return "an integer of more than 64 bits" if huge else repr(value)
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "an integer of more than 64 bits"
+    return format_json(value) if value is None or isinstance(value, bool | str) else repr(value)

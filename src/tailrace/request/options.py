@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.fields import MAX_SEED, MIN_SEED, conform_fields, repr_value
 
 MAX_PATTERN = 512  # tokens of the longest repeated pattern
@@ -69,9 +69,13 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
                     "watermark",
                 )
         if not 0.0 < self.gamma < 1.0:
-            raise ParameterError(f"watermark.gamma must be a number in (0, 1), got {self.gamma!r}", "watermark")
+            raise ParameterError(
+                f"watermark.gamma must be a number in (0, 1), got {format_json(self.gamma)}", "watermark"
+            )
         if not 0.0 < self.delta <= 100.0:
-            raise ParameterError(f"watermark.delta must be a number in (0, 100], got {self.delta!r}", "watermark")
+            raise ParameterError(
+                f"watermark.delta must be a number in (0, 100], got {format_json(self.delta)}", "watermark"
+            )
 
     def _check_keys(self) -> None:
         if not 1 <= len(self.keys) <= 64:

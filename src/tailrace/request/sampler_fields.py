@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.field_checks import (
     check_biased_phrases,
     check_biases,
@@ -69,7 +69,7 @@ def check_order(name: str, order: tuple[str, ...]) -> None:
     for refinement in order:
         if refinement not in REFINEMENT_NAMES:
             raise ParameterError(
-                f"{name} must hold names out of {', '.join(REFINEMENT_NAMES)}, got {refinement!r}", name
+                f"{name} must hold names out of {', '.join(REFINEMENT_NAMES)}, got {format_json(refinement)}", name
             )
     if len(set(order)) < len(order):
         raise ParameterError(f"{name} must name each refinement once", name)

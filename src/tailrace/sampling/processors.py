@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-from tailrace.errors import ConfigError, ParameterError
+from tailrace.errors import ConfigError, ParameterError, format_json
 
 Processor = Callable[..., Any]
 REGISTERED: dict[str, Processor] = {}
@@ -62,7 +62,7 @@ def find_processor(name: str) -> Processor:
     """
     if name not in REGISTERED:
         known = ", ".join(sorted(REGISTERED)) or "none is registered"
-        raise ParameterError(f"processors: there is no {name!r} on this server ({known})", "processors")
+        raise ParameterError(f"processors: there is no {format_json(name)} on this server ({known})", "processors")
     return REGISTERED[name]
 
 

@@ -17,7 +17,7 @@ from functools import cache, cached_property, lru_cache
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, TypeVar
 
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 
 MAX_POSITIONS = 256  # characters to match, with repeats written out
 MAX_EDGES = 1024  # transitions; bounds the work per character to 50 µs
@@ -113,9 +113,9 @@ class Patterns:
         except ParameterError:
             raise
         except (re.error, ValueError, OverflowError, RecursionError) as error:
-            raise self._make_pattern_error(f"{source[:100]!r} can't be read: {error}") from error
+            raise self._make_pattern_error(f"{format_json(source)} can't be read: {error}") from error
         if part.empty:
-            raise self._make_pattern_error(f"{source[:100]!r} matches the empty text")
+            raise self._make_pattern_error(f"{format_json(source)} matches the empty text")
         return part
 
     def _build_sequence(self, nodes: Any, flags: int) -> RegexPart:

@@ -9,7 +9,7 @@ from tailrace.api.front_end import front_of
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.streaming import json_response
 from tailrace.api.worker_queries import ask_all
-from tailrace.errors import RequestNotFoundError
+from tailrace.errors import RequestNotFoundError, format_json
 
 
 async def cancel_request(request: Request) -> Response:
@@ -18,5 +18,5 @@ async def cancel_request(request: Request) -> Response:
     name = request.path_params["id"]
     found = await ask_all(front_of(request), "cut", name)
     if not found:
-        raise RequestNotFoundError(f"no request {name[:200]!r} is running", "id")
+        raise RequestNotFoundError(f"no request {format_json(name, 200)} is running", "id")
     return json_response(Cancelled(found[0].decode()))

@@ -19,7 +19,7 @@ from tailrace.api.schema.responses import Deleted, ItemList
 from tailrace.api.streaming import EventFormat, json_response, make_response, named_frame
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 
 JSON = "application/json"
 # the last event of a stream is one of these
@@ -118,7 +118,7 @@ async def list_input_items(request: Request) -> Response:
         items = items if order == "asc" else items[::-1]
         names = [item["id"] for item in items]
         if after is not None and after not in names:
-            raise ParameterError(f"after: there is no item {after!r:.100}", "after")
+            raise ParameterError(f"after: there is no item {format_json(after)}", "after")
         begin = 0 if after is None else names.index(after) + 1
         shown, ids = items[begin : begin + limit], names[begin : begin + limit]
         return ItemList(shown, ids[0] if ids else None, ids[-1] if ids else None, begin + limit < len(items))
@@ -134,7 +134,7 @@ def read_query_choice(request: Request, name: str, values: tuple[str, ...]) -> s
     """
     given = request.query_params.get(name, values[0])
     if given not in values:
-        raise ParameterError(f"{name} must be {' or '.join(values)}, got {given!r:.100}", name)
+        raise ParameterError(f"{name} must be {' or '.join(values)}, got {format_json(given)}", name)
     return given
 
 
@@ -148,7 +148,7 @@ def whole_number(request: Request, name: str, default: int, low: int, high: int)
     if given is None:
         return default
     if not (given.isascii() and given.isdecimal() and len(given) < 12 and low <= int(given) <= high):
-        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {given!r:.100}", name)
+        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {format_json(given)}", name)
     return int(given)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tailrace.base.schema_branches import join_branches
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.dialects import standard_schema
 from tailrace.text.tool_parsers.resolve import JOINED, named_kinds
 from tailrace.text.tool_parsers.schemas import check_depth, check_form
@@ -75,7 +75,7 @@ def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
         if not isinstance(name, str) or len(name) > MAX_NAME or not NAME.fullmatch(name):
             raise make_value_error(f"{place}.name", f"1 to {MAX_NAME} letters, digits or _ . : / @ $ -", name)
         if name in names:
-            raise ParameterError(f"{place}.name: there is a function {name!r:.100} already", f"{place}.name")
+            raise ParameterError(f"{place}.name: there is a function {format_json(name)} already", f"{place}.name")
         names.add(name)
         if parameters is not None and not isinstance(parameters, dict):
             raise make_value_error(f"{place}.parameters", "a JSON schema of an object", parameters)
@@ -86,7 +86,7 @@ def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
 
 def make_value_error(place: str, wanted: str, got: Any) -> ParameterError:
     """The error for a wrong value at a place."""
-    return ParameterError(f"{place} must be {wanted}, got {got!r:.100}", place)
+    return ParameterError(f"{place} must be {wanted}, got {format_json(got)}", place)
 
 
 def close_schema(schema: Any, field: str) -> dict[str, Any]:
@@ -115,11 +115,13 @@ def close_schema(schema: Any, field: str) -> dict[str, Any]:
     more = schema.get("additionalProperties", True)
     undeclared = [name for name in schema.get("required", []) if name not in properties]
     if undeclared and more is False:
-        raise ParameterError(f"{field}: {undeclared[0]!r:.100} is required, and not among the properties", "tools")
+        raise ParameterError(
+            f"{field}: {format_json(undeclared[0])} is required, and not among the properties", "tools"
+        )
     declared = properties | {name: {} if more is True else more for name in undeclared}
     return {"additionalProperties": False} | schema | {"properties": declared}
 
 
 def no_object(schema: Any, field: str) -> ParameterError:
     """The error for arguments that are no object."""
-    return ParameterError(f'{field} must be a JSON schema of type "object", got {schema!r:.100}', "tools")
+    return ParameterError(f'{field} must be a JSON schema of type "object", got {format_json(schema)}', "tools")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tailrace.base.json_schema import NOTES, SHARED, with_references_inside
 from tailrace.base.schema_conflicts import property_of
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.resolve import simplify_schema, with_listed_types
 
@@ -76,7 +76,7 @@ def parameter_list(name: str, schema: Mapping[str, Any], root: Mapping[str, Any]
         elif plain is not False:
             raise not_expressible(f"{name}.{key}", "an enum of which no value fits")
         elif key in required:
-            raise not_expressible(name, f"the parameter {key!r:.100}, of which no value fits,")
+            raise not_expressible(name, f"the parameter {format_json(key)}, of which no value fits,")
     more = schema.get("additionalProperties", False)
     free = simplify_schema({} if more is True else more, root)
     return ParameterList(tuple(fields), shared | free if isinstance(free, dict) else None)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tailrace.errors import format_json
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import (
@@ -199,6 +200,6 @@ def write_values(writer: GrammarWriter, function: Function, given: ParameterList
     """Each parameter's name, the grammar of its value, and whether it is required."""
     for name, schema, required in given.fields:
         if not re.fullmatch(KEY, name):
-            raise not_expressible(function.name, f"the name {name!r:.100}")
+            raise not_expressible(function.name, f"the name {format_json(name)}")
         plain = schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}
         yield name, '("True" | "False")' if plain else writer.write_json(schema, f"{function.name}.{name}"), required

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailrace.base.json_schema import free_counts, iter_subschemas
-from tailrace.errors import ParameterError
+from tailrace.errors import ParameterError, format_json
 
 MAX_DEPTH = 64  # of nested JSON, as for every other schema
 
@@ -23,7 +23,7 @@ def check_form(schema: Mapping[str, Any], field: str, param: str = "tools") -> N
     for place, node in iter_subschemas(schema):
         for key, value in node.items():
             if not is_valid(key, value, place):
-                raise ParameterError(f"{field}: no JSON schema: {key} at {place} can't be {value!r:.100}", param)
+                raise ParameterError(f"{field}: no JSON schema: {key} at {place} can't be {format_json(value)}", param)
 
 
 def check_depth(schema: Any, field: str, param: str) -> None:

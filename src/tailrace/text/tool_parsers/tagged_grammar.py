@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tailrace.base.json_schema import NOTES
+from tailrace.errors import format_json
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import BLANK, GrammarWriter, escape_pattern, quote_literal
 from tailrace.text.tool_parsers.lookahead import HOLE
@@ -184,5 +185,5 @@ def key_of(function: Function, name: str) -> str:
         ParameterError: the name can't stand between tags.
     """
     if not name or name != name.strip() or set('<>"&\n') & set(name):
-        raise not_expressible(function.name, f"the name {name!r:.100}")
+        raise not_expressible(function.name, f"the name {format_json(name)}")
     return f"{function.name}.{name}"

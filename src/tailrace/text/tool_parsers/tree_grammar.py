@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tailrace.base.json_schema import NOTES, SHARED
+from tailrace.errors import format_json
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter, escape_pattern
 from tailrace.text.tool_parsers.parameter_list import ParameterList, not_expressible, parameter_list, parameter_lists
@@ -102,7 +103,7 @@ class Tree:
         fields = []
         for name, inner, required in parameters.fields:
             if not KEY.fullmatch(name) or not name or name == "item":
-                raise not_expressible(field, f"the name {name!r:.100}")
+                raise not_expressible(field, f"the name {format_json(name)}")
             fields.append((name, self.value(inner, inner, f"{field}.{name}"), required))
         self._objects += 1
         id = f"o{self._objects}"

@@ -127,6 +127,12 @@ async def test_errors_name_what_the_request_has(front):
     assert (error["param"], "n_predict must be an integer in [1, " in error["message"]) == ("n_predict", True)
     error = await refusal(front, "text", samplers=["top_k", "greedy"])
     assert (error["param"], "samplers must hold names out of" in error["message"]) == ("samplers", True)
+    for name in ("samplers", "sampler_order", "sampler_priority"):
+        message = (await refusal(front, "text", **{name: ["top_k", "greedy", "no"]}))["message"]
+        names = message.removeprefix(f"{name} must hold names out of ").removesuffix(', got "greedy"').split(", ")
+        assert {"penalties", "dry", "top_k", "temperature", "xtc", "adaptive_p"} <= {*names}
+        for each in names:
+            assert (await asked(front, "text", **{name: [each]}))[0] is not None
     error = await refusal(front, "responses", n_predict=10_000)
     assert error["param"] == "n_predict"
     error = await refusal(front, "responses", n_probs=3)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.errors import ParameterError, format_json
 from tailrace.params import FIELDS, NEUTRAL, list_switches
-from tailrace.request.method_order import REFINEMENT_ORDER
+from tailrace.request.method_order import EDIT_ORDER, REFINEMENT_ORDER
 from tailrace.request.sampler_fields import REFINEMENT_NAMES
 
 # other servers' names of refinements
@@ -41,7 +41,8 @@ LETTERS = {
     "a": "adaptive_p",
 }
 KOBOLD = ("top_k", "top_a", "top_p", "tfs_z", "typical_p", "temperature", "penalties")  # by its numbers
-EDITS = {field.edit for field in FIELDS.values() if field.edit}
+EDITS = tuple(entry.name for entry in EDIT_ORDER if any(field.edit == entry.name for field in FIELDS.values()))
+METHODS = (*EDITS, *REFINEMENT_NAMES)
 # the refinements without a field that removes tokens
 RESHAPES = {*REFINEMENT_NAMES} - {field.refinement for field in FIELDS.values() if field.kind == "truncation"}
 
@@ -91,7 +92,8 @@ def read_refinements(field: str, items: Any, given: Mapping[str, Any], numbers: 
     name some samplers twice. numbers: koboldcpp's numbers are names, too.
 
     Raises:
-        ParameterError: it is no list of names, or puts edits that do something behind what goes after them here.
+        ParameterError: it is no list of names, has a name that no method has, or puts edits that do something behind
+            what goes after them here.
     """
     if not isinstance(items, list) or not all(is_item(item, numbers) for item in items):
         raise ParameterError(f"{field} must be a list of names of samplers, got {format_json(items)}", field)
@@ -99,6 +101,8 @@ def read_refinements(field: str, items: Any, given: Mapping[str, Any], numbers: 
     edits: list[str] = []
     for item in items:
         method = find_method(item)
+        if method and method not in METHODS:
+            raise ParameterError(f"{field} must hold names out of {', '.join(METHODS)}, got {format_json(item)}", field)
         if method not in EDITS:
             found += [method] if method and method not in found else []
         elif method not in edits and is_effective(method, given):

@@ -425,7 +425,11 @@ async def test_llama_servers_page_with_mirostat(front):
 async def test_koboldcpps_slope_needs_a_penalty(front, off):
     """0.7 is its panel's own slope."""
     panel = COMPLETION_PANELS["koboldcpp lite"] | {"rep_pen_slope": 0.7}
-    assert (await refusal(front, "text", **panel))["param"] == "rep_pen_slope"
+    error = await refusal(front, "text", **panel)
+    assert (error["param"], error["message"]) == (
+        "rep_pen_slope",
+        "rep_pen_slope: not supported beside a repetition penalty; set it to 1 or leave it out",
+    )
     await params(front, **panel | off)
 
 

@@ -133,7 +133,7 @@ def read_slope(value: Any, given: Mapping[str, Any], fields: Collection[str]) ->
     on = isinstance(penalty, int | float) and penalty > 1 and given.get("penalty_last_n") != 0
     if value not in (0, 1) and on:
         raise ParameterError(
-            "rep_pen_slope: not supported beside a repetition penalty; leave it out (or 0)", "rep_pen_slope"
+            "rep_pen_slope: not supported beside a repetition penalty; set it to 1 or leave it out", "rep_pen_slope"
         )
     return {}
 

@@ -460,6 +460,12 @@ async def test_a_seed_of_none_is_no_second_seed(front, seed, other):
     assert (await params(front, seed=-1, sampler_seed=-1)).seed is None
 
 
+@pytest.mark.parametrize("kind", ["chat", "text", "responses"])
+async def test_the_largest_seed_of_llama_cpp_is_a_seed(front, kind):
+    assert (await params(front, kind, seed=4294967295)).seed == 4294967295
+    assert (await params(front, kind, seed=-1)).seed is None
+
+
 MENTIONING = [
     ({"n_cmpl": 3, "best_of": 2}, "best_of must be at least n_cmpl (3)"),
     ({"n_probs": 2, "echo": True, "best_of": 2}, "best_of can't be had with echo and n_probs together"),

@@ -229,7 +229,14 @@ async def test_tokens_are_named_by_their_ids_where_a_request_asks(tokenizer):
         answer = (await front.http.post("/v1/responses", json=body | {"return_tokens_as_token_ids": True})).json()
         listed = answer["output"][0]["content"][0]["logprobs"]
         assert [entry["token"] for entry in listed] == ["token_id:97", "token_id:98"]
-        assert (await front.chat(**fields)).status_code == 200
+
+        # without logprobs there is nothing to name
+        for on in (False, True):
+            of_ids = {"return_tokens_as_token_ids": on, "seed": 1, "max_tokens": 2}
+            for ask in (front.chat, front.complete):
+                without = {name: value for name, value in of_ids.items() if name != "return_tokens_as_token_ids"}
+                answers = [(await ask(**one)).json()["choices"] for one in (of_ids, without)]
+                assert answers[0] == answers[1]
 
 
 async def test_half_a_character_is_named_by_its_id_too(tokenizer):

@@ -421,6 +421,23 @@ MORE: list[tuple[Any, dict[str, bool] | None]] = [
         {"patternProperties": {"^x": {"type": "null"}}, "anyOf": [{}], "additionalProperties": False},
         {'{"x":null}': True, '{"y":1}': False},
     ),
+    # Pydantic's Decimal; with max_digits and decimal_places; beside a number
+    (
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+        dict.fromkeys(('"0"', '"-1.5"', '"+.5"', '"007."'), True)
+        | dict.fromkeys(('""', '"-"', '"."', '"+."', '"1.5.5"', '"a"', '"1a"', '"--1"'), False),
+    ),
+    (
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d{0,2}(?:\.\d{0,2}0*)?$", "maxLength": 7},
+        {'"12.34"': True, '"-.5"': True, '"1.5000"': True, '"-."': False, '"123.4"': False, '"1.234"': False},
+    ),
+    (
+        {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]},
+        {"15": True, '"1.5"': True, '"-"': False, "true": False},
+    ),
+    ({"type": "string", "pattern": "^(?![ab]*$)c|d"}, None),
+    ({"type": "string", "pattern": "^(?![^ab]*$)c"}, None),
+    ({"type": "string", "pattern": "^(?![ab]*$)c(?=d)"}, None),
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, {"[1]": True, "[1,1]": False}),
     ({"type": "array", "maxItems": 2**31 - 1}, {"[1]": True}),
     ({"type": "array", "maxItems": 2**30}, None),

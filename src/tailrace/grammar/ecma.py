@@ -35,6 +35,7 @@ CATEGORY = re.compile(
 )
 QUANTIFIER = re.compile(r"(?:([*+?])|\{([0-9]+)(?:(,)([0-9]*))?\})(\??)")
 GROUP = re.compile(r"\((?:\?:|\?<(?![=!])[\w$]+>)?(?!\?)")
+LOOK_AHEAD = re.compile(r"\^\(\?!\^?\[(?!\^)(?P<class>(?:[^\]\\]|\\.)+)\]\*\$\)(?P<rest>[^|]*)", re.DOTALL)
 ANY = "(?s:.*)"
 MAX_REPEAT = 1_000_000  # no text is so long; the library's regexes count to 2 ** 32 - 1
 
@@ -46,6 +47,13 @@ def translate_pattern(pattern: str) -> str:
         UnsupportedError: it is no pattern, or has no equivalent: back references, look-around, word boundaries.
     """
     return "".join(Reader(pattern).read())
+
+
+def split_look_ahead(pattern: str) -> list[str]:
+    """Return patterns of which a text has to match each to match this one. Pydantic's Decimal begins with a look-ahead,
+    which says that not all characters are of a class: some other character occurs."""
+    found = LOOK_AHEAD.fullmatch(pattern)
+    return [f"^{found['rest']}", f"[^{found['class']}]"] if found else [pattern]
 
 
 def enclose_pattern(pattern: str) -> str:

@@ -18,7 +18,7 @@ from tailrace.base.json_schema import free_counts
 from tailrace.base.schema_branches import join_branches
 from tailrace.errors import format_json
 from tailrace.grammar.check import UnsupportedError
-from tailrace.grammar.ecma import MAX_REPEAT, UNWRITABLE, translate_pattern
+from tailrace.grammar.ecma import MAX_REPEAT, UNWRITABLE, split_look_ahead, translate_pattern
 from tailrace.grammar.finite import prune_schema
 from tailrace.grammar.formats import LONGEST, PATTERNS
 from tailrace.grammar.formats import REFUSED as NO_PATTERN
@@ -135,7 +135,8 @@ class Translation:
         out: Node = {}
         if least := node.get("minLength"):
             out["minLength"] = check_bound(least, MAX_MIN_LENGTH, "minLength", place)
-        patterns = [convert_pattern(node["pattern"], place)] if "pattern" in node else []
+        given = split_look_ahead(node["pattern"]) if "pattern" in node else []
+        patterns = [convert_pattern(pattern, place) for pattern in given]
         most = node.get("maxLength", NEVER)
         if (name := node.get("format")) in NO_PATTERN:
             raise UnsupportedError(f"the format {name} at {place} can't be enforced")

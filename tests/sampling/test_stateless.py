@@ -195,7 +195,7 @@ TWO = torch.zeros(2, V)
         (TWO, {"temperature": [0.5]}, "temperature", "temperature must be a number or 2 of them, one per row, got 1"),
         (TWO, {"temperature": [0.5, float("nan")]}, "temperature", "got nan in row 1"),
         (TWO, {"temperature": torch.zeros(2, 2)}, "temperature", r"got torch.float32 \(2, 2\)"),
-        (TWO, {"temperature": "hot"}, "temperature", 'got "hot"'),
+        (TWO, {"temperature": "hot"}, "temperature", "got 'hot'"),
         (TWO, {"temperature": [0.5, None]}, "temperature", "temperature must be a number"),
         (TWO, {"temperature": True}, "temperature", "temperature must be a number"),
         (TWO, {"temperature": [True, 0.5]}, "temperature", "temperature must be a number"),

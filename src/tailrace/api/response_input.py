@@ -13,7 +13,7 @@ from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
-from tailrace.api.thinking_fields import Given, read_agreed_value
+from tailrace.api.thinking_fields import GivenField, read_agreed_value
 from tailrace.errors import ParameterError, format_json
 
 # reports of tokens that have no place in the answer
@@ -46,7 +46,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         raise ParameterError("input must hold a message", "input")
     check_results(items, made)
     of_text = (ask.text and ask.text.verbosity) or None
-    verbosities = [Given("verbosity", ask.verbosity), Given("text.verbosity", of_text)]
+    verbosities = [GivenField("verbosity", ask.verbosity), GivenField("text.verbosity", of_text)]
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
     chat = ChatRequest(
         **shared,

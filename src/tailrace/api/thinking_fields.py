@@ -26,7 +26,7 @@ KNOWN = (*SWITCHES, *EFFORTS)
 C = TypeVar("C", bound="Conversation")
 
 
-class Given(NamedTuple):
+class GivenField(NamedTuple):
     """A field and its value. sent: what the client wrote, if that is another value of the same meaning."""
 
     name: str
@@ -50,8 +50,8 @@ class Wish(NamedTuple):
     budget_field: str
     variables: dict[str, Any]
     off_field: str = ""
-    own_switches: tuple[Given, ...] = ()
-    own_efforts: tuple[Given, ...] = ()
+    own_switches: tuple[GivenField, ...] = ()
+    own_efforts: tuple[GivenField, ...] = ()
 
 
 def wish_of(ask: Conversation) -> Wish:
@@ -61,28 +61,28 @@ def wish_of(ask: Conversation) -> Wish:
         ParameterError: two of its fields contradict each other.
     """
     kwargs, thinking, reasoning = ask.chat_template_kwargs or {}, ask.thinking, ask.reasoning
-    switches = [Given("enable_thinking", ask.enable_thinking)]
-    efforts = [Given("reasoning_effort", ask.reasoning_effort)]
-    budgets = [Given("thinking_token_budget", ask.thinking_token_budget)]
+    switches = [GivenField("enable_thinking", ask.enable_thinking)]
+    efforts = [GivenField("reasoning_effort", ask.reasoning_effort)]
+    budgets = [GivenField("thinking_token_budget", ask.thinking_token_budget)]
     if isinstance(thinking, bool):
-        switches.append(Given("thinking", thinking))
+        switches.append(GivenField("thinking", thinking))
     elif thinking is not None:
-        switches.append(Given("thinking.type", thinking.type != "disabled", thinking.type))
-        budgets.append(Given("thinking.budget_tokens", thinking.budget_tokens))
+        switches.append(GivenField("thinking.type", thinking.type != "disabled", thinking.type))
+        budgets.append(GivenField("thinking.budget_tokens", thinking.budget_tokens))
         if thinking.type == "disabled" and thinking.budget_tokens is not None:
             raise ParameterError("thinking.budget_tokens: thinking is disabled", "thinking.budget_tokens")
     if reasoning is not None:
-        switches.append(Given("reasoning.enabled", reasoning.enabled))
-        efforts.append(Given("reasoning.effort", reasoning.effort))
-        budgets.append(Given("reasoning.max_tokens", reasoning.max_tokens))
+        switches.append(GivenField("reasoning.enabled", reasoning.enabled))
+        efforts.append(GivenField("reasoning.effort", reasoning.effort))
+        budgets.append(GivenField("reasoning.max_tokens", reasoning.max_tokens))
         if reasoning.exclude:
             raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
     own = [
-        Given(f"{OWN}{name}", kwargs[name] == on, kwargs[name])
+        GivenField(f"{OWN}{name}", kwargs[name] == on, kwargs[name])
         for name, (on, off) in SWITCHES.items()
         if kwargs.get(name) in (on, off)
     ]
-    own_efforts = [Given(f"{OWN}{name}", kwargs[name]) for name in EFFORTS if kwargs.get(name) is not None]
+    own_efforts = [GivenField(f"{OWN}{name}", kwargs[name]) for name in EFFORTS if kwargs.get(name) is not None]
     switch = read_agreed_value(switches, own)
     effort = read_agreed_value(efforts, [entry for entry in own_efforts if entry.name == f"{OWN}reasoning_effort"])
     off = next((entry.name for entry in (*own, *switches) if entry.value is False), "")
@@ -95,7 +95,7 @@ def wish_of(ask: Conversation) -> Wish:
     return Wish(switch, effort, budget.value, budget.name, given, off, tuple(own), tuple(own_efforts))
 
 
-def read_agreed_value(fields: list[Given], own: Sequence[Given] = ()) -> Any:
+def read_agreed_value(fields: list[GivenField], own: Sequence[GivenField] = ()) -> Any:
     """Return the one value that the fields give.
 
     Raises:
@@ -107,7 +107,7 @@ def read_agreed_value(fields: list[Given], own: Sequence[Given] = ()) -> Any:
     return found.value
 
 
-def find_agreed_field(fields: list[Given]) -> Given:
+def find_agreed_field(fields: list[GivenField]) -> GivenField:
     """Return the one value that the fields give, with the first field that gives it.
 
     Raises:
@@ -160,7 +160,7 @@ def variables_of(wish: Wish, reads: Callable[[str], bool]) -> dict[str, Any]:
     return found | {name: value for name, value in wish.variables.items() if reads(name)}
 
 
-def read_unread_value(own: Sequence[Given], reads: Callable[[str], bool]) -> Any:
+def read_unread_value(own: Sequence[GivenField], reads: Callable[[str], bool]) -> Any:
     """Return the value of entries of chat_template_kwargs, none of which the template reads; else None.
 
     Raises:
@@ -168,7 +168,7 @@ def read_unread_value(own: Sequence[Given], reads: Callable[[str], bool]) -> Any
     """
     if any(reads(entry.name.removeprefix(OWN)) for entry in own):
         return None
-    return find_agreed_field([*own, Given("", None)]).value
+    return find_agreed_field([*own, GivenField("", None)]).value
 
 
 def list_unread_names(tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> list[str]:

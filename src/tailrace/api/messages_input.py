@@ -146,16 +146,16 @@ def assistant_turn(blocks: list[MessageBlock], place: str) -> ChatMessage:
         elif block.type == "thinking":
             thought.append(require_field(block, "thinking", here))
         elif block.type == "tool_use":
-            arguments = written_arguments({} if block.input is None else require_field(block, "input", here))
-            function = {"name": require_field(block, "name", here), "arguments": arguments}
+            function = {"name": require_field(block, "name", here), "arguments": write_arguments(block, here)}
             calls.append({"id": require_field(block, "id", here), "type": "function", "function": function})
     return ChatMessage(
         role="assistant", content="".join(said), tool_calls=calls or None, reasoning_content="".join(thought) or None
     )
 
 
-def written_arguments(given: Any) -> str:
-    """Return the input of a tool_use as the text of a chat's arguments. A text is a call that was cut."""
+def write_arguments(block: MessageBlock, place: str) -> str:
+    """Return the input of a tool_use as the text of a chat's arguments. A text, or null, is a call that was cut."""
+    given = {} if block.input is None else require_field(block, "input", place)
     return given if isinstance(given, str) else msgspec.json.encode(given).decode()
 
 

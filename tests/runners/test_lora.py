@@ -211,7 +211,7 @@ def test_an_adapter_that_is_not_there_is_refused(place):
     engine.submit(Submit("r", 1, [1, 2], SamplingParams(), adapter="z"))
     [refused] = engine.step()[b""]
     assert isinstance(refused, Failed)
-    assert "no adapter 'z'" in refused.message
+    assert 'no adapter "z"' in refused.message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One call as an object of JSON, with its name and arguments in any order, and arguments behind a name."""
+"""One call as a JSON object with its name and arguments in any order, and arguments after a name."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from tailrace.text.tool_parsers.json_repair import json_value, read_colon
 from tailrace.text.tool_parsers.json_strings import json_name
 from tailrace.text.tool_parsers.lookahead import match_sequences
 
-# an object's first key, as far as it has come, and the character behind it
+# an object's first key, as far as it has arrived, and the character after it
 FIRST_KEY = re.compile(rf"""\{{\s*[{OPENINGS}]?(?P<key>\w*)(?P<behind>(?s:.)?)""")
 A_KEY = ('"', re.compile(r'[^"\\\n]*'), '"', WHITE, ":")
 NAMES = ("name", "tool_name", "function")
 ARGUMENTS = ("arguments", "parameters", "args")
-ALSO_ARGUMENTS = ("input", "params", "kwargs", "tool_input", "action_input")  # of a function without such a parameter
+ALSO_ARGUMENTS = ("input", "params", "kwargs", "tool_input", "action_input")  # if the function has no such parameter
 BESIDE = ("type", "id", "tool_call_id")  # other keys of a call; a bare object that begins with any other is content
 
 
 def json_call(parser: CallParser, listed: bool = False) -> Parsing[None]:
-    """The rest of a call after its opening brace, with keys in any order. Arguments that come before the name wait for
-    it. Without a marker the name waits for the arguments. listed: an object that turns out to be no call is passed
-    over, and is content if another in the list is a call."""
+    """Read the rest of a call after its opening brace, with keys in any order.
+
+    Arguments that come before the name wait for the name. Without a marker, the name waits for the arguments.
+
+    Args:
+        listed: the call is in a list. An object that turns out to be no call is skipped. It is content if another
+            object of the list is a call.
+    """
     found = JsonCall(parser)
     yield from found.read_keys()
     if parser.undecided and listed and not found.name and not parser.bare:
@@ -34,9 +39,10 @@ def json_call(parser: CallParser, listed: bool = False) -> Parsing[None]:
 
 
 class JsonCall:
-    """What is known of a call whose keys are being read. id: of the call, if it stands outside of the object.
+    """The known parts of a call whose keys are being read. `id`: the call's id if it stands outside of the object.
 
-    If no key has the arguments, these are the other keys. Otherwise the other keys are content, except BESIDE.
+    If no key holds the arguments, the other keys are the arguments. Otherwise the other keys are content, except
+    BESIDE.
     """
 
     def __init__(self, parser: CallParser, id: str | None = None, ends: Sequence[str] = ()) -> None:
@@ -46,7 +52,7 @@ class JsonCall:
         self.begun = 0  # where the text of a key begins
 
     def read_keys(self) -> Parsing[None]:
-        """Read the keys and their values, and the closing brace, which may be missing behind the arguments."""
+        """Read the keys, their values and the closing brace. The brace may be missing after the arguments."""
         parser = self.parser
         self.begun = parser.mark()
         while True:
@@ -64,7 +70,7 @@ class JsonCall:
 
     @property
     def is_whole(self) -> bool:
-        """The call has its arguments, so the closing brace may be missing."""
+        """Return True if the call has its arguments. Then the closing brace may be missing."""
         return self.given or bool(self.name and self.others)
 
     def key(self) -> Parsing[None]:
@@ -104,42 +110,45 @@ class JsonCall:
             raise NotACallError(key)
 
     def is_function(self, key: str) -> bool:
-        """True if the first key is a function's name, whose value is the arguments: {"NAME": {…}}."""
+        """Return True if the first key is a function's name, and its value is the arguments: {"NAME": {…}}."""
         return key in self.parser.tools and not (self.parser.bare or self.name or self.others)
 
     def declared(self, key: str) -> bool:
-        """True if the function declares a parameter of this name, or declares none and the key is none of a call's."""
+        """Return True if the key may be a parameter of the function.
+
+        The function declares such a parameter. Or it declares no parameters, and the key is not in BESIDE.
+        """
         names = self.parser.parameters_of(self.name).names()
         return key in names or (not names and key not in BESIDE)
 
     def add(self, key: str, value: str, written: str) -> None:
-        """Keep another key. Behind the arguments, the key is content."""
+        """Store another key. A key after the arguments is content."""
         self.others.append((key, value, written))
         if not self.parser.undecided:
             self.add_other_keys()
 
     def add_other_keys(self) -> None:
-        """Send the other keys as content, except BESIDE. A parameter among these makes the call doubtful."""
+        """Send the other keys as content, except BESIDE. If one of these keys is a parameter, the call is doubtful."""
         said = [other for other in self.others if other[0] not in BESIDE]
         self.parser.doubtful |= any(key in self.parser.parameters_of(self.name).names() for key, *_ in said)
         self.parser.add_content("".join(written for *_, written in said))
         self.others.clear()
 
     def begin(self) -> Sink:
-        """Return what takes the arguments."""
+        """Return the sink for the arguments."""
         if not self.name:
             return self.early.append
         self.start()
         return self.parser.add_arguments
 
     def start(self) -> None:
-        """Send the name, behind the other keys."""
+        """Send the other keys and then the name."""
         self.parser.require_name(self.name)
         self.add_other_keys()
         self.parser.start_call(self.name, self.id)
 
     def end(self) -> Parsing[None]:
-        """End the call, which may have had no arguments."""
+        """End the call, which may lack arguments."""
         parser = self.parser
         if parser.undecided:
             arguments = "".join(self.early) if self.given else (yield from self.arguments())
@@ -148,11 +157,11 @@ class JsonCall:
         parser.end_call()
 
     def arguments(self) -> Parsing[str]:
-        """The other keys as arguments, if the function declares any of these.
+        """Return the other keys as arguments, if the function declares any of these keys.
 
         Raises:
-            NotACallError: the keys may be arguments, and the function declares none of these. Or the object was closed
-                before its arguments.
+            NotACallError: the keys may be arguments, and the function declares none of these keys. Or the object was
+                closed before its arguments.
         """
         found = [other for other in self.others if self.declared(other[0])]
         more = [other for other in self.others if other not in found and other[0] not in BESIDE]
@@ -166,7 +175,7 @@ class JsonCall:
 
 
 def skip_braces(parser: CallParser) -> Parsing[None]:
-    """Read white space and closing braces that close nothing. A key behind these shows that a brace came too early."""
+    """Read white space and surplus closing braces. A key after these braces shows that a brace came too early."""
     yield from parser.read_whitespace()
     while (yield from parser.accept("}")):
         if not parser.undecided:
@@ -177,7 +186,7 @@ def skip_braces(parser: CallParser) -> Parsing[None]:
 
 
 def keyed_call(parser: CallParser) -> Parsing[None]:
-    """The rest of a call {"NAME": {…}}."""
+    """Read the rest of a call {"NAME": {…}}."""
     name = yield from json_key(parser)
     parser.require_declared(name)
     yield from call_arguments(parser, name)
@@ -188,7 +197,7 @@ def keyed_call(parser: CallParser) -> Parsing[None]:
 
 
 def json_key(parser: CallParser) -> Parsing[str]:
-    """A key and its colon."""
+    """Read a key and its colon. Return the key."""
     yield from parser.read_whitespace()
     quoted = (yield from parser.peek()) in OPENINGS
     key = yield from json_name(parser)
@@ -213,8 +222,11 @@ def call_arguments(parser: CallParser, name: str, id: str | None = None, ends: S
 
 
 def call_or_arguments(parser: CallParser, name: str, id: str | None, ends: Sequence[str] = ()) -> Parsing[None]:
-    """Read the arguments of a call. In the place of arguments may stand the whole call, beside a name that is none of a
-    function."""
+    """Read the arguments of a call after its name.
+
+    The whole call may replace the arguments. Then the name before it is no function's name, or the call repeats the
+    name.
+    """
     whole = parser.tools and name not in parser.tools and (yield from begins_call(parser))
     if whole or (yield from repeats_name(parser, name)):
         parser.around = "}"
@@ -227,7 +239,8 @@ def call_or_arguments(parser: CallParser, name: str, id: str | None, ends: Seque
 
 
 def json_in_place(parser: CallParser, name: str, ends: Sequence[str]) -> Parsing[bool]:
-    """Read arguments in JSON where the format has none, perhaps in a block of code. True if these came."""
+    """Read arguments in JSON, perhaps in a code block, although the format does not use JSON. Return True if they
+    came."""
     yield from parser.read_whitespace()
     if parser.closed_by_end or not (yield from parser.comes_one(("{", FENCE))):
         return False
@@ -237,7 +250,7 @@ def json_in_place(parser: CallParser, name: str, ends: Sequence[str]) -> Parsing
 
 
 def begins_call(parser: CallParser) -> Parsing[bool]:
-    """True if an object comes next whose first key is one of a call's. Reads nothing."""
+    """Return True if an object comes next whose first key is a key of calls. Read nothing."""
     yield from parser.peek()
     while (found := FIRST_KEY.match(parser.text, parser.at)) is not None and not found["behind"]:
         yield from parser.wait_for_text()
@@ -245,7 +258,10 @@ def begins_call(parser: CallParser) -> Parsing[bool]:
 
 
 def repeats_name(parser: CallParser, name: str) -> Parsing[bool]:
-    """True if an object comes next that begins with the name of the same call, which is no argument. Reads nothing."""
+    """Return True if an object comes next that begins with the name of the same call. Read nothing.
+
+    This name is no argument.
+    """
     if "name" in parser.parameters_of(name).names():
         return False
     mark = (WHITE, ":", WHITE, f'"{name}"', WHITE, ",", WHITE, '"')

@@ -1,7 +1,7 @@
-"""Reads a block of tool calls as it arrives. A format's parser is a generator, which yields wherever the text ends.
+"""Incremental parser of a block of tool calls. A format's parser is a generator that yields when it needs more text.
 
-A parser reads forward only, so a token costs the same late in a call as early. Text that was read since something was
-last sent is held. If it turns out to be no call, it is given back unchanged.
+A parser only reads forward, so a token costs the same late in a call as early. Text that was read since the last send
+is held. If the text turns out to be no call, the parser gives it back unchanged.
 
 (More than 300 lines: reading, sending and giving back share one state.)
 """
@@ -19,7 +19,7 @@ import msgspec
 from tailrace.text.tool_parsers.resolve import ANYTHING, Declared
 
 T = TypeVar("T")
-Parsing: TypeAlias = Generator[None, None, T]  # yields where it needs more text
+Parsing: TypeAlias = Generator[None, None, T]  # yields when it needs more text
 Sink: TypeAlias = Callable[[str], object]
 ToolSchemas: TypeAlias = Mapping[str, Declared]  # function → the schema of its arguments
 
@@ -33,8 +33,10 @@ class NotACallError(Exception):
 
 
 class ToolCall(NamedTuple):
-    """The new part of call number `place`: first its name (and its id, if the format has one), then pieces of its
-    arguments."""
+    """A new part of call number `place`.
+
+    The first part has the name, and the id if the format has one. The following parts are pieces of the arguments.
+    """
 
     place: int
     name: str = ""
@@ -43,15 +45,15 @@ class ToolCall(NamedTuple):
 
 
 class CallParser:
-    """The text between two markers, or a whole answer.
+    """A parser of the text between two markers, or of a whole answer.
 
     Args:
         read: the format's parser.
-        opening: text that was read before, given back if there is no call.
-        closing: the marker that ends the block, if the format has one.
+        opening: text that was read before. It is given back if there is no call.
+        closing: the marker that ends the block. None means that the format lacks one.
         tools: the parameters that the request declares.
         place: the number of the first call.
-        bare: no marker says that these are calls.
+        bare: no marker shows that these are calls.
     """
 
     def __init__(
@@ -66,37 +68,40 @@ class CallParser:
         self.opening, self.closing, self.tools, self.bare = opening, closing, tools, bare
         self.text, self.at = "", 0  # text before `at` has been read
         self.over = False
-        self.ended = False  # no more text comes
-        self.gave_back = False  # text was taken back since text was added
-        self.cut = False  # the model would have written more
-        self.closes = False  # the end of the text closes what is open, as a marker does
+        self.ended = False  # The text is complete.
+        self.gave_back = False  # Text was taken back after the last text was added.
+        self.cut = False  # The model would have written more text.
+        self.closes = False  # The end of the text closes what is open, as a marker does.
         self._held = [opening]
-        self.undecided = True  # a call has begun or may have, and its name was not sent
-        self.unfinished = False  # a name was sent, and its arguments are incomplete
-        self.doubtful = False  # a call was sent that may lack arguments
-        self.passing = False  # the text is content, up to a marker
+        self.undecided = True  # A call has begun or may have begun, and its name was not sent.
+        self.unfinished = False  # A name was sent, and its arguments are incomplete.
+        self.doubtful = False  # A call was sent that may lack arguments.
+        self.passing = False  # The text up to a marker is content.
         self.short_ids = False
-        self.around = ""  # what closes the brackets around the arguments, the innermost first
+        self.around = ""  # Closing brackets of the brackets around the arguments, innermost first.
         self._first = self._place = place
         self._closed = False
-        self._named: tuple[str, str | None] | None = None  # the name and id of a call that waits for its arguments
-        self._fresh, self._begun = True, 0  # no call has begun; the place in _held where the last one began
-        self._rejected: list[str] = []  # objects that were no calls, until the name of one that is
+        self._named: tuple[str, str | None] | None = None  # A call that waits for arguments: name, id.
+        self._fresh, self._begun = True, 0  # No call has begun. Index in _held where the last call began.
+        self._rejected: list[str] = []  # Objects that were no calls, until a real call's name comes.
         self._arguments: list[str] = []
         self._out: list[ToolCall | str] = []
         self._parser = read(self)
-        self.feed("")  # a marker may be all there is to read
+        self.feed("")  # the block may consist of a marker only
 
     def feed(self, text: str, ended: bool = False) -> list[ToolCall | str]:
-        """Add text; return what can be sent of the calls, and content between them. Afterwards the block may be `over`:
-        then `held` is content and `unread` comes after the block. ended: this was all; then the block is over."""
+        """Add text. Return the new parts of calls, and the content between calls.
+
+        Afterwards the block may be `over`. Then `held` is content, and `unread` is the text after the block. `ended`:
+        the text is complete, so the block is over.
+        """
         self.text, self.at = self.unread + text, 0
         self.ended, self.gave_back = ended, False
         try:
             next(self._parser)
         except (StopIteration, NotACallError):
             if self._named is not None and self.undecided and self.finished:
-                self.start_call(*self._named)  # the text ends before its arguments
+                self.start_call(*self._named)  # the text ends before the arguments
                 self.add_arguments("" if self.cut else "{}")
             self.over = True
             self._unread_later_opening()
@@ -106,37 +111,39 @@ class CallParser:
 
     @property
     def finished(self) -> bool:
-        """All text has been read, and no more comes."""
+        """Return True if the text is complete and was read to its end."""
         return self.ended and self.at >= len(self.text)
 
     @property
     def held(self) -> str:
-        """Text that was read since something was last sent."""
+        """Return the text that was read since the last send."""
         return "".join(self._held)
 
     @property
     def unread(self) -> str:
-        """Text that was not read."""
+        """Return the text that was not read."""
         return self.text[self.at :]
 
     @property
     def cut_call(self) -> bool:
-        """A call was sent that may not be as the model meant it."""
+        """Return True if a call was sent that may differ from what the model meant."""
         return self.unfinished or self.doubtful
 
     @property
     def num_calls(self) -> int:
-        """Number of calls whose names were sent."""
+        """Return the number of calls whose names were sent."""
         return self._place - self._first
 
     @property
     def missing_closing(self) -> str | None:
-        """The closing marker, if the block had calls and ended without it."""
+        """Return the closing marker if the block had calls and ended without this marker."""
         return None if self._closed or not self.num_calls else self.closing
 
     def _unread_later_opening(self) -> None:
-        """What was read may hold another opening marker, which was taken for part of a value. The text from the last
-        one on is unread again. Of the last only, so no text is read more than twice."""
+        """Take back the text from the last opening marker on, if a value seemed to hold that marker.
+
+        Only the last marker counts, so no text is read more than twice.
+        """
         held = self.held
         opening = self.opening.strip()
         if self.undecided and opening and (again := held.rfind(opening)) > held.find(opening):
@@ -152,20 +159,20 @@ class CallParser:
         yield
 
     def peek(self) -> Parsing[str]:
-        """The next character, which is not read yet."""
+        """Return the next character. Read nothing."""
         while self.at >= len(self.text):
             yield from self.wait_for_text()
         return self.text[self.at]
 
     def take(self, length: int) -> str:
-        """Read up to `length` characters that are there."""
+        """Read up to `length` characters of the available text."""
         part = self.text[self.at : self.at + length]
         self.at += len(part)
         self._held.append(part)
         return part
 
     def is_next(self, wanted: str) -> Parsing[bool]:
-        """True if the wanted text comes next. Reads nothing."""
+        """Return True if the wanted text comes next. Read nothing."""
         while (rest := self.text[self.at : self.at + len(wanted)]) != wanted:
             if self.ended or not wanted.startswith(rest):
                 return False
@@ -173,7 +180,7 @@ class CallParser:
         return True
 
     def accept(self, wanted: str) -> Parsing[bool]:
-        """Read the wanted text, if it comes next."""
+        """Read the wanted text if it comes next. Return True if it does."""
         if not (yield from self.is_next(wanted)):
             return False
         self.take(len(wanted))
@@ -185,7 +192,7 @@ class CallParser:
             raise NotACallError(wanted)
 
     def read_span(self, pattern: re.Pattern[str], sink: Sink) -> Parsing[None]:
-        """Pass on what matches, up to the first character that doesn't. The pattern must be a repeated class of
+        """Pass on text up to the first character that does not match. The pattern must be a repeated class of
         characters."""
         while True:
             found = pattern.match(self.text, self.at)
@@ -195,11 +202,11 @@ class CallParser:
             yield
 
     def read_whitespace(self) -> Parsing[None]:
-        """Read white space, if there is any."""
+        """Read white space, if any."""
         yield from self.read_span(WHITE, drop_text)
 
     def read_name(self) -> Parsing[str]:
-        """Read the name of a function or a call; raise NotACallError if there is none."""
+        """Read the name of a function or a call. Raise NotACallError if no name comes next."""
         parts: list[str] = []
         yield from self.read_span(WORD, parts.append)
         if not (name := "".join(parts)):
@@ -207,8 +214,10 @@ class CallParser:
         return name
 
     def read_until(self, marker: str) -> Parsing[str]:
-        """Read the text before the marker, and the marker. Raises NotACallError if the block ends before it; the text
-        before the end has then been read, however it came."""
+        """Read the text before the marker, and the marker. Raise NotACallError if the block ends first.
+
+        In case of the error, all text before the block's end has been read, however the text was split.
+        """
         text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)))
         if found != marker:
             raise NotACallError(marker)
@@ -216,12 +225,14 @@ class CallParser:
         return text
 
     def up_to(self, *marks: str) -> Parsing[tuple[str, str]]:
-        """Read the text before the first of the marks; return it and the mark, which is not read. Without a mark: the
-        text up to the end, and ""."""
+        """Read the text before the first of the marks. Return the text and the mark, which is not read.
+
+        Without a mark, return the text up to the end, and the empty string.
+        """
         parts: list[str] = []
         while True:
             ends = [(end, mark) for mark in marks if (end := self.text.find(mark, self.at)) >= 0]
-            # a mark that is not all there could begin before one that is
+            # an incomplete mark may begin before a complete one
             keep = 0 if self.ended else max(partial_marker(self.unread, mark) for mark in marks)
             if ends and (end := min(ends))[0] <= len(self.text) - keep:
                 parts.append(self.take(end[0] - self.at))
@@ -232,7 +243,7 @@ class CallParser:
             yield
 
     def content_up_to(self, closing: str) -> Parsing[None]:
-        """Send the text before a marker as content, as it comes; the block's markers are dropped."""
+        """Send the text before a marker as content, as it arrives. Drop the block's markers."""
         self._held.clear()
         self.undecided, self.passing = False, True
         while (end := self.text.find(closing, self.at)) < 0:
@@ -243,18 +254,18 @@ class CallParser:
         self.drop()
 
     def give_back(self, text: str) -> None:
-        """Take back the text that was read last."""
+        """Take back `text`, which was read last."""
         held = self.held
         self._held = [held[: len(held) - len(text)]]
         self.text, self.at = text + self.unread, 0
 
     def mark(self) -> int:
-        """Return the place for `read_from` and `give_back_from`, if nothing is sent until then."""
+        """Return the place for `read_from` and `give_back_from`. It is valid until something is sent."""
         return len(self._held)
 
     @contextmanager
     def keep_held(self) -> Iterator[None]:
-        """Hold the text that is held, whatever is sent within this context."""
+        """Restore the held text after this context, even if the context sends something."""
         held = self._held.copy()
         yield
         self._held = held
@@ -270,12 +281,12 @@ class CallParser:
         self.text, self.at = text + self.unread, 0
 
     def drop(self) -> None:
-        """What was read is no content."""
+        """Drop the held text, which is no content."""
         self._held.clear()
         self.undecided = self.passing = False
 
     def close(self) -> Parsing[bool]:
-        """Read the closing marker, if it comes next after white space."""
+        """Read the closing marker if it comes next after white space. Return True if it does."""
         if self.closing is None:
             return False
         yield from self.read_whitespace()
@@ -287,8 +298,11 @@ class CallParser:
     # ---- for parsers: sending calls
 
     def begin_call(self, first: str) -> Parsing[None]:
-        """Start a call, which must begin with this text (else NotACallError). Text since the previous call was its
-        wrapper and is dropped. The marker that opened the block may be this text; then it has been read."""
+        """Start a call, which must begin with the text `first`. Otherwise raise NotACallError.
+
+        Text since the previous call was its wrapper and is dropped. If the marker that opened the block is this text,
+        it has been read already.
+        """
         if self._fresh and first and self.opened_by(first):
             self._fresh = False
             return
@@ -303,11 +317,11 @@ class CallParser:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The markers of the block: what is open before one of these was left open."""
+        """Return the markers of the block. Brackets and strings that are open before such a marker lack their end."""
         return tuple(mark for mark in (self.closing, self.opening.strip()) if mark)
 
     def comes_one(self, marks: Iterable[str]) -> Parsing[bool]:
-        """True if one of the texts comes next. Reads nothing."""
+        """Return True if one of the texts comes next, or if the text's end closes what is open. Read nothing."""
         for mark in marks:
             if (yield from self.is_next(mark)):
                 return True
@@ -315,15 +329,15 @@ class CallParser:
 
     @property
     def closed_by_end(self) -> bool:
-        """All text has been read, and its end closes what is open."""
+        """Return True if all text was read, and its end closes what is open."""
         return self.finished and self.closes
 
     def opened_by(self, text: str) -> bool:
-        """True if the marker that opened the block ends with this text, which has been read then."""
+        """Return True if the marker that opened the block ends with this text. Then the text has been read."""
         return self.opening.endswith(text)
 
     def reject_call(self) -> None:
-        """What was read since `begin_call` is no call. It is content, also if other calls of the block are calls."""
+        """Treat the text since `begin_call` as content, even if the block also has calls."""
         text = "".join(self._held[self._begun :])
         if self.num_calls:
             self._out.append(text)
@@ -340,26 +354,28 @@ class CallParser:
             self._held.clear()
 
     def require_declared(self, name: str) -> None:
-        """Raise NotACallError if there is no name, or if no marker says that this is a call and no declared tool has
-        this name."""
+        """Raise NotACallError if the name is empty.
+
+        Raise it also if no marker shows that this is a call, and no declared tool has this name.
+        """
         if not name or (self.bare and self.tools and name not in self.tools):
             raise NotACallError(name)
 
     def require_name(self, name: str) -> None:
-        """Raise NotACallError if there is no name."""
+        """Raise NotACallError if the name is empty."""
         if not name:
             raise NotACallError("a name")
 
     def parameters_of(self, name: str) -> Declared:
-        """What the request declares of a function's arguments."""
+        """Return what the request declares of a function's arguments."""
         return self.tools.get(name, ANYTHING)
 
     def name_call(self, name: str | None, id: str | None = None) -> None:
-        """The name of a call is known, but not whether arguments follow. None: what follows is no arguments."""
+        """Store the name of a call for which arguments may be missing. None: the following text is no arguments."""
         self._named = None if self.bare or name is None else (name, id)
 
     def start_call(self, name: str, id: str | None = None) -> None:
-        """Send the function's name. After this `add_arguments` sends its arguments."""
+        """Send the function's name. Afterwards `add_arguments` sends its arguments."""
         self.require_name(name)
         if self._rejected:
             self._out.append("".join(self._rejected))
@@ -376,24 +392,24 @@ class CallParser:
             self._held.clear()
 
     def complete_call(self) -> None:
-        """The arguments are complete, whatever becomes of the text behind."""
+        """Mark the arguments as complete, whatever text follows."""
         self.unfinished = False
 
     def skip_ends(self, end: str) -> Parsing[None]:
-        """Read the marker behind a call again. Some models write a marker twice."""
+        """Read further copies of the marker after a call. Some models write a marker twice."""
         yield from self.read_whitespace()
         while end and (yield from self.accept(end)):
             self.end_call()
             yield from self.read_whitespace()
 
     def end_call(self) -> None:
-        """End the call. Text that was read after its arguments was wrapper and is dropped."""
+        """End the call. Text that was read after its arguments was a wrapper and is dropped."""
         self._emit_arguments()
         self._held.clear()
         self.unfinished = False
 
     def add_call(self, name: str, arguments: Iterable[tuple[str, str]], id: str | None = None) -> None:
-        """Send a whole call: each argument's name, and its value in JSON."""
+        """Send a whole call. `arguments`: the name of each argument, and its value as JSON."""
         self.start_call(name, id)
         self.add_arguments(write_object(arguments))
         self.end_call()
@@ -405,20 +421,22 @@ class CallParser:
 
 
 def partial_marker(text: str, marker: str) -> int:
-    """Number of characters at the end of the text that begin the marker."""
+    """Return the number of characters at the end of the text that begin the marker."""
     return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
 
 
 def in_json(value: Any) -> str:
-    """The value as JSON."""
+    """Return the value as JSON."""
     return msgspec.json.encode(value).decode()
 
 
 def write_object(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return an object in JSON, from its keys and their values in JSON. Of a key that was written twice, the last value
-    counts, as in the peers' parsers: readers of JSON need not accept a key twice."""
+    """Return a JSON object of these keys and of values that are JSON already.
+
+    If a key was written twice, the last value counts, as in the peers' parsers. Readers of JSON may reject such keys.
+    """
     return f"{{{', '.join(f'{in_json(key)}: {value}' for key, value in dict(pairs).items())}}}"
 
 
 def drop_text(text: str) -> None:
-    """A sink for wrapper text: drops it."""
+    """Drop wrapper text. This function is a sink."""

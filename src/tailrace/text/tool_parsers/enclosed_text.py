@@ -1,4 +1,4 @@
-"""Text up to the mark that closes it, where the text itself may hold that mark, and whole calls."""
+"""Text up to the mark that closes it. The text itself may hold that mark, and whole calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from tailrace.text.tool_parsers.lookahead import Part, match_sequences
 
 
 class Enclosure:
-    """What closes texts of a format.
+    """The marks that close texts of a format.
 
     Args:
-        call: the sequence with which a call begins, with the block's opening marker first. closing: the block's closing
-            marker. between: the sequence between two calls, which no text holds outside of calls.
+        call: the sequence that begins a call. It starts with the block's opening marker.
+        closing: the block's closing marker.
+        between: the sequence between two calls. Outside of calls, no text holds it.
     """
 
     def __init__(self, call: tuple[Part, ...], closing: str, between: tuple[Part, ...]) -> None:
@@ -30,12 +31,14 @@ class Enclosure:
         """Read the text and the mark that closes it.
 
         Args:
-            followers: a mark closes the text if one of these comes next, and if it stands in no call inside the text.
-            ends: a mark before one of these closes the text, too, if no other mark does up to the next call.
-            loose: if no mark closes the text, the first mark does behind which one of these comes.
+            followers: sequences. A mark closes the text if a follower comes next and the mark is in no call inside the
+                text.
+            ends: sequences. A mark before one of these also closes the text, unless another mark closes it before the
+                next call.
+            loose: sequences. If no mark closes the text, the first mark before one of these closes it.
 
         Raises:
-            NotACallError: the text ends before it is closed.
+            NotACallError: the text ends before a mark closes it.
         """
         found, _ = yield from self.search(parser, close, followers, ends, loose)
         if found is None:
@@ -50,8 +53,10 @@ class Enclosure:
         ends: Sequence[tuple[Part, ...]],
         loose: Sequence[tuple[Part, ...]],
     ) -> Parsing[tuple[str | None, str]]:
-        """Read the text and the mark that closes it, as `read`. Return the text, and all that was read. The text is
-        None if no mark closes it."""
+        """Read the text and the mark that closes it, like `read`. Return the text, and everything that was read.
+
+        The text is None if no mark closes it.
+        """
         text, place = yield from self._read_enclosed(parser, close, followers, ends, loose, nests=True)
         if place is None:
             parser.give_back(text)
@@ -72,11 +77,14 @@ class Enclosure:
         loose: Sequence[tuple[Part, ...]],
         nests: bool,
     ) -> Parsing[tuple[str, int | None]]:
-        """Read up to the mark that closes the text, or else to the end. Return what was read, and where the text ends
-        in it."""
+        """Read up to the mark that closes the text, or else to the end.
+
+        Return everything that was read, and the place in it where the text ends. The place is None if no mark closes
+        the text.
+        """
         parts, depth = list[str](), 0
         place: int | None = None
-        over: int | None = None  # where the text ends if no more of the same call follows
+        over: int | None = None  # where the text ends if the same call does not continue
         while True:
             part, mark = yield from parser.up_to(close, self.opening, self.closing, str(self.between[0]))
             parts.append(part)

@@ -1,5 +1,7 @@
-"""Harmony (gpt-oss): calls are messages to a recipient. text/harmony.py reads them, among the other messages of an
-answer; here is the grammar of an answer."""
+"""Grammar of Harmony answers (gpt-oss). A Harmony call is a message to a recipient.
+
+text/harmony.py parses the messages of an answer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN = HARMONY_MARKS
 
 
 class Messages:
-    """Calls as messages to a recipient. Outside of messages there are none to read."""
+    """Harmony's shape. Its parser rejects all text, because text/harmony.py reads the calls."""
 
     def read(self, parser: CallParser, /) -> Parsing[None]:
         raise NotACallError(parser.text)
@@ -33,8 +35,11 @@ class Messages:
 
 
 def harmony_calls(writer: GrammarWriter) -> CallGrammar:
-    """One message to a function; the model stops behind it. The recipient stands behind the channel, where the model
-    writes it, or before it, where the template does."""
+    """Return the grammar of one call, which is a message to a function. The model stops after the message.
+
+    The model writes the recipient after the channel. The template writes it before the channel. The grammar allows
+    both.
+    """
     channel, constrain, message = (writer.mark(mark) for mark in (CHANNEL, CONSTRAIN, MESSAGE))
 
     def write_harmony_call(function: Function) -> str:
@@ -47,13 +52,15 @@ def harmony_calls(writer: GrammarWriter) -> CallGrammar:
 
 
 def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any] | None = None) -> str:
-    """A grammar of whole answers: a thought and a preamble if the model likes, and then a call or the final message.
+    """Return the grammar of a whole answer: an optional thought, an optional preamble, then a call or the final
+    message.
 
     Args:
-        must: a call has to come. content: the schema of the final message; None: any text.
+        must: a call is required.
+        content: the schema of the final message. None allows any text.
 
     Raises:
-        ParameterError: a schema that no grammar can express.
+        ParameterError: no grammar can express a schema.
     """
     channel, message, start = (writer.mark(mark) for mark in (CHANNEL, MESSAGE, START))
     if writer.find_marker_id(END) is None:
@@ -71,5 +78,5 @@ def harmony_grammar(writer: GrammarWriter, must: bool, content: Mapping[str, Any
     return writer.source()
 
 
-NAMES = ("harmony", "openai", "gpt-oss")  # as --tool-parser has it; vLLM's name and SGLang's
+NAMES = ("harmony", "openai", "gpt-oss")  # for --tool-parser: tailrace's name, vLLM's and SGLang's
 HARMONY = ToolFormat(Messages(), ((" to=functions.", CALL),), ((CHANNEL, CALL),), "gpt-oss", inner=tuple(HARMONY_MARKS))

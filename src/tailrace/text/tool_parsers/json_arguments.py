@@ -1,4 +1,4 @@
-"""The arguments of one call, where they are JSON: an object, or a text that holds one."""
+"""The arguments of one call as JSON: an object, or a text that holds an object."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tailrace.text.tool_parsers.json_repair import json_value, object_of
 from tailrace.text.tool_parsers.json_strings import json_text
 
 NOTHING = ("null", "None")
-LANGUAGE = re.compile(r"\w*")  # behind a fence
+LANGUAGE = re.compile(r"\w*")  # of a code block, after the fence
 
 
 def json_arguments(parser: CallParser, begin: Callable[[], Sink], ends: Sequence[str] = ()) -> Parsing[None]:
-    """Read the arguments, which are an object. A text may hold it (Granite 4), and there may be none.
+    """Read arguments, which are a JSON object. A text may hold the object (Granite 4). Arguments may also be missing.
 
     Args:
-        begin: is called when it is certain that these are arguments; it returns what takes them.
-        ends: markers. What is open before one of these is closed.
+        begin: a function that is called when arguments are certain to come. It returns the sink for the arguments.
+        ends: markers. Brackets and strings that are open before such a marker are closed.
 
     Raises:
-        NotACallError: these are no arguments, or the object can't be repaired.
+        NotACallError: the next text is no arguments, or the object can't be repaired.
     """
     char = "" if parser.closed_by_end else (yield from parser.peek())
     if char == "{":
@@ -47,7 +47,7 @@ def json_arguments(parser: CallParser, begin: Callable[[], Sink], ends: Sequence
 
 
 def read_no_arguments(parser: CallParser, ends: Sequence[str]) -> Parsing[bool]:
-    """Read a word or an empty list in the place of arguments. True if there are none."""
+    """Read a word or an empty list that replaces arguments. Return True if the call has no arguments."""
     if (yield from parser.comes_one(ends)):
         return True
     for word in NOTHING:
@@ -60,7 +60,7 @@ def read_no_arguments(parser: CallParser, ends: Sequence[str]) -> Parsing[bool]:
 
 
 def open_fence(parser: CallParser) -> Parsing[bool]:
-    """Read the beginning of a block of code, if it comes next."""
+    """Read the beginning of a code block if it comes next. Return True if it does."""
     if not (yield from parser.accept(FENCE)):
         return False
     yield from parser.read_span(LANGUAGE, drop_text)
@@ -69,6 +69,6 @@ def open_fence(parser: CallParser) -> Parsing[bool]:
 
 
 def close_fence(parser: CallParser) -> Parsing[None]:
-    """Read the end of a block of code, which may be missing."""
+    """Read the end of a code block, which may be missing."""
     yield from parser.read_whitespace()
     yield from parser.accept(FENCE)

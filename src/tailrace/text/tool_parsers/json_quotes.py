@@ -1,5 +1,7 @@
-"""Whether a quote inside a call's JSON closes its text. What follows the quote decides: models leave quotes of a text
-without a backslash, and join texts as programs do."""
+"""Decide whether a quote inside a call's JSON closes its string. The text after the quote decides.
+
+Models leave quotes in a string without a backslash, and join strings as programs do.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +10,38 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 QUOTES = "\"'"  # of JSON and Python
-# opening quote → what may close it; of these quotes the same one alone
+# Opening quote → quotes that may close it. A straight opening quote is closed only by itself.
 CLOSINGS = {'"': '"', "'": "'", "`": "`", "“": '”“"', "”": '”"', "„": '“”"', "‘": "’‘'", "’": "’'"}
 OPENINGS = "".join(CLOSINGS)
 FENCE = "```"  # of a block of code
 COMMENTS = ("//", "#", "/*")
 COMMAS = ",;，"  # what models write for a comma
-BRACKET = {"}": "{", "]": "[", ")": "["}  # by what closes it, as JSON has it
+BRACKET = {"}": "{", "]": "[", ")": "["}  # text's closing bracket → JSON's opening bracket
 CLOSERS = re.compile(r"[}\])\s]*")
 IN_TEXT = re.compile(r"[{}\[\]]")
-NOT_LAST = ("", "”", "’")  # in a text without its last quote: the text is empty, or has another quote there
+NOT_LAST = ("", "”", "’")  # can't be last in a text without its closing quote: nothing, or another quote
 PLUS = re.compile(rf"\+\s*[{OPENINGS}]")
-# a quoted key and its colon, and a beginning of these; the same without an opening quote
+# KEY matches a quoted key and its colon, WORD the same without an opening quote. PARTIAL_… match a beginning.
 OPEN_KEY = "|".join(rf"{quote}(?:[^{closing}\\\n]|\\.){{0,80}}" for quote, closing in CLOSINGS.items())
 SHUT_KEY = "|".join(rf"{quote}(?:[^{close}\\\n]|\\.){{0,80}}[{close}]" for quote, close in CLOSINGS.items())
 KEY = re.compile(rf"(?:{SHUT_KEY})\s*[:=：]")
 PARTIAL_KEY = re.compile(rf"(?:{OPEN_KEY})\\?|(?:{SHUT_KEY})\s*")
 WORD = re.compile(r"""[\w$.-]+["']?\s*[:=：]""")
 PARTIAL_WORD = re.compile(r"""[\w$.-]+["']?\s*""")
-# a semicolon that separates members, and what may become one
+# a semicolon that separates members, and text that may become one
 SEMICOLON = re.compile(r""";\s*(?:[}\]]|["']?[\w$.-]+["']?\s*[:=：])""")
 PARTIAL_SEMICOLON = re.compile(r""";\s*["']?[\w$.-]*["']?\s*""")
 
-Verdict: TypeAlias = Literal["end", "text", "join"]  # it closes the text, is text, or closes a part of the text
+Verdict: TypeAlias = Literal["end", "text", "join"]  # the quote closes the text, is text, or closes a part of it
 
 
 class StringPlace(NamedTuple):
-    """Where a text stands.
+    """The place of a string.
 
-    ends: markers that end the block. closers: what closes the brackets that are open, the innermost first. marked: a
-    marker must end the block. key: the text is a key.
+    - `ends`: markers that end the block.
+    - `closers`: the closing brackets of the open brackets, innermost first.
+    - `marked`: a marker must end the block.
+    - `key`: the string is a key.
     """
 
     ends: tuple[str, ...] = ()
@@ -47,21 +51,21 @@ class StringPlace(NamedTuple):
 
     @property
     def in_object(self) -> bool:
-        """The text is a key or a value of an object."""
+        """Return True if the string is a key or a value of an object."""
         return BRACKET.get(self.closers[:1]) == "{"
 
 
 class Text:
-    """What is known of a text before a quote."""
+    """The known facts about a string's text before a quote."""
 
     def __init__(self) -> None:
-        self.torn = 0  # how many quotes had no backslash
-        self.depth = 0  # how many brackets are open
-        self.unbalanced = False  # more brackets were closed than opened
-        self.foreign = False  # a quote of JSON stands in the text
-        self.held = False  # a marker stands in the text
-        self._last, self._visible = "", ""  # the last character, and the last but white space
-        # the quotes may be those of other texts, if there is an even number, or an odd one
+        self.torn = 0  # Number of quotes without a backslash.
+        self.depth = 0  # Number of open brackets.
+        self.unbalanced = False  # More brackets were closed than opened.
+        self.foreign = False  # The text holds a JSON quote.
+        self.held = False  # The text holds a marker.
+        self._last, self._visible = "", ""  # The last character, and the last one except white space.
+        # The quotes may belong to other texts if their number is even, or if it is odd.
         self._doubtful_even = self._doubtful_odd = False
 
     def add(self, text: str) -> None:
@@ -74,7 +78,7 @@ class Text:
             self.unbalanced |= self.depth < 0
 
     def add_quote(self, quote: str, behind: str) -> None:
-        """Count a quote that is text, unless it stands within a word. behind: the character behind the quote."""
+        """Count a quote that is text, unless it stands within a word. `behind`: the character after the quote."""
         if self._last.isalnum() and behind.isalnum() and quote in "'’":
             return
         if not self.torn:  # the quote may close a text before an operator
@@ -84,18 +88,18 @@ class Text:
 
     @property
     def is_certain(self) -> bool:
-        """A quote that may close the text surely does."""
+        """Return True if a quote that may close the string surely closes it."""
         doubtful = self._doubtful_odd if self.torn % 2 else self._doubtful_even
         return not self.torn or not (self.depth or self.unbalanced or doubtful)
 
     @property
     def may_lack_quote(self) -> bool:
-        """The text surely ends where its closing quote is missing."""
+        """Return True if the string surely ends where its closing quote is missing."""
         return not (self.torn or self.unbalanced or self.foreign) and self._last not in NOT_LAST
 
 
 def judge_quote(rest: str, place: StringPlace, text: Text) -> Verdict | None:
-    """Decide about a quote; None if more text is needed. rest: the text behind the quote."""
+    """Decide about a quote. Return None if more text is needed. `rest`: the text after the quote."""
     then = rest.lstrip()
     if not then:
         return None
@@ -127,7 +131,7 @@ def judge_quote(rest: str, place: StringPlace, text: Text) -> Verdict | None:
 
 
 def judge_comma(rest: str, place: StringPlace, text: Text) -> Verdict | None:
-    """The same for a quote before a comma. rest: the text behind the comma."""
+    """Decide about a quote before a comma, like `judge_quote`. `rest`: the text after the comma."""
     then = rest.lstrip()
     if not then:
         return None
@@ -145,7 +149,7 @@ def judge_comma(rest: str, place: StringPlace, text: Text) -> Verdict | None:
 
 
 def judge_closers(then: str, place: StringPlace, text: Text) -> Verdict | None:
-    """The same for a quote before closing brackets."""
+    """Decide about a quote before closing brackets, like `judge_quote`."""
     if text.torn and text.depth > 0:
         return "text"
     found = CLOSERS.match(then)
@@ -167,7 +171,11 @@ def judge_closers(then: str, place: StringPlace, text: Text) -> Verdict | None:
 
 
 def comes_mark(then: str, ends: Sequence[str]) -> Verdict | Literal[False] | None:
-    """False if no marker and no comment comes next. A quote behind a marker shows that the marker is text."""
+    """Decide about a quote before a marker or a comment. Return False if neither comes next, None if more text is
+    needed.
+
+    A quote after a marker shows that the marker is text.
+    """
     for mark in ends:
         if then.startswith(mark):
             behind = then[len(mark) : len(mark) + 1]
@@ -180,7 +188,8 @@ def comes_mark(then: str, ends: Sequence[str]) -> Verdict | Literal[False] | Non
 def match_verdict(
     text: str, pattern: re.Pattern[str], partial: re.Pattern[str], found: Verdict, otherwise: Verdict
 ) -> Verdict | None:
-    """`found` if the text begins with the pattern, None if the text may begin so, else `otherwise`."""
+    """Return `found` if the text begins with the pattern, None if more text may complete the pattern, else
+    `otherwise`."""
     if pattern.match(text):
         return found
     return None if partial.fullmatch(text) else otherwise

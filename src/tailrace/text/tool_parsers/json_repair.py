@@ -1,14 +1,14 @@
-"""JSON inside a call, passed on as it comes and always valid. Usual mistakes of models are repaired on the way:
+"""JSON inside a call, passed on as it arrives and always valid. Usual mistakes of models are repaired:
 
-- a comma too many or too few, a semicolon for it; "=" for a colon, or none; brackets that are missing before the end of
-  the call or doubled; comments
-- strings in other quotes, in parts, without their last quote; words without quotes, Python's constants, numbers that
-  JSON does not know
+- surplus and missing commas, semicolons instead; missing colons, "=" instead; comments
+- brackets that are doubled, or missing before the end of the call
+- strings in other quotes, in parts, without their last quote
+- words without quotes, Python's constants, numbers that JSON does not know
 - quotes, control characters and unknown escapes inside a string
 
-What can't be repaired is closed, so that what was sent is valid JSON all the same, unless a limit has cut the text.
-Held back are a key up to its value; a comma, a quote that may close a string, and a number or word, up to what
-follows.
+After any other mistake, the open brackets and strings are closed. The sent text is then valid JSON, unless a limit
+has cut the text. A key waits until its value comes. A comma, a number, a word, and a quote that may close a string
+wait until the next text comes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tailrace.text.tool_parsers.json_quotes import COMMAS, COMMENTS, FENCE, OPEN
 from tailrace.text.tool_parsers.json_strings import LOOKAHEAD, NAME, is_separator, json_string
 from tailrace.text.tool_parsers.python_values import NOT_FINITE, NUMBER, convert_literal
 
-# opening bracket → how the text closes it, how JSON opens it, how JSON closes it
+# opening bracket → the text's closing bracket, JSON's opening bracket, JSON's closing bracket
 BRACKETS = {"{": ("}", "{", "}"), "[": ("]", "[", "]"), "(": (")", "[", "]")}
-MAX_NESTING = 500  # of brackets; readers of JSON give up at about 1,000, less what else is on the stack
+MAX_NESTING = 500  # of brackets; readers of JSON fail at about 1,000, minus other calls on the stack
 SCALAR = re.compile(r"[\w$.+-]*")
 WORDS = re.compile(r"[^,{}\[\]()\"'\n\r<]*")  # of a text without quotes
 NOT_JSON_WHITE = re.compile(r"[^ \t\n\r]")
-COLON = re.compile(r"""["']\s*[:=：]""")  # behind a key whose first quote is missing
+COLON = re.compile(r"""["']\s*[:=：]""")  # after a key whose first quote is missing
 PARTIAL_COLON = re.compile(r"""["']\s*""")
-VALUE = "{[(-0123456789" + OPENINGS  # what shows that a colon is missing
+VALUE = "{[(-0123456789" + OPENINGS  # characters that show a missing colon
 LINE = re.compile(r"[^\n]*")
 NOT_STAR = re.compile(r"[^*]*")
 AFTER_VALUE = ",}])\n\r"
-NO_VALUE = ",;}])"  # where a value is missing
+NO_VALUE = ",;}])"  # characters that show a missing value
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
@@ -42,30 +42,30 @@ def json_value(parser: CallParser, sink: Sink, ends: Sequence[str] = ()) -> Pars
     """Pass on one value.
 
     Args:
-        ends: markers. What is open before one of these is closed.
+        ends: markers. Brackets and strings that are open before such a marker are closed.
 
     Raises:
-        NotACallError: the next text can't be a value, or is nested too deep. What was sent before is a whole value; if
-            a limit has cut the text, it is JSON so far.
+        NotACallError: the next text can't be a value, or is nested too deep. The sent text is a whole value. If a limit
+            has cut the text, the sent text is the beginning of JSON.
     """
     yield from JsonRepair(parser, sink, ends).read()
 
 
 class JsonRepair:
-    """Reads one value of JSON and passes valid JSON on. See `json_value`."""
+    """A reader of one JSON value that passes valid JSON on. See `json_value`."""
 
     def __init__(self, parser: CallParser, sink: Sink, ends: Sequence[str]) -> None:
         self.parser, self._sink, self.ends = parser, sink, tuple(ends)
-        self._open: list[tuple[str, str]] = []  # how the text and JSON close what is open
-        self._filled: list[bool] = []  # there is a member
-        self._doubled: dict[int, bool] = {}  # by the number of open brackets
-        self._comma: str | None = None  # white space behind a comma that is not sent
-        self._before = ""  # is sent before what comes next
-        self._in_key = False  # a key is being read, which waits for its value
-        self._missing = ""  # what would complete the value that is being read
+        self._open: list[tuple[str, str]] = []  # Open brackets: how the text and JSON close them.
+        self._filled: list[bool] = []  # Each open bracket has a member.
+        self._doubled: dict[int, bool] = {}  # Doubled braces, by the number of open brackets.
+        self._comma: str | None = None  # White space after a comma that was not sent.
+        self._before = ""  # This text is sent before the next text.
+        self._in_key = False  # A key is being read and waits for its value.
+        self._missing = ""  # This text would complete the value that is being read.
 
     def pass_text(self, text: str) -> None:
-        """Pass on text, with what waits before it."""
+        """Pass on text, after the text that waits before it."""
         if self._in_key:
             self._before += text
         elif text:
@@ -73,7 +73,7 @@ class JsonRepair:
             self._before = ""
 
     def read(self) -> Parsing[None]:
-        """Read the value. If it can't be read to its end, complete what was sent."""
+        """Read the value. If the value can't be read to its end, complete the text that was sent."""
         try:
             yield from self.read_members()
         except NotACallError:
@@ -87,7 +87,7 @@ class JsonRepair:
             raise
 
     def read_members(self) -> Parsing[None]:
-        """Read the value, and the members of all in it."""
+        """Read the value, with all nested members."""
         yield from self.value()
         while self._open:
             yield from self.read_gap()
@@ -113,7 +113,7 @@ class JsonRepair:
     def member(self) -> Parsing[None]:
         """Read a member of an object or a list."""
         if self._open[-1][1] == "}" and not self._filled[-1] and (yield from self.parser.accept("{")):
-            self._doubled[len(self._open)] = True  # a brace that was written twice, as templates of templates have it
+            self._doubled[len(self._open)] = True  # a doubled brace, as in templates of templates
             return
         self._before = ("," if self._filled[-1] else "") + (self._comma or "")
         self._comma, self._filled[-1] = None, True
@@ -128,7 +128,7 @@ class JsonRepair:
         yield from self.value()
 
     def key(self) -> Parsing[None]:
-        """Read a key and its colon. White space may stand for the colon before a text, a number or a bracket."""
+        """Read a key and its colon. White space may replace the colon before a text, a number or a bracket."""
         parser = self.parser
         quoted = (yield from parser.peek()) in OPENINGS
         if quoted:
@@ -155,7 +155,7 @@ class JsonRepair:
             self.parser.take(1)
 
     def place(self, key: bool = False) -> StringPlace:
-        """Where a string stands."""
+        """Return the place of a string."""
         closers = "".join(end for _, end in reversed(self._open))
         return StringPlace(self.ends, closers + self.parser.around, self.parser.closing is not None, key)
 
@@ -175,7 +175,7 @@ class JsonRepair:
         self._missing = ""
 
     def close(self, char: str) -> None:
-        """Close brackets up to the innermost one that this character closes; all of these for ""."""
+        """Close brackets up to the innermost one that this character closes. The empty string closes all brackets."""
         self.pass_text(self._comma or "")
         self._comma = None
         while self._open:
@@ -186,7 +186,7 @@ class JsonRepair:
                 return
 
     def read_scalar(self) -> Parsing[None]:
-        """Read a number or a word, or some words."""
+        """Read a number, a word or several words."""
         parts: list[str] = []
         yield from self.parser.read_span(SCALAR, parts.append)
         if not (text := "".join(parts)):
@@ -202,7 +202,7 @@ class JsonRepair:
         self.pass_text(scalar_of(text))
 
     def after_value(self) -> Parsing[bool]:
-        """True if what comes next, after white space, can follow a value. Reads nothing."""
+        """Return True if the next text, after white space, can follow a value. Read nothing."""
         parser = self.parser
         while True:
             white = WHITE.match(parser.text, parser.at)
@@ -241,7 +241,7 @@ class JsonRepair:
             yield from self.parser.read_span(NOT_STAR, drop_text)
 
     def add_white(self, text: str) -> None:
-        """White space goes behind the comma that is not sent."""
+        """Add white space after the comma that was not sent, else pass the white space on."""
         text = NOT_JSON_WHITE.sub(" ", text)
         if self._comma is None:
             self.pass_text(text)
@@ -250,7 +250,7 @@ class JsonRepair:
 
 
 def read_colon(parser: CallParser, may_lack: bool) -> Parsing[None]:
-    """Read the colon behind a key. may_lack: white space stands for it before a text, a number or a bracket."""
+    """Read the colon after a key. `may_lack`: white space replaces it before a text, a number or a bracket."""
     if (yield from parser.accept("=")):
         yield from parser.accept(">")
     elif (yield from parser.peek()) in ":：":
@@ -260,7 +260,7 @@ def read_colon(parser: CallParser, may_lack: bool) -> Parsing[None]:
 
 
 def scalar_of(text: str) -> str:
-    """A number or a word as JSON. A word that is no constant is a text."""
+    """Return a number or a word as JSON. A word that is no constant becomes a string."""
     sign = text[:1] if text[:1] in "+-" else ""
     if NUMBER.fullmatch(text.removeprefix("-")):
         return text
@@ -273,7 +273,7 @@ def scalar_of(text: str) -> str:
 
 
 def object_of(text: str) -> str | None:
-    """A text that holds an object, as JSON; None if it holds none."""
+    """Return the object that a text holds, as JSON. Return None if the text holds no object."""
     parts: list[str] = []
 
     def read_json_object(parser: CallParser) -> Parsing[None]:
@@ -284,7 +284,7 @@ def object_of(text: str) -> str | None:
         yield from parser.read_whitespace()
 
     parser = CallParser(read_json_object, "", None, {}, 0, False)
-    parser.cut = True  # an object that is not whole is none, but its last brackets may be missing
+    parser.cut = True  # reject an incomplete object, except if only its last brackets are missing
     parser.closes = True
     parser.feed(text, ended=True)
     found = "".join(parts)
@@ -292,7 +292,7 @@ def object_of(text: str) -> str | None:
 
 
 def is_object(text: str) -> bool:
-    """True if the text is an object of JSON."""
+    """Return True if the text is a JSON object."""
     try:
         return isinstance(json.loads(text, parse_int=str, parse_float=str), dict)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Strings of JSON inside a call, in any quotes, passed on as valid JSON. See json_repair.py."""
+"""JSON strings inside a call, in any quotes, passed on as valid JSON. See json_repair.py."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tailrace.text.tool_parsers.json_quotes import (
 )
 
 NAME = re.compile(r"[\w$.-]*")  # of a key without quotes
-LOOKAHEAD = 256  # characters behind a value, more than any format's markers have
+LOOKAHEAD = 256  # characters after a value; longer than any format's markers
 WHITE = " \t\r\n"
 A_KEY = StringPlace(key=True)
 
 
 def json_text(parser: CallParser, place: StringPlace = A_KEY) -> Parsing[str]:
-    """The value of a quoted string; raise NotACallError if no string comes next."""
+    """Read a quoted string. Return its value. Raise NotACallError if no string comes next."""
     parts: list[str] = []
     if (yield from parser.peek()) not in OPENINGS:
         raise NotACallError("a string")
@@ -44,7 +44,7 @@ def json_text(parser: CallParser, place: StringPlace = A_KEY) -> Parsing[str]:
 
 
 def json_name(parser: CallParser, place: StringPlace = A_KEY) -> Parsing[str]:
-    """A key of an object, quoted or not."""
+    """Read a key of an object, quoted or not. Return the key."""
     if (yield from parser.peek()) in OPENINGS:
         return (yield from json_text(parser, place))
     parts: list[str] = []
@@ -55,27 +55,27 @@ def json_name(parser: CallParser, place: StringPlace = A_KEY) -> Parsing[str]:
 
 
 def json_string(parser: CallParser, sink: Sink, place: StringPlace) -> Parsing[None]:
-    """Pass on a string. A quote closes it if what follows the quote can follow a string there; any other quote is text.
-    The first quote closes a key.
+    """Pass on a string. A quote closes the string if the following text can follow a string there.
+    Any other quote is text. In a key, the first quote closes the string.
 
     Raises:
-        NotACallError: the string does not end, or where it ends is not certain.
+        NotACallError: the string does not end, or its end is not certain.
     """
     yield from StringReader(parser, sink, place).read()
 
 
 class StringReader:
-    """Reads one string. See `json_string`.
+    """A reader of one string. See `json_string`.
 
-    If a marker of the block comes inside the text, the text behind is held. The next quote decides: if the quote can't
-    close the text, the quote before the marker is missing, and the text behind is read again.
+    If a marker of the block comes inside the text, the following text is held until the next quote. If this quote can't
+    close the string, the quote before the marker is missing. Then the held text is read again.
     """
 
     def __init__(self, parser: CallParser, sink: Sink, place: StringPlace) -> None:
         self.parser, self._sink, self.place = parser, sink, place
         self.text = Text()
-        self._held: int | None = None  # where the text begins that is held
-        self._out: list[str] = []  # the held text in JSON
+        self._held: int | None = None  # Where the held text begins.
+        self._out: list[str] = []  # The held text as JSON.
 
     def read(self) -> Parsing[None]:
         """Read the string."""
@@ -94,7 +94,7 @@ class StringReader:
         self._sink('"')
 
     def _open_string(self) -> Parsing[None]:
-        """Read the opening quote, or three."""
+        """Read the opening quote, or three opening quotes."""
         parser = self.parser
         quote = parser.take(1)
         self.closings, self.width, self.text = CLOSINGS[quote], 1, Text()
@@ -103,7 +103,7 @@ class StringReader:
             parser.take(2)
 
     def _read_string_part(self) -> Parsing[bool]:
-        """Read a part of the text. True if the string has ended."""
+        """Read a part of the text. Return True if the string has ended."""
         char = yield from self.parser.peek()
         if char == "\\":
             yield from escape_sequence(self.parser, self._put_text, self.closings)
@@ -111,21 +111,21 @@ class StringReader:
         return (yield from self._read_quote(char) if char in self.closings else self._read_plain())
 
     def _put_text(self, text: str) -> None:
-        """Pass on a part of the text, in JSON, or hold it."""
+        """Pass on or hold a part of the text, as JSON."""
         if self._held is None:
             self._sink(text)
         else:
             self._out.append(text)
 
     def _take_text(self, length: int) -> None:
-        """Read text that is there and stands for itself."""
+        """Read available text that needs no interpretation."""
         text = self.parser.take(length)
         if self._held is None:
             self.text.add(text)
         self._put_text(UNSAFE.sub(escape_match, text))
 
     def _release_held(self) -> None:
-        """What is held is text."""
+        """Pass on the held text as text of the string."""
         if self._held is not None:
             self.text.add(self.parser.read_from(self._held))
             self._held, out = None, "".join(self._out)
@@ -133,7 +133,7 @@ class StringReader:
             self._sink(out)
 
     def _end_before_mark(self) -> None:
-        """The string has ended before what is held."""
+        """End the string before the held text."""
         assert self._held is not None
         self.parser.give_back_from(self._held)
         self._held = None
@@ -141,12 +141,12 @@ class StringReader:
         self._require_certain()
 
     def _require_certain(self) -> None:
-        """Raise NotACallError if it is not certain that the string ends here, where its closing quote is missing."""
+        """Raise NotACallError unless a string without its closing quote surely ends here."""
         if self.place.key or not self.text.may_lack_quote:
             raise NotACallError("a quote")
 
     def _read_quote(self, quote: str) -> Parsing[bool]:
-        """Read a quote, which may close the string."""
+        """Read a quote, which may close the string. Return True if the string has ended."""
         parser = self.parser
         if not (yield from parser.is_next(quote * self.width)):
             self._take_text(1)
@@ -173,7 +173,7 @@ class StringReader:
         return False
 
     def _decide_quote(self, behind: int) -> Parsing[Verdict]:
-        """Decide about a quote that ends so many characters further. Reads nothing."""
+        """Decide about a quote that ends `behind` characters ahead. Read nothing."""
         parser = self.parser
         self.text.held = self._held is not None
         if self.place.key and not self.text.held:
@@ -186,7 +186,7 @@ class StringReader:
             yield from parser.wait_for_text()
 
     def _read_plain(self) -> Parsing[bool]:
-        """Read text up to a quote or a backslash. True if the string ends before that."""
+        """Read text up to a quote or a backslash. Return True if the string ends before it."""
         parser = self.parser
         found = make_plain_pattern(self.closings).match(parser.text, parser.at)
         end = found.end() if found else parser.at + 1
@@ -213,7 +213,7 @@ class StringReader:
         return False
 
     def _first_mark(self, end: int) -> int | None:
-        """The place where the text ends before the first marker that begins before `end` and may be its end."""
+        """Return where the text ends before the first marker that begins before `end` and may end the text."""
         text, at = self.parser.text, self.parser.at
         for mark in sorted(places(text, at, end, self.place.ends)):
             place = self._before_closers(mark)
@@ -222,12 +222,12 @@ class StringReader:
         return None
 
     def _begun_mark(self) -> int:
-        """Number of characters at the end of what is there that may begin a marker."""
+        """Return the number of characters at the end of the available text that may begin a marker."""
         unread = self.parser.text[max(self.parser.at, len(self.parser.text) - LOOKAHEAD) :]
         return max((partial_marker(unread, mark) for mark in self.place.ends), default=0)
 
     def _before_closers(self, end: int) -> int:
-        """The place before white space and the brackets that are open, if these stand before `end`."""
+        """Return the place before the white space and closing brackets that precede `end`."""
         text, count = self.parser.text, len(self.place.closers)
         start = max(self.parser.at, end - LOOKAHEAD)
         while end > start and (text[end - 1] in WHITE or (count and text[end - 1] in "}])")):
@@ -236,7 +236,7 @@ class StringReader:
         return end
 
     def _but_tail(self, end: int) -> Parsing[None]:
-        """Read the text before `end` but the tail, which may stand before a marker or a key."""
+        """Read the text before `end` except its tail, which may precede a marker or a key."""
         parser = self.parser
         text = parser.text[max(parser.at, end - LOOKAHEAD) : end]
         rest = text.rstrip(WHITE + "}])")
@@ -246,7 +246,7 @@ class StringReader:
         self._take_text(length)
 
     def _before_quote(self, end: int) -> Parsing[bool]:
-        """Read text up to a quote or a backslash. True if the closing quote is missing before a comma and a key."""
+        """Read text up to a quote or a backslash. Return True if the string ends before a comma and a key."""
         parser = self.parser
         text = parser.text[parser.at : end]
         body = text.rstrip(WHITE)
@@ -262,8 +262,7 @@ class StringReader:
         return False
 
     def _missing_before(self, behind: int) -> Parsing[bool]:
-        """True if a key and its colon come after so many characters, which show that a quote is missing. Reads
-        nothing."""
+        """Return True if a key and its colon after `behind` characters show a missing quote. Read nothing."""
         parser = self.parser
         if (yield from self._decide_quote(behind + 1)) != "text":
             return False
@@ -277,7 +276,7 @@ class StringReader:
 
 @lru_cache(maxsize=16)
 def make_plain_pattern(closings: str) -> re.Pattern[str]:
-    """Text of a string, up to a quote that may close it or a backslash."""
+    """Return a pattern of string text, up to a backslash or a quote that may close the string."""
     return re.compile(rf"[^{closings}\\]+")
 
 
@@ -290,7 +289,7 @@ def places(text: str, begin: int, end: int, marks: Sequence[str]) -> Iterator[in
 
 
 def is_separator(parser: CallParser, at: int) -> Parsing[bool]:
-    """True if the semicolon at this place, at most LOOKAHEAD behind what was read, separates members. Reads nothing."""
+    """Return True if the semicolon at `at`, at most LOOKAHEAD characters ahead, separates members. Read nothing."""
     behind = at - parser.at
     while True:
         text = parser.text[parser.at + behind : parser.at + behind + LOOKAHEAD]

@@ -1,4 +1,4 @@
-"""The arguments of a function one by one, for formats that write each with its name: names, schemas, alternatives."""
+"""The parameters of a function, for formats that write each argument with its name: names, schemas, alternatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.resolve import simplify_schema, with_listed_types
 
-# keywords of the arguments object that tie parameters to each other, which a list of separate parameters can't express
+# Keywords of the arguments object that make parameters depend on each other. A list of separate parameters can't
+# express these keywords.
 TIES = frozenset(
     {
         "$ref",
@@ -35,8 +36,8 @@ OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"
 class ParameterList(NamedTuple):
     """One alternative of a function's arguments.
 
-    fields: each parameter's name, its schema as a document of its own, and whether it is required. free: the schema of
-    further parameters with any names; None if there are none.
+    - `fields`: the name of each parameter, its schema as a separate document, and whether the parameter is required.
+    - `free`: the schema of further parameters with any names. None forbids further parameters.
     """
 
     fields: tuple[tuple[str, dict[str, Any], bool], ...]
@@ -44,10 +45,10 @@ class ParameterList(NamedTuple):
 
 
 def parameter_lists(function: Function) -> list[ParameterList]:
-    """The alternatives of a function's arguments. Of a loose function: any parameters.
+    """Return the alternatives of a function's arguments. A loose function has one alternative, with any parameters.
 
     Raises:
-        ParameterError: the schema ties parameters to each other.
+        ParameterError: the schema makes parameters depend on each other.
     """
     if function.loose:
         return [ParameterList((), {})]
@@ -62,7 +63,7 @@ def parameter_lists(function: Function) -> list[ParameterList]:
 
 
 def parameter_list(name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> ParameterList:
-    """The parameters of one alternative. root: where references point."""
+    """Return the parameters of one alternative. `root`: the schema that references point into."""
     if ties := TIES & schema.keys():
         raise not_expressible(name, sorted(ties)[0])
     shared = {key: root[key] for key in SHARED if key in root}
@@ -83,7 +84,10 @@ def parameter_list(name: str, schema: Mapping[str, Any], root: Mapping[str, Any]
 
 
 def iter_alternatives(name: str, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The alternatives of anyOf or oneOf, each with what stands beside them; the schema itself if it has none."""
+    """Yield the alternatives of anyOf or oneOf, each merged with the schema's other keywords.
+
+    Without anyOf and oneOf, yield the schema itself.
+    """
     keys = [key for key in ("anyOf", "oneOf") if key in schema]
     if not keys:
         yield schema
@@ -93,7 +97,7 @@ def iter_alternatives(name: str, schema: Mapping[str, Any]) -> Iterator[Mapping[
         raise not_expressible(name, " and ".join(keys))
     if any(choice.get("type", "object") != "object" for choice in choices):
         choices = [choice for choice in choices if "object" in str(choice.get("type", "object"))]
-    if keys == ["oneOf"]:  # schema_branches makes it anyOf where it can
+    if keys == ["oneOf"]:  # schema_branches replaces it by anyOf if possible
         raise not_expressible(name, "oneOf of which the same arguments may fit two")
     base = {key: value for key, value in schema.items() if key not in keys}
     for choice in choices:
@@ -102,7 +106,7 @@ def iter_alternatives(name: str, schema: Mapping[str, Any]) -> Iterator[Mapping[
 
 
 def merge_schemas(base: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An object that fits both schemas; None if none does."""
+    """Return a schema of the objects that fit both schemas. Return None if no object fits both."""
     pair = base, choice
     names = dict.fromkeys([*base.get("properties", ()), *choice.get("properties", ())])
     required = list(dict.fromkeys([*base.get("required", ()), *choice.get("required", ())]))
@@ -115,7 +119,7 @@ def merge_schemas(base: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[st
 
 
 def all_of(parts: list[Any]) -> Any:
-    """A schema of what fits all parts."""
+    """Return a schema of the values that fit all parts."""
     if False in parts:
         return False
     different = [part for i, part in enumerate(parts) if part not in (True, {}) and part not in parts[:i]]
@@ -123,5 +127,5 @@ def all_of(parts: list[Any]) -> Any:
 
 
 def not_expressible(where: str, what: str) -> ParameterError:
-    """The error for a schema that the model's format can't express."""
+    """Return the error for a schema that the model's format can't express."""
     return ParameterError(f"tools: {where}: {what} can't be enforced in the way this model writes tool calls", "tools")

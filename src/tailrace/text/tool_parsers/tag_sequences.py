@@ -1,4 +1,4 @@
-"""The tags of a format as sequences of literals, names and white space, for readers of bare values."""
+"""The tags of a format as sequences of literals, names and white space. Readers of bare values match them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Sequence = tuple[Part, ...]
 
 
 class Tags:
-    """The tags of a format as sequences. See tagged.Tagged."""
+    """The tags of a format as sequences. `tagged.Tagged` describes the tags."""
 
     def __init__(self, opening: str, closing: str, call: str, end: str, parameter: str, close: str) -> None:
         self.close, self.end, self.closing = close, end, closing
@@ -20,28 +20,32 @@ class Tags:
         self.first = str(self.head[0])
         last: Sequence = (end, WHITE) if end else ()
         begun = (*parts_of(call), *(() if end else (WHITE,)))
-        self.heads = ((WHITE, *self.head),)  # behind a closing tag
-        # behind a closing tag: the end of the call as it is written, or with a tag too few
+        self.heads = ((WHITE, *self.head),)  # after a value's closing tag: the next parameter
+        # after a value's closing tag: the complete end of the call, or the end without the call's own tag
         self.endings = ((WHITE, *last, closing), *(((WHITE, closing),) if end else ()))
+        # after a value's closing tag: the next call, or the end of the text
         self.nexts = ((WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else []))
         self.nested = tuple((opening, WHITE, *begun, *more) for more in ([()] if end else [(self.first,), (closing,)]))
         self.calls = (*self.nested, *((begun,) if end else ()))
-        self.bare_ending = (*last, closing)  # without a closing tag before it
+        self.bare_ending = (*last, closing)  # the end of the call without a value's closing tag
 
     @cached_property
     def torn(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The beginning of a last tag at the end of the text: any, and one that can't become a parameter."""
+        """Return two patterns of an incomplete last tag at the end of the text.
+
+        The first matches any incomplete tag. The second matches only a tag that can't become a parameter's tag.
+        """
         return make_torn_end((self.end, self.closing), ()), make_torn_end((self.end, self.closing), (self.first,))
 
     @cached_property
     def torn_ending(self) -> re.Pattern[str]:
-        """The same without a closing tag before it, or a torn one."""
+        """Return a pattern of an incomplete end of the call, if the value's closing tag is missing or incomplete."""
         torn = make_torn_end((self.close, self.end, self.closing), (), shortest=2)
         return re.compile(rf"(?:{re.escape(self.end)}\s*)?{torn.pattern}")
 
     @cached_property
     def plain(self) -> re.Pattern[str]:
-        """Text in which no tag begins, and no string of JSON."""
+        """Return a pattern of text in which no tag and no JSON string begins."""
         first = {mark[0] for mark in (self.close, self.end, self.closing, self.first, str(self.opening[0])) if mark}
         return re.compile(rf'[^"\\{re.escape("".join(sorted(first)))}]+')
 

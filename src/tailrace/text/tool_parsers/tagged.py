@@ -1,5 +1,7 @@
-"""Calls whose arguments stand one by one between tags, as bare text: Qwen3-Coder, GLM, MiniMax M2, DeepSeek V3.2 and
-others. A call is sent when it is complete."""
+"""Calls whose arguments stand one by one between tags, as bare text. A call is sent when it is complete.
+
+Qwen3-Coder, GLM, MiniMax M2, DeepSeek V3.2 and others write such calls.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,27 @@ from tailrace.text.tool_parsers.values import is_json, json_of
 from tailrace.text.tool_parsers.wrapped import JsonCalls
 
 LINE = r'"\n"'
-LINES = re.compile(r"\A\r?\n|\r?\n\Z")  # around a value on lines of its own
+LINES = re.compile(r"\A\r?\n|\r?\n\Z")  # around a value on separate lines
 NO_KEY = re.compile(r"[<>\n]")
 CDATA = ("<![CDATA[", "]]>")
 TEXT = Declared({"type": "string"})
 
 
 class Tagged(NamedTuple):
-    """How the tags are written. NAME, KEY, TYPE and INDEX stand for themselves; where a tag has a line break, any white
-    space is read, or none.
+    """The tags of a format.
 
-    opening, closing: the markers around calls. call, end: around one call; without `end` the closing marker ends it.
-    parameter, close: around one value. several: one pair of markers has all calls. own_line: a value stands on a line
-    of its own. types: what TYPE is where the value is text, and a grammar of what it may be where the value is JSON.
-    line: the grammar of a line break. start: a text that opens calls although the opening marker is missing.
-    cdata: a value may stand in a CDATA section, as in XML.
+    NAME, KEY, TYPE and INDEX are placeholders in the tags. For a line break in a tag, the parser accepts any white
+    space, or none.
+
+    - `opening`, `closing`: the markers around calls.
+    - `call`, `end`: the tags around one call. Without `end`, the closing marker ends the call.
+    - `parameter`, `close`: the tags around one value.
+    - `several`: one pair of markers encloses all calls.
+    - `own_line`: a value stands on a separate line.
+    - `types`: the TYPE of a text value, and a grammar of the TYPE of a JSON value.
+    - `line`: the grammar of a line break.
+    - `start`: a text that opens calls although the opening marker is missing.
+    - `cdata`: a value may stand in a CDATA section, as in XML.
     """
 
     opening: str
@@ -52,7 +60,8 @@ class Tagged(NamedTuple):
     cdata: bool = False
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls, up to the closing marker. Models that know JSON better write that between the same markers."""
+        """Read the calls, up to the closing marker. Models that know JSON better write JSON between the same
+        markers."""
         alone = bool(self.start) and parser.opened_by(self.start)
         parser.bare |= alone
         yield from parser.read_whitespace()
@@ -81,11 +90,14 @@ class Tagged(NamedTuple):
 
     @property
     def tags(self) -> Tags:
-        """The tags as sequences."""
+        """Return the tags as sequences."""
         return tags_of(self.opening, self.closing, self.call, self.end, self.parameter, self.close)
 
     def ended(self, parser: CallParser, whole: bool) -> Parsing[bool]:
-        """Read what ends a call, if it comes next. A last tag may be missing, if the call is whole without it."""
+        """Read the tag that ends a call, if it comes next. Return True if the call has ended.
+
+        `whole`: the call is complete without its last tag, so the tag may be missing.
+        """
         yield from parser.read_whitespace()
         if self.end and (yield from parser.accept(self.end)):
             return True
@@ -103,10 +115,10 @@ class Tagged(NamedTuple):
     def read_argument(
         self, parser: CallParser, parameters: Declared, before: Collection[str], alone: bool
     ) -> Parsing[tuple[str, str]]:
-        """One parameter's name and its value in JSON."""
+        """Read one parameter. Return its name and its value as JSON."""
         found = yield from read_holes(parser, self.parameter)
         key, kind = found["KEY"].strip(), found.get("TYPE")
-        if NO_KEY.search(key):  # a tag is torn
+        if NO_KEY.search(key):  # a tag is incomplete
             raise NotACallError(key)
         declared = parameters.get_property(key)
         if self.types is not None and kind == self.types[0]:
@@ -124,11 +136,11 @@ class Tagged(NamedTuple):
         if self.own_line:
             text = LINES.sub("", text)
         if self.types is not None and kind != self.types[0] and is_json(text.strip()):
-            return key, replace_halves(text.strip())  # the model has said that this is JSON
+            return key, replace_halves(text.strip())  # the parameter's tag declares JSON
         return key, json_of(text, declared)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The calls of the writer's functions."""
+        """Return the grammar of calls of the writer's functions."""
         opening, closing, line = writer.mark(self.opening), writer.mark(self.closing), self.line
         if self.several:
             between = line
@@ -141,15 +153,18 @@ class Tagged(NamedTuple):
 
 
 class InChannels(NamedTuple):
-    """Calls beside channels that have markers of their own (Kimi K3). content: the markers around the answer, which are
-    dropped. dropped: a further one."""
+    """Calls beside channels that have markers of their own (Kimi K3).
+
+    - `content`: the markers around the answer. They are dropped.
+    - `dropped`: a further marker that is dropped.
+    """
 
     calls: Tagged
     content: tuple[str, str]
     dropped: str
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The block that the marker opened."""
+        """Read the block that the marker opened."""
         if parser.opened_by(self.content[0]):
             yield from parser.content_up_to(self.content[1])
         elif parser.opened_by(self.dropped):
@@ -158,19 +173,19 @@ class InChannels(NamedTuple):
             yield from self.calls.read(parser)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The calls alone."""
+        """Return the grammar of the calls alone."""
         return self.calls.grammar(writer)
 
 
 @lru_cache(maxsize=64)
 def make_torn_pattern(tag: str) -> re.Pattern[str]:
-    """The tag at the end of a text, with a character missing, wrong or too many."""
+    """Return a pattern of the tag at the end of a text, with a missing, wrong or additional character."""
     ways = [re.escape(tag[1:]), *(f"{re.escape(tag[:i])}.{{0,2}}{re.escape(tag[i + 1 :])}" for i in range(1, len(tag)))]
     return re.compile(rf"(?:{'|'.join(ways)})\s*\Z", re.DOTALL)
 
 
 def read_holes(parser: CallParser, tag: str, first: bool = False) -> Parsing[dict[str, str]]:
-    """Read a tag; return what stands in its holes. first: the tag begins a call."""
+    """Read a tag. Return the text for each placeholder. `first`: the tag begins a call."""
     parts = HOLE.split(tag)
     found: dict[str, str] = {}
     yield from (parser.begin_call(parts[0]) if first else parser.expect(parts[0]))

@@ -1,5 +1,7 @@
-"""Bare text between tags. A text may hold any tag, also the tag that closes it and whole calls: a closing tag counts if
-what follows is the next parameter or the end of the call."""
+"""Bare text between tags. The text may hold any tag, even its own closing tag and whole calls.
+
+A closing tag therefore counts only if the next parameter or the end of the call follows.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,20 @@ from tailrace.text.tool_parsers.values import is_json
 
 
 class Found(NamedTuple):
-    """A value, and whether its closing tag was read; otherwise another parameter or the end of the call comes next."""
+    """A value, and whether its closing tag was read.
+
+    If the tag was not read, another parameter or the end of the call comes next.
+    """
 
     text: str
     closed: bool
 
 
 class Names(NamedTuple):
-    """Declared parameters beside the one that is read.
+    """The declared parameters except the one that is read.
 
-    others: may follow although the closing tag is missing. written: can't follow; their tags are text.
+    - `others`: parameters that may follow even if the closing tag is missing.
+    - `written`: parameters that can't follow. Their tags are text.
     """
 
     others: Collection[str]
@@ -31,12 +37,12 @@ class Names(NamedTuple):
 
 
 class ValueReader:
-    """Reads one value.
+    """A reader of one value.
 
     Args:
-        names: other declared parameters, whose tags the text may hold.
-        own_line: tags stand on lines of their own.
-        alone: nothing but the end of a call shows where the calls end, since nothing opened them.
+        names: other declared parameters. The text may hold their tags.
+        own_line: tags stand on separate lines.
+        alone: no marker opened the calls. Only the end of a call shows where the calls end.
     """
 
     def __init__(
@@ -53,14 +59,17 @@ class ValueReader:
     def _reset_value(self) -> None:
         self.parts: list[str] = []
         self.length = 0
-        self.depth, self.nested = 0, False  # calls inside the text
-        self.inside = False  # of a string of JSON
-        self.torn = False  # a closing tag of the text was passed over
-        self.counting, self.pairs = False, 0  # parameters that began in the text, or behind it, and were not closed
-        self.paired = 0  # where the last one of them was closed
-        self.doubt: tuple[int, bool] | None = None  # where the value ends if they are behind it; by a closing tag
-        self.over: int | None = None  # where the value and its call end if no more tags of the call follow
-        self.candidates: list[tuple[int, bool]] = []  # where the value ends if no better end comes; by a closing tag
+        self.depth, self.nested = 0, False  # Number of open calls inside the text; it had one.
+        self.inside = False  # The reader is inside a JSON string.
+        self.torn = False  # A closing tag was read as text.
+        # Parameters that began in the text or after it: they are counted; number of open ones.
+        self.counting, self.pairs = False, 0
+        self.paired = 0  # Where the last of these parameters was closed.
+        # Where the value ends if these parameters are after it; a closing tag is there.
+        self.doubt: tuple[int, bool] | None = None
+        self.over: int | None = None  # Where the value and its call end if the call has no further tags.
+        # Where the value ends if no better end comes; a closing tag is there.
+        self.candidates: list[tuple[int, bool]] = []
 
     def read(self) -> Parsing[Found]:
         """Read the value and its closing tag.
@@ -100,7 +109,7 @@ class ValueReader:
             self._take_text(1)
 
     def _read_tag(self) -> Parsing[Found | None]:
-        """Read what may be a tag. Return the value if it ends here."""
+        """Read text that may be a tag. Return the value if it ends here."""
         parser, tags = self.parser, self.tags
         if (yield from match_sequences(parser, [(tags.close,)])):
             return (yield from self._read_closing_tag())
@@ -124,8 +133,11 @@ class ValueReader:
         return None
 
     def _begin_pair(self, name: str) -> Found | None:
-        """The tag of a parameter comes next. If the value can be text, what follows decides whether the parameter
-        belongs to it: one closing tag too many shows that it does."""
+        """Read the beginning of a parameter's tag. Return the value if it ends before the tag.
+
+        If the value can be text, the parameter may belong to the value. The following text decides: one surplus closing
+        tag shows that the parameter belongs to the value.
+        """
         if not self.counting and name in self.others:
             self.doubt = self.length, False
             if not self.may_be_text:
@@ -137,7 +149,7 @@ class ValueReader:
         return None
 
     def _close_pair(self) -> Parsing[Found | None]:
-        """Read a closing tag, which may close a parameter in the text."""
+        """Read a closing tag, which may close a parameter in the text. Return the value if it has ended."""
         self.pairs -= 1
         headed = yield from self._comes_behind(self.tags.heads)
         called = not headed and (yield from self._comes_behind((*self.tags.nexts, *self.last)))
@@ -155,22 +167,26 @@ class ValueReader:
         return None
 
     def _comes_behind(self, sequences: Collection[Sequence]) -> Parsing[bool]:
-        """True if one of the sequences comes behind the closing tag that comes next."""
+        """Return True if one of the sequences follows the closing tag that comes next."""
         return bool((yield from match_sequences(self.parser, [(self.tags.close, *one) for one in sequences])))
 
     def _keep_candidate(self) -> Parsing[None]:
-        """Remember a closing tag that closes the value if no better one comes."""
+        """Store the place of a closing tag before the call's end. The tag closes the value if no better tag comes."""
         if self.tags.end and (yield from self._comes_behind([(WHITE, self.tags.end)])):
             self.candidates.append((self.length, True))
 
     @property
     def last(self) -> tuple[Sequence, ...]:
-        """The end of the text, if it may end the call: behind the value or within a last tag."""
+        """Return sequences for an end of the text that may end the call.
+
+        The text may end after the value or within a last tag. If a limit cut the text, the last tag must not be able to
+        become a parameter's tag.
+        """
         anywhere, surely = self.tags.torn
         return ((WHITE, surely),) if self.parser.cut else ((WHITE, END), (WHITE, anywhere))
 
     def _end_at_doubt(self) -> Found:
-        """End the value where it may have ended: at a closing tag, or before another parameter."""
+        """End the value at the place in `doubt`: at a closing tag, or before another parameter."""
         assert self.doubt is not None
         place, closed = self.doubt
         if self.torn and not closed:
@@ -208,8 +224,14 @@ class ValueReader:
         return None
 
     def _end_value(self, ended: bool) -> Found | None:
-        """End the value at a closing tag. If it is no JSON although it began like JSON, a quote may have been text.
-        ended: the end of the call comes next. It may still be text if the value is."""
+        """End the value at a closing tag. Return None if the value may continue.
+
+        If the value began like JSON but is no JSON, a quote may have been text. Then the value ends at a stored
+        candidate.
+
+        Args:
+            ended: the end of the call comes next. In a text value, this end may still be text.
+        """
         text = "".join(self.parts)
         json = self.json and is_json(text.strip())
         if self.json and self.candidates and not json:
@@ -221,7 +243,7 @@ class ValueReader:
         return Found(text, True)
 
     def _peek_parameter(self) -> Parsing[str | None]:
-        """The name of the parameter whose tag comes next; None if no such tag does."""
+        """Return the name of the parameter whose tag comes next, else None."""
         before = self.parts[-1] if self.parts else "\n"
         if not (self.others or self.written) or (
             self.own_line and not before.endswith(("\n", self.tags.close)) and "".join(self.parts).strip()
@@ -245,8 +267,11 @@ class ValueReader:
         return Found(text[:place], closed)
 
     def _fall_back(self) -> Parsing[Found]:
-        """The text ends here. Read the value once more, without calls or strings inside; or take the first place where
-        it may have ended."""
+        """Find the value's end after the text has ended.
+
+        Read the value again without calls or strings inside, or end the value at the first place where it may have
+        ended.
+        """
         if self.over is not None:
             return self._end_at(self.over, True)
         if self.doubt is not None:

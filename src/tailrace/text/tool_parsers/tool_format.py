@@ -1,4 +1,4 @@
-"""What a format of tool calls declares: its shape, its markers, what gives such a model away, and its names."""
+"""What a format of tool calls declares: its shape, its markers, evidence of models that use it, and its names."""
 
 from __future__ import annotations
 
@@ -17,27 +17,32 @@ Markers = tuple[tuple[str, str | None], ...]
 
 
 class Shape(Protocol):
-    """How calls are read and written."""
+    """The parser and the grammar of a format."""
 
     def read(self, parser: CallParser, /) -> Parsing[None]:
         """Read the calls of a block."""
         ...
 
     def grammar(self, writer: GrammarWriter, /) -> CallGrammar:
-        """The grammar of the same calls."""
+        """Return the grammar of the same calls."""
         ...
 
 
 class ToolFormat(NamedTuple):
     """One way to write tool calls.
 
-    shape: its parser and its grammar. markers: (opening, closing or None) of a block of calls. evidence: groups of
-    texts; a model that is known to write all texts of one group uses this format; none: it must be named. models: which
-    write it, for people. bare: an answer that begins with this may be a block without markers. inner: further markers,
-    which a vocabulary may have as special tokens. suffixed: names of tags to which a vocabulary may add a suffix, the
-    same one to all (`<tool_calls:opensource>`). header: a marker at the prompt's end that begins the answer's first
-    block. vllm, sglang: what their parsers of this format are called. also: further names. optional: a grammar can
-    write calls beside other text; it can't if the answer has markers of its own.
+    - `shape`: the parser and the grammar.
+    - `markers`: (opening, closing or None) of a block of calls.
+    - `evidence`: groups of texts. A model uses this format if it is known to write all texts of one group. Without
+      groups, the user must name the format.
+    - `models`: the models that write the format, for people.
+    - `bare`: an answer that begins with this text may be a block without markers.
+    - `inner`: further markers. A vocabulary may have them as special tokens.
+    - `suffixed`: names of tags. A vocabulary may add the same suffix to all these tags (`<tool_calls:opensource>`).
+    - `header`: a marker at the end of the prompt that begins the answer's first block.
+    - `vllm`, `sglang`: the names of this format's parsers in vLLM and SGLang.
+    - `also`: further names.
+    - `optional`: a grammar can allow calls beside other text. It can't if the answer has markers of its own.
     """
 
     shape: Shape
@@ -55,7 +60,7 @@ class ToolFormat(NamedTuple):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All markers that the parser must see in the text, even where they are special tokens."""
+        """Return all markers that the parser must see in the text, even if they are special tokens."""
         outer = (mark for pair in self.markers for mark in pair if mark is not None)
         return tuple(dict.fromkeys([*outer, *self.inner]))
 
@@ -67,11 +72,11 @@ class ToolFormat(NamedTuple):
         yield from self.shape.read(parser)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The grammar of the same calls."""
+        """Return the grammar of the same calls."""
         return self.shape.grammar(writer)
 
     def fitted(self, vocabulary: Iterable[str]) -> ToolFormat:
-        """The format with the suffix that the tags have in this vocabulary."""
+        """Return the format with the suffix that this vocabulary adds to the tags."""
         if not self.suffixed:
             return self
         tag = re.compile(rf"<(?:{'|'.join(self.suffixed)})(:[^\s<>]+)>")
@@ -80,7 +85,7 @@ class ToolFormat(NamedTuple):
 
 
 def add_suffix(value: T, suffix: str, names: tuple[str, ...]) -> T:
-    """The value with a suffix behind the names of these tags, in all texts in it."""
+    """Return the value with a suffix after the names of these tags, in all texts that the value holds."""
     if isinstance(value, str):
         return re.sub(rf"<(/?)({'|'.join(names)})>", rf"<\1\2{suffix}>", value)  # pyright: ignore[reportReturnType]
     if isinstance(value, tuple):
@@ -90,10 +95,13 @@ def add_suffix(value: T, suffix: str, names: tuple[str, ...]) -> T:
 
 
 def list_section_markers(shape: Sectioned) -> tuple[Markers, tuple[str, ...]]:
-    """The markers of a section, of which the outer ones may be missing, and the inner ones."""
+    """Return a section's pairs of block markers, and its inner markers.
+
+    A section may lack its opening marker. Then the first call's marker opens the block.
+    """
     return ((shape.opening, shape.closing), (shape.begin, shape.closing)), (shape.separator, shape.end)
 
 
 def json_format(*pairs: tuple[str, str | None], **how: object) -> tuple[JsonCalls, Markers]:
-    """Objects between these markers."""
+    """Return the shape of JSON objects between these markers, and the markers."""
     return JsonCalls(pairs, **how), pairs  # pyright: ignore[reportArgumentType], its fields

@@ -22,8 +22,9 @@ def find_opening(answer: str | None, call: str | None, word: str, name: str) -> 
     found.
 
     Args:
-        answer, call: two rendered conversations, or None if the template failed. They differ only in the last message.
-            `answer` ends with the text `word`, and `call` ends with a call of the function `name` and its result.
+        answer: a rendered conversation that ends with the text `word`. None if the template failed.
+        call: the same conversation, except for the last message. It ends with a call of the function `name` and the
+            call's result. None if the template failed.
     """
     if answer is None or call is None:
         return None

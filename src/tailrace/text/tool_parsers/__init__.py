@@ -12,7 +12,7 @@ __all__ = ["ALIASES", "TOOL_FORMATS", "CallParser", "ToolCall", "ToolFormat", "T
 
 
 def tool_schemas(tools: list[dict[str, Any]] | None) -> ToolSchemas:
-    """The parameters of a request's tools, by function. A tool that is not in OpenAI's shape is left out."""
+    """Return the parameters of a request's tools, by function. Skip a tool that does not have OpenAI's shape."""
     found: dict[str, Declared] = {}
     for tool in tools or ():
         function = tool.get("function")

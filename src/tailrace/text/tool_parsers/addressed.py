@@ -1,5 +1,7 @@
-"""Calls in models whose answers are messages with headers: Muse, whose header names the recipient, and Inkling, whose
-header may name the function."""
+"""Calls in answers that are messages with headers.
+
+Muse's header names the recipient. Inkling's header may name the function.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from tailrace.text.tool_parsers.wrapped import JsonCalls
 class Addressed(NamedTuple):
     """Tagged calls in messages to tools.
 
-    calls: the body of such a message. to: what stands before the recipient. body: the marker behind the recipient.
-    start, end: markers before and after a message. others: recipients that are no tools.
+    - `calls`: the body of a message to a tool.
+    - `to`: the text before the recipient.
+    - `body`: the marker after the recipient.
+    - `start`, `end`: the markers before and after a message.
+    - `others`: recipients that are no tools.
     """
 
     calls: Tagged
@@ -29,8 +34,10 @@ class Addressed(NamedTuple):
     others: tuple[str, ...]
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls of a message, or of a body whose header is not shown. A header to anybody else is dropped up to the
-        recipient: the rest is a marker of thoughts or content."""
+        """Read the calls of a message, or of a body whose header is not shown.
+
+        A header to any other recipient is dropped up to the recipient. The rest is a marker of thoughts or content.
+        """
         if parser.opened_by(self.to):
             for other in self.others:
                 if (yield from parser.is_next(other + self.body)):
@@ -50,7 +57,7 @@ class Addressed(NamedTuple):
                 yield from parser.close()
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """A message for each call."""
+        """Return the grammar of calls, each in a message of its own."""
         line, body = quote_literal("\n"), writer.mark(self.body)
         opening, closing = writer.mark(self.calls.opening), writer.mark(self.calls.closing)
 
@@ -63,15 +70,18 @@ class Addressed(NamedTuple):
 
 
 class Headed(NamedTuple):
-    """JSON calls behind a header that may have a name. opening: the marker of a call. header: the marker of any
-    message."""
+    """JSON calls after a header that may have a name.
+
+    - `opening`: the marker of a call.
+    - `header`: the marker of any message.
+    """
 
     calls: JsonCalls
     opening: str
     header: str
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls of a message. The header of any other message is dropped."""
+        """Read the calls of a message. Drop the header of any other message."""
         if not parser.opened_by(self.opening):
             yield from parser.read_span(WORD, drop_text)
             if not (yield from parser.accept(self.opening)):
@@ -82,5 +92,5 @@ class Headed(NamedTuple):
         yield from self.calls.read(parser)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The calls alone."""
+        """Return the grammar of the calls alone."""
         return self.calls.grammar(writer)

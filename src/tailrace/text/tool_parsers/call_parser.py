@@ -29,7 +29,7 @@ SHORT_ID = 9
 
 
 class NotACallError(Exception):
-    """The next text does not fit into a call."""
+    """An error: the next text does not fit into a call."""
 
 
 class ToolCall(NamedTuple):

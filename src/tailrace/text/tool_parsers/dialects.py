@@ -9,7 +9,7 @@ from tailrace.base.json_schema import iter_subschemas
 
 
 def with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """`nullable` of OpenAPI as a type of JSON Schema."""
+    """Return the schema with OpenAPI's `nullable` as a type of JSON Schema."""
     if schema.get("nullable") is not True:
         return schema
     schema = {key: value for key, value in schema.items() if key != "nullable"}
@@ -25,8 +25,10 @@ def with_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def standard_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with every `nullable` as a type, types in small letters, and no null in the place of a type. The
-    schema itself if it is so already. Its depth was checked."""
+    """Return the schema with every `nullable` as a type, types in small letters, and no null as a type.
+
+    Return the schema itself if it has this form already. The caller has checked its depth.
+    """
     if not any(is_of_dialect(node) for _, node in iter_subschemas(schema)):
         return schema
     whole = deepcopy(schema)
@@ -39,13 +41,13 @@ def standard_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_of_dialect(node: dict[str, Any]) -> bool:
-    """True if the schema is not written as JSON Schema prescribes."""
+    """Return True if the schema is not written as JSON Schema prescribes."""
     named = node.get("type")
     return node.get("nullable") is True or named != plain_type(named) or ("type" in node and named is None)
 
 
 def plain_type(named: Any) -> Any:
-    """The value of `type` in small letters."""
+    """Return the value of `type` in small letters."""
     if isinstance(named, list):
         return [one.lower() if isinstance(one, str) else one for one in named]
     return named.lower() if isinstance(named, str) else named

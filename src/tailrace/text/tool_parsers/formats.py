@@ -1,7 +1,8 @@
-"""How open models write tool calls: a table. Each format declares its shape and markers, what gives such a model away,
-and under which names it is known.
+"""Table of the ways in which open models write tool calls.
 
-To add a format of a known shape: an entry here, and examples in tests/tool_examples.py. See docs/add/tool-format.md.
+Each format declares its shape, its markers, evidence of models that use it, and its names. To add a format of a known
+shape, add an entry here and examples in tests/tool_examples.py. See docs/add/tool-format.md.
+
 (More than 300 lines: it is one table.)
 """
 
@@ -91,8 +92,8 @@ V3 = Sectioned(
 )
 
 
-# In order of recognition: of formats that share a marker the one with more evidence comes first, formats without
-# markers last.
+# Formats are tried in this order. If formats share a marker, the format with more evidence comes first. Formats without
+# markers come last.
 TOOL_FORMATS: dict[str, ToolFormat] = {
     **RECENT,
     "qwen3_coder": ToolFormat(
@@ -321,7 +322,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 
 
 def iter_peer_names(format: ToolFormat) -> Iterator[str]:
-    """What the peers call the format, as they are known in the field."""
+    """Yield the peers' names of the format, which users know."""
     yield from (*format.vllm, *format.sglang, *format.also)
 
 

@@ -21,8 +21,12 @@ OPEN = frozenset(
 
 
 class Function(NamedTuple):
-    """One function. parameters: the JSON schema of its arguments object. strict: the arguments must always fit the
-    schema. loose: calls may have any arguments, and the schema is not enforced."""
+    """A function that a request declares.
+
+    - `parameters`: the JSON schema of its arguments object.
+    - `strict`: the arguments must always fit the schema.
+    - `loose`: calls may have any arguments, and the schema is not enforced.
+    """
 
     name: str
     parameters: Mapping[str, Any]
@@ -33,13 +37,14 @@ class Function(NamedTuple):
 def functions_of(
     tools: list[dict[str, Any]] | None, names: Collection[str] | None = None, forced: bool = True
 ) -> list[Function]:
-    """The functions of tools that passed `check_tools`.
+    """Return the functions of tools that passed `check_tools`.
 
     Args:
-        names: of the functions that are wanted; None is all. forced: all are enforced, else strict functions only.
+        names: the names of the selected functions. None selects all.
+        forced: enforce all functions. Otherwise enforce strict functions only.
 
     Raises:
-        ParameterError: a schema can't be enforced; the message names tools[i].
+        ParameterError: a schema can't be enforced. The message names tools[i].
     """
     found: list[Function] = []
     for i, tool in enumerate(tools or ()):
@@ -85,15 +90,17 @@ def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
 
 
 def make_value_error(place: str, wanted: str, got: Any) -> ParameterError:
-    """The error for a wrong value at a place."""
+    """Return the error for a wrong value at a place."""
     return ParameterError(f"{place} must be {wanted}, got {format_json(got)}", place)
 
 
 def close_schema(schema: Any, field: str) -> dict[str, Any]:
-    """The schema of arguments that is enforced: an object without undeclared properties, unless the schema allows some.
+    """Return the schema of arguments that is enforced.
+
+    It describes an object without undeclared properties, unless the schema allows some.
 
     Raises:
-        ParameterError: it is no schema of an object.
+        ParameterError: the schema does not describe an object.
     """
     if schema is None:
         schema = {}
@@ -123,5 +130,5 @@ def close_schema(schema: Any, field: str) -> dict[str, Any]:
 
 
 def no_object(schema: Any, field: str) -> ParameterError:
-    """The error for arguments that are no object."""
+    """Return the error for arguments that are no object."""
     return ParameterError(f'{field} must be a JSON schema of type "object", got {format_json(schema)}', "tools")

@@ -1,4 +1,4 @@
-"""Calls of some functions as a grammar: calls only, or calls besides other text. Dispatches on the format; knows no
+"""Grammar of calls of some functions: calls only, or calls beside other text. It selects the format and knows no
 request."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def forced_grammar(format: ToolFormat, writer: GrammarWriter) -> str:
-    """A grammar of calls only.
+    """Return a grammar of calls only.
 
     Raises:
         ParameterError: a schema can't be enforced in this format.
@@ -26,10 +26,12 @@ def forced_grammar(format: ToolFormat, writer: GrammarWriter) -> str:
 
 
 def optional_grammar(format: ToolFormat, writer: GrammarWriter, content: Mapping[str, Any] | None = None) -> str:
-    """A grammar of text with optional calls after it. If `content` is a schema: either JSON that fits it, or calls.
+    """Return a grammar of text with optional calls after it.
+
+    If `content` is a schema, the answer is either JSON that fits the schema, or calls.
 
     Raises:
-        ParameterError: see `forced_grammar`; or calls of this format can't be told apart from other JSON.
+        ParameterError: see `forced_grammar`. Or calls of this format can't be told apart from other JSON.
     """
     written = format.grammar(writer)
     if content is not None:

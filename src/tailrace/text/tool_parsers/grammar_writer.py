@@ -1,7 +1,7 @@
-"""Writes a Lark grammar (llguidance's dialect) of tool calls: literals, markers, alternatives, embedded schemas.
+"""Writer of tool calls as a Lark grammar (llguidance's dialect): literals, markers, alternatives, embedded schemas.
 
 A marker that is a token of its own is written as that token. The model was trained on it, and a matcher sees no text in
-a special token. Any other marker is written as text. Knows no format.
+a special token. Any other marker is written as text. This module knows no format.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ ESCAPES = 'nrbtf\\"'
 
 
 class CallGrammar(NamedTuple):
-    """The grammar of a format's calls: the marker that opens them ("": none), and the body of the rule after it.
+    """The grammar of a format's calls.
 
-    alike: if no marker opens them, a pattern of all text that would be parsed as calls; other text must not match it.
+    - `opening`: the marker that opens the calls, or the empty string.
+    - `rest`: the body of the rule after the marker.
+    - `alike`: without an opening marker, a pattern of all text that would be parsed as calls. Other text must not match
+      it.
     """
 
     opening: str
@@ -39,14 +42,15 @@ class CallGrammar(NamedTuple):
 
 
 class GrammarWriter:
-    """Rules and terminals by name, in the order in which they were written.
+    """A collection of rules and terminals by name, in the order in which they were written.
 
     Args:
-        functions: the functions that may be called. many: several calls are allowed.
-        whitespace: the most characters of white space that JSON may have in a row.
+        functions: the functions that may be called.
+        many: several calls are allowed.
+        whitespace: the maximum number of white space characters in a row in JSON.
 
     Raises:
-        ParameterError: a schema that no grammar can express.
+        ParameterError: no grammar can express a schema.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class GrammarWriter:
         )
         self._options = blanks | {"json_allowed_escapes": ESCAPES}
         self._lines: dict[str, str] = {}
-        self._fields: dict[str, str] = {}  # terminal → what it is for
+        self._fields: dict[str, str] = {}  # terminal → the field that it is for
 
     def rule(self, name: str, body: str) -> str:
         """Define a rule (or, in capitals, a terminal); return its name."""
@@ -71,73 +75,75 @@ class GrammarWriter:
         return name
 
     def label(self, name: str, field: str) -> None:
-        """Say which field a terminal is for. If no text fits the terminal, the error names the field."""
+        """Store which field a terminal is for. If no text fits the terminal, the error names the field."""
         self._fields[name] = field
 
     def write_json(self, schema: Mapping[str, Any], field: str = "") -> str:
-        """JSON that fits the schema. field: what an error about the schema names."""
+        """Return the grammar of JSON that fits the schema. `field`: the field that an error about the schema names."""
         check_characters(schema)
         options = self._options | ({"field": field} if field else {})
         return f"%json {json.dumps({**without_options(schema), 'x-guidance': options})}"
 
     def arguments(self, function: Function) -> str:
-        """The object of a function's arguments, as a rule."""
+        """Return the rule of a function's arguments object."""
         schema = ANY_OBJECT if function.loose else function.parameters
         return self.rule(f"args_{self.place(function)}", self.write_json(schema, function.name))
 
     def place(self, function: Function) -> int:
-        """The function's number, for names of rules."""
+        """Return the function's number, for names of rules."""
         return next(place for place, one in enumerate(self.functions) if one is function)
 
     def mark(self, marker: str) -> str:
-        """A marker as text, except for what of it is a token of its own."""
+        """Return the grammar of a marker. A part that is a token is written as the token, any other part as text."""
         parts = [part for part in added_tokens(self.tokenizer).split(marker) if part]
         ids = [self.find_marker_id(part) if added_tokens(self.tokenizer).fullmatch(part) else None for part in parts]
         return " ".join(quote_literal(part) if id is None else f"<[{id}]>" for part, id in zip(parts, ids, strict=True))
 
     def head_of(self, marker: str) -> tuple[str, str]:
-        """A marker as the text before its first token, and the grammar of the rest."""
+        """Return the marker's text before its first token, and the grammar of the rest."""
         text = added_tokens(self.tokenizer).split(marker)[0]
         return text, self.mark(marker[len(text) :])
 
     def plain_tokens(self, *texts: str) -> list[str]:
-        """The tokens of their own in these texts that are not special. A matcher reads such a token as text, too."""
+        """Return the added tokens in these texts that are not special. A matcher also reads such a token as text."""
         found = dict.fromkeys(part for text in texts for part in added_tokens(self.tokenizer).findall(text))
         return [part for part in found if self.find_marker_id(part) not in self.tokenizer.special_ids]
 
     def find_marker_id(self, marker: str) -> int | None:
-        """The id of a marker that is one token, else None."""
+        """Return the id of a marker that is one token, else None."""
         return self.tokenizer.backend.token_to_id(marker)
 
     def model_writes(self, marker: str) -> bool:
-        """True if the model is known to write the marker."""
+        """Return True if the model is known to write the marker."""
         return self.find_marker_id(marker) is not None or self.tokenizer.may_write_marker(marker)
 
     def write_calls(self, form: Callable[[Function], str], separator: str) -> str:
-        """A call of one of the functions, each written by `form`; if many are allowed, several with `separator` between
-        them."""
+        """Return the grammar of a call of one of the functions, each written by `form`.
+
+        If many calls are allowed, `separator` stands between two calls.
+        """
         one = self.rule("call", " | ".join(form(function) for function in self.functions))
         return self.repeat_item(one, separator)
 
     def repeat_item(self, one: str, separator: str) -> str:
-        """One item; if many are allowed, one or more."""
+        """Return the grammar of one item, or of one or more items if many are allowed."""
         return f"{one} ({separator} {one})*" if self.many else one
 
     def source(self) -> str:
-        """The text of the grammar."""
+        """Return the text of the grammar."""
         labels = (f"// {name}: {json.dumps(field)}" for name, field in self._fields.items())
         return "\n".join([*(f"{name}: {body}" for name, body in self._lines.items()), *labels])
 
 
 @lru_cache(maxsize=16)
 def added_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """A pattern of the tokens that no text is split into, the longest first; in a group, for `split`."""
+    """Return a pattern of the tokens that no text is split into, the longest first. It is in a group, for `split`."""
     added = {str(one.content) for one in tokenizer.backend.get_added_tokens_decoder().values()} - {""}
     return re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True))) or '(?!)'})")
 
 
 def without_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the schema without llguidance's own options."""
+    """Return a copy of the schema without llguidance's own options."""
     whole = deepcopy(dict(schema))
     for _, node in iter_subschemas(whole):
         node.pop("x-guidance", None)
@@ -145,27 +151,31 @@ def without_options(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quote_literal(text: str) -> str:
-    """The text as a literal."""
+    """Return the text as a literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escape_pattern(text: str) -> str:
-    """A pattern that matches this text only, for use between slashes."""
+    """Return a pattern that matches this text only, for use between slashes."""
     return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
 
 
 def text_without(*texts: str) -> str:
-    """A terminal: any text that contains none of these."""
+    """Return a terminal: any text that contains none of these."""
     return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escape_pattern, texts))}){ANY}/" if texts else f"/{ANY}/"
 
 
 def text_ending(end: str, others: tuple[str, ...]) -> str:
-    """A terminal: any text that ends with `end`, and contains none of the others. Text and its end must be one
-    terminal, because a matcher takes the longest match."""
+    """Return a terminal: any text that ends with `end`, and contains none of the others.
+
+    Text and its end must be one terminal, because a matcher takes the longest match.
+    """
     return f"/{ANY}{escape_pattern(end)}/ & ~/{ANY}({'|'.join(map(escape_pattern, others))}){ANY}/"
 
 
 def text_up_to(end: str, *others: str) -> str:
-    """A terminal: any text that ends with `end`, with none of the texts (nor `end`) before that. Text and its end must
-    be one terminal, because a matcher takes the longest match."""
+    """Return a terminal: any text that ends with `end`, with none of the texts (nor `end`) before that.
+
+    Text and its end must be one terminal, because a matcher takes the longest match.
+    """
     return f"/{ANY}{escape_pattern(end)}/ & ~/{ANY}({'|'.join(map(escape_pattern, (end, *others)))})(?s:.+)/"

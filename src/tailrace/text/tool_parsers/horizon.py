@@ -1,5 +1,7 @@
-"""K2 Horizon's calls: arguments between tags, with or without their types, or one JSON object. The chat template
-chooses one form for all calls of an answer."""
+"""K2 Horizon's calls: arguments between tags, with or without their types, or one JSON object.
+
+The chat template chooses one form for all calls of an answer.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ FORM = re.compile(
 
 
 class Horizon(NamedTuple):
-    """plain, typed: the tags without and with types. begin: the marker of one call."""
+    """The forms of K2 Horizon's calls.
+
+    - `plain`, `typed`: the tags without and with types.
+    - `begin`: the marker of one call.
+    """
 
     plain: Tagged
     typed: Tagged
     begin: str
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls, up to the closing marker."""
+        """Read the calls, up to the closing marker."""
         while not (found := FORM.match(parser.text, parser.at)) and self.plain.closing not in parser.unread:
             yield from parser.wait_for_text()
         if found is None or found["json"] is None:
@@ -43,5 +49,5 @@ class Horizon(NamedTuple):
                 return
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The calls with tags, without types."""
+        """Return the grammar of calls with tags, without types."""
         return self.plain.grammar(writer)

@@ -246,7 +246,8 @@ class StringReader:
         self._take_text(length)
 
     def _before_quote(self, end: int) -> Parsing[bool]:
-        """Read text up to a quote or a backslash. Return True if the string ends before a comma and a key."""
+        """Read text up to a quote or a backslash. Return True if the closing quote is missing before a comma and a
+        key."""
         parser = self.parser
         text = parser.text[parser.at : end]
         body = text.rstrip(WHITE)

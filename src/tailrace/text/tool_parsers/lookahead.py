@@ -1,4 +1,4 @@
-"""What comes next in a text of which more may come: a sequence of literals, names and white space."""
+"""Match the next text, of which more may arrive, with sequences of literals, names and white space."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ HOLES: dict[str, re.Pattern[str]] = {"NAME": WORD, "KEY": KEY, "TYPE": WORD, "IN
 
 
 def parts_of(tag: str) -> tuple[Part, ...]:
-    """The sequence that a tag with holes stands for."""
+    """Return the sequence for a tag with placeholders."""
     return tuple(HOLES.get(part, part) for part in HOLE.split(tag) if part)
 
 
 def read_torn_tag(parser: CallParser, tags: Sequence[str], others: Sequence[str]) -> bool:
-    """Read the beginning of a tag, if the text ends with nothing else. Return True if it was there. others: tags that
-    may come instead if the text was cut."""
+    """Read an incomplete tag if it is all the remaining text. Return True if it was read.
+
+    `others`: tags that may come instead if a limit cut the text.
+    """
     rest = parser.unread
     torn = parser.ended and bool(rest) and any(tag.startswith(rest) for tag in tags)
     if not torn or (parser.cut and any(tag.startswith(rest) for tag in others)):
@@ -33,15 +35,17 @@ def read_torn_tag(parser: CallParser, tags: Sequence[str], others: Sequence[str]
 
 
 def make_torn_end(tags: Sequence[str], others: Sequence[str], shortest: int = 1) -> re.Pattern[str]:
-    """A pattern of the beginning of a tag at the end of the text. others: tags of which it is no beginning."""
+    """Return a pattern of an incomplete tag at the end of the text. `others`: tags whose beginnings do not match."""
     found = {tag[:size] for tag in tags for size in range(shortest, len(tag))}
     found -= {tag[:size] for tag in others for size in range(1, len(tag) + 1)}
     return re.compile(rf"(?:{'|'.join(map(re.escape, sorted(found, key=len, reverse=True)))})\Z")
 
 
 def match_parts(text: str, at: int, parts: Sequence[Part], ended: bool) -> int | None:
-    """Return where the sequence ends that begins at a place; -1 if another text is there, None if more text is needed.
-    ended: no more text comes."""
+    """Return where the sequence ends that begins at `at`. Return -1 if other text comes, None if more text is needed.
+
+    `ended`: the text is complete.
+    """
     for part in parts:
         if isinstance(part, str):
             there = text[at : at + len(part)]
@@ -60,7 +64,7 @@ def match_parts(text: str, at: int, parts: Sequence[Part], ended: bool) -> int |
 
 
 def match_sequences(parser: CallParser, sequences: Sequence[Sequence[Part]]) -> Parsing[int]:
-    """Return the length of the first of the sequences that comes next; 0 if none does. Reads nothing."""
+    """Return the length of the first sequence that comes next, or 0 if no sequence does. Read nothing."""
     while True:
         for parts in sequences:
             end = match_parts(parser.text, parser.at, parts, parser.ended)

@@ -1,4 +1,4 @@
-"""Python literals as JSON. Parsed as syntax, never run."""
+"""Python literals as JSON. They are parsed as syntax and never run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tailrace.text.utf8 import without_halves
 
 NUMBER = re.compile(r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of JSON, without the sign
 LINE = re.compile(rb"\r\n|\r|\n")
-NOT_FINITE = ("nan", "infinity", "inf", "undefined")  # JSON has none of these; null is what JavaScript writes
+NOT_FINITE = ("nan", "infinity", "inf", "undefined")  # unknown to JSON; written as null, as in JavaScript
 ERRORS = (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 
 def syntax_of(text: str) -> tuple[ast.expr, list[bytes]]:
-    """The syntax of an expression, and the lines of its text.
+    """Return the syntax of an expression, and the lines of its text.
 
     Raises:
         one of ERRORS: the text is no expression.
@@ -27,7 +27,7 @@ def syntax_of(text: str) -> tuple[ast.expr, list[bytes]]:
 
 
 def convert_literal(text: str) -> str | None:
-    """A Python literal as JSON; None if the text is none, or one that JSON does not know."""
+    """Return a Python literal as JSON. Return None if the text is no literal, or if JSON does not know its value."""
     try:
         return in_json_of(*syntax_of(text))
     except (*ERRORS, NotACallError):
@@ -35,12 +35,15 @@ def convert_literal(text: str) -> str | None:
 
 
 def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
-    """A literal as JSON. Numbers keep the way they are written, whatever their size. Bytes are text in UTF-8. lines: of
-    the text.
+    """Return a literal as JSON. Numbers of any size keep their notation. Bytes are text in UTF-8.
+
+    Args:
+        lines: the lines of the text.
 
     Raises:
-        NotACallError: a value that JSON does not know.
-        UnicodeDecodeError: bytes that are no UTF-8; one of ERRORS.
+        NotACallError: JSON does not know the value.
+        UnicodeDecodeError: bytes are no UTF-8. This error is one of ERRORS.
+        one of ERRORS: another literal is invalid.
     """
     match node:
         case ast.Constant(value=str(text)):
@@ -77,7 +80,7 @@ def in_json_of(node: ast.expr, lines: list[bytes]) -> str:
 
 
 def key_of(node: ast.expr | None) -> ast.expr:
-    """A key of an object, which must be a string."""
+    """Return a key of an object. Raise NotACallError if the key is no string."""
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
         return node
     raise NotACallError("a name that is no string")

@@ -1,5 +1,7 @@
-"""Calls as a Python list: [f(a=1), g(b="x")]. Values are parsed as literals, never run. Sent when the list is
-complete."""
+"""Calls as a Python list: [f(a=1), g(b="x")]. Values are parsed as literals and never run.
+
+The calls are sent when the list is complete.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tailrace.text.tool_parsers.values import BRACKETS, read_brackets
 
 NAME = re.compile(r"[\w.:/@$-]+")
 HEAD = re.compile(r"\s*(?P<name>[\w.:/@$-]+)\s*\(")
-KEY = r"[^\s=,()\[\]{}'\"#\\]+"  # of an argument; Python's own words as well
+KEY = r"[^\s=,()\[\]{}'\"#\\]+"  # of an argument; it may be a reserved word of Python
 KEYWORD = re.compile(rf"\s*(?P<name>{KEY})\s*=(?!=)\s*")
 CLOSED = re.compile(r"\s*\)")
 AFTER_VALUE = re.compile(r"\s*(?:,[,\s]*|(?=\)))")
@@ -35,14 +37,18 @@ PIECE = re.compile(rf"{'|'.join(STRINGS)}|#[^\n]*|[^\[\](){{}}'\",#]+|[\[\](){{}
 
 
 class Pythonic(NamedTuple):
-    """Calls with keywords and literals. pairs: markers around them, of which a grammar takes the first that the model
-    is known to write; none: a list stands alone. listed: in a list; else a call stands on each line."""
+    """Calls with keywords and literals.
+
+    - `pairs`: pairs of markers around the calls. A grammar uses the first pair that the model is known to write.
+      Without pairs, a list stands alone.
+    - `listed`: the calls are in a list. Otherwise each call stands on a separate line.
+    """
 
     pairs: tuple[tuple[str, str | None], ...] = ()
     listed: bool = True
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """Parse the list. If no marker opened it, its first name must be a declared function; otherwise the list is
+        """Parse the list. If no marker opened it, its first name must be a declared function. Otherwise the list is
         content."""
         calls: list[tuple[str, dict[str, str]]] = []
         yield from parser.read_whitespace()
@@ -63,11 +69,11 @@ class Pythonic(NamedTuple):
         yield from parser.close()
 
     def closed(self, parser: CallParser, called: bool) -> Parsing[bool]:
-        """Read the closing marker, which may be missing behind calls."""
+        """Read the closing marker. Return True if the calls have ended. The marker may be missing after calls."""
         return (yield from parser.close()) or (called and (yield from parser.comes_one(parser.ends)))
 
     def call(self, parser: CallParser, closing: str) -> Parsing[str]:
-        """The text of a call; up to the closing bracket if there is one."""
+        """Read the text of a call. Read up to the closing bracket if there is one."""
         yield from parser.read_whitespace()
         name = yield from parser.read_name()
         yield from parser.read_whitespace()
@@ -79,10 +85,13 @@ class Pythonic(NamedTuple):
         return "".join(parts)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """Values are JSON, which Python reads as literals, except that booleans are written True and False."""
+        """Return the grammar of the calls.
+
+        Values are JSON, which Python reads as literals. Only booleans are written differently, as True and False.
+        """
         if not self.pairs:
-            # One literal up to the parenthesis: until there the text could still be other text, and a matcher takes the
-            # longest match.
+            # The text up to the parenthesis is one literal. Up to there it could still be other text, and a matcher
+            # takes the longest match.
             first = writer.rule(
                 "first", " | ".join(write_python_call(writer, function, "[") for function in writer.functions)
             )
@@ -99,17 +108,17 @@ class Pythonic(NamedTuple):
 
 
 def write_any_call(writer: GrammarWriter) -> str:
-    """A call of one of the functions."""
+    """Return the rule of a call of any function."""
     return writer.rule("call", " | ".join(write_python_call(writer, function) for function in writer.functions))
 
 
 def write_python_call(writer: GrammarWriter, function: Function, before: str = "") -> str:
-    """One call, with text before it."""
+    """Return the grammar of one call, after the text `before`."""
     return f'"{before}{function.name}(" {write_keywords(writer, function)} ")"'
 
 
 def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Names and arguments, the arguments in JSON. A name need not be one in Python.
+    """Return the names and arguments of calls, with the arguments as JSON. A name may be invalid in Python.
 
     Raises:
         NotACallError: the text is not calls with keywords and literals that JSON knows.
@@ -126,7 +135,7 @@ def calls_of(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def arguments_at(text: str, at: int) -> tuple[dict[str, str], int]:
-    """The arguments that begin behind a call's bracket, and where the call ends."""
+    """Return the arguments that begin after a call's bracket, and the place where the call ends."""
     found: dict[str, str] = {}
     while (end := CLOSED.match(text, at)) is None:
         key = matched(KEYWORD, text, at)
@@ -137,7 +146,7 @@ def arguments_at(text: str, at: int) -> tuple[dict[str, str], int]:
 
 
 def value_at(text: str, begin: int) -> str:
-    """The text of a value, up to a comma or a bracket that it does not open."""
+    """Return the text of a value, up to a comma or a bracket that the value does not open."""
     at, depth = begin, 0
     while depth or text[at : at + 1] not in (",", ")", ""):
         found = matched(PIECE, text, at)
@@ -147,7 +156,7 @@ def value_at(text: str, begin: int) -> str:
 
 
 def literal_of(text: str) -> str:
-    """A literal as JSON. It may have several lines."""
+    """Return a literal as JSON. The literal may have several lines."""
     if not text.strip():
         raise NotACallError("a value")
     try:
@@ -157,10 +166,10 @@ def literal_of(text: str) -> str:
 
 
 def matched(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
-    """The match at a place.
+    """Return the match at a place.
 
     Raises:
-        NotACallError: there is none.
+        NotACallError: the pattern does not match.
     """
     if (found := pattern.match(text, at)) is None:
         raise NotACallError(pattern.pattern)
@@ -171,7 +180,7 @@ def matched(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
 
 
 def write_keywords(writer: GrammarWriter, function: Function) -> str:
-    """name=value pairs, with a comma before each but the first one written."""
+    """Return the grammar of name=value pairs. A comma precedes each written pair except the first."""
     if function.loose:
         pair = f'{writer.rule("ANY_NAME", "/[A-Za-z_][A-Za-z0-9_]*/")} "=" {any_literal(writer)}'
         return f'({pair} (", " {pair})*)?'
@@ -186,7 +195,7 @@ def write_keywords(writer: GrammarWriter, function: Function) -> str:
 
 
 def any_literal(writer: GrammarWriter) -> str:
-    """The rule of any literal that JSON knows too."""
+    """Return the rule of any literal that JSON also knows."""
     text = writer.rule("ANY_TEXT", r"""/"([^"\\\n\r]|\\[nrtbf"'\\])*"/ | /'([^'\\\n\r]|\\[nrtbf"'\\])*'/""")
     number = writer.rule("ANY_NUMBER", r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/")
     words = " | ".join(map(quote_literal, ("True", "False", "None", "true", "false", "null")))
@@ -197,7 +206,7 @@ def any_literal(writer: GrammarWriter) -> str:
 
 
 def write_values(writer: GrammarWriter, function: Function, given: ParameterList) -> Iterator[tuple[str, str, bool]]:
-    """Each parameter's name, the grammar of its value, and whether it is required."""
+    """Yield each parameter's name, the grammar of its value, and whether the parameter is required."""
     for name, schema, required in given.fields:
         if not re.fullmatch(KEY, name):
             raise not_expressible(function.name, f"the name {format_json(name)}")

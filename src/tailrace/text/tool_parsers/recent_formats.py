@@ -1,5 +1,7 @@
-"""Formats of newer model families. They stand before the others in the order of recognition, because some share a
-marker with an older family and have more evidence."""
+"""Formats of newer model families. They are tried before the other formats.
+
+Some of them share a marker with an older family and have more evidence.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ SOLAR = Sectioned(
 
 
 def make_plamo_marker(name: str) -> str:
-    """One of PLaMo's markers."""
+    """Return one of PLaMo's markers."""
     return f"<|plamo:{name}:plamo|>"
 
 
@@ -104,7 +106,10 @@ PLAMO = Sectioned(
 
 
 def make_dsml_tags(word: str, block: str, space: str = "") -> Tagged:
-    """Tags with a word between bars, as DeepSeek's. block: the name of the outer pair. space: behind the bar."""
+    """Return tags with a word between bars, as in DeepSeek's format.
+
+    `block`: the name of the outer pair. `space`: the text after the bar.
+    """
     return Tagged(
         f"<｜{word}｜{space}{block}>",
         f"</｜{word}｜{space}{block}>",

@@ -1,5 +1,6 @@
-"""What a JSON schema says about one value, wherever it says it: behind $ref, in allOf, anyOf and oneOf, in enum and
-const, as `nullable`, as a list of types. Parsers read untyped text with it, and grammars are written from the same.
+"""What a JSON schema says about one value. Parsers read untyped text with it, and grammars are written from it.
+
+The schema may say it behind $ref, in allOf, anyOf or oneOf, in enum or const, as `nullable`, or as a list of types.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from tailrace.base.json_schema import NOTES, as_list, resolve_pointer
 from tailrace.base.schema_conflicts import is_equal, kinds_of_value
 from tailrace.text.tool_parsers.dialects import plain_type, with_null
 
-MAX_STEPS = 256  # references and alternatives that are followed for one value; a schema may refer to itself
+MAX_STEPS = 256  # references and alternatives followed for one value; a schema may refer to itself
 JOINED = ("properties", "required")
 # keywords that mean something together
 TIED = (("items", "prefixItems", "additionalItems"), ("contains", "minContains", "maxContains"), ("if", "then", "else"))
@@ -26,23 +27,24 @@ class Declared(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """Where references point."""
+        """Return the document that references point into."""
         return self.schema if self.root is None else self.root
 
     def plain(self) -> Any:
-        """The schema without $ref and allOf at its top and at the top of its alternatives; see `simplify_schema`."""
+        """Return the schema without $ref and allOf at its top and at the top of its alternatives; see
+        `simplify_schema`."""
         return simplify_schema(self.schema, self.document)
 
     def get_kinds(self) -> set[str]:
-        """The types that a value may have; empty if any."""
+        """Return the types that a value may have. The set is empty if any type is allowed."""
         return kinds_of(self.plain())
 
     def get_values(self) -> list[Any] | None:
-        """The values of enum and const, also in alternatives; None if other values may fit."""
+        """Return the values of enum and const, also in alternatives. Return None if other values may fit."""
         return list_schema_values(self.plain())
 
     def get_property(self, name: str) -> Declared:
-        """A property of an object, in any of the alternatives."""
+        """Return a property of an object, in any of the alternatives."""
         for choice in iter_choices(self.plain()):
             properties = choice.get("properties")
             if isinstance(properties, Mapping) and name in properties:
@@ -51,12 +53,12 @@ class Declared(NamedTuple):
         return Declared(next((one for one in more if isinstance(one, Mapping)), {}), self.document)
 
     def names(self) -> list[str]:
-        """The names of an object's declared properties."""
+        """Return the names of an object's declared properties."""
         found = (choice.get("properties") for choice in iter_choices(self.plain()))
         return list(dict.fromkeys(name for one in found if isinstance(one, Mapping) for name in one))
 
     def items(self) -> Declared:
-        """The items of a list, in any of the alternatives."""
+        """Return the items of a list, in any of the alternatives."""
         found = (choice.get("items") for choice in iter_choices(self.plain()))
         return Declared(next((one for one in found if isinstance(one, Mapping)), {}), self.document)
 
@@ -65,23 +67,27 @@ ANYTHING = Declared({})
 
 
 class Steps:
-    """The references and alternatives that are followed for one value, all paths together: paths that fork at every
-    reference would be too many, each of them short."""
+    """The budget of references and alternatives that are followed for one value.
+
+    All paths share the budget. Paths that fork at every reference would be too many, although each path is short.
+    """
 
     def __init__(self) -> None:
         self.left = MAX_STEPS
 
     def take(self, number: int) -> bool:
-        """Take so many of them. False if there were none left."""
+        """Take a number of steps. Return False if no steps were left."""
         there = self.left > 0
         self.left -= number
         return there
 
 
 def simplify_schema(schema: Any, root: Any, steps: Steps | None = None) -> Any:
-    """The same schema, with its $ref and allOf put in their places as far as keywords don't collide, the same in each
-    of its alternatives, and `nullable` as a type. Nested values keep their references, and so does what comes behind
-    MAX_STEPS. steps: those that are left."""
+    """Return an equivalent schema whose $ref and allOf are replaced by their keywords.
+
+    Keywords that collide stay in an allOf. The alternatives are simplified in the same way, and `nullable` becomes a
+    type. Nested values keep their references. References beyond MAX_STEPS stay too. `steps`: the steps that are left.
+    """
     if not isinstance(schema, Mapping):
         return schema
     steps = Steps() if steps is None else steps
@@ -102,7 +108,10 @@ def simplify_schema(schema: Any, root: Any, steps: Steps | None = None) -> Any:
 
 
 def flatten_alternatives(schema: dict[str, Any]) -> dict[str, Any]:
-    """An alternative that is itself nothing but alternatives becomes several; a single one takes their place."""
+    """Return the schema with nested alternatives flattened.
+
+    An alternative that has only alternatives is replaced by them. A single alternative replaces the list.
+    """
     if not isinstance(given := schema.get("anyOf"), list):
         return schema
     found: list[Any] = []
@@ -119,7 +128,7 @@ def flatten_alternatives(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def combine_schemas(parts: list[Any]) -> Any:
-    """One schema of several that must all fit; those that collide stay in an allOf."""
+    """Return one schema of several that must all fit. Schemas that collide stay in an allOf."""
     if any(part is False for part in parts):
         return False
     whole: dict[str, Any] = {}
@@ -140,7 +149,7 @@ def combine_schemas(parts: list[Any]) -> Any:
 
 
 def are_independent(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if no keyword of one schema changes what another keyword of the other schema means."""
+    """Return True if no keyword of one schema changes what another keyword of the other schema means."""
     for tied in TIED:
         mine, theirs = ([schema.get(key) for key in tied] for schema in (one, other))
         if any(mine) and any(theirs) and mine != theirs:
@@ -151,7 +160,7 @@ def are_independent(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def joint_keywords(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The types, properties and required names of two schemas of one value."""
+    """Return the types, properties and required names of two schemas of one value."""
     found: dict[str, Any] = {}
     mine, theirs = one.get("properties"), other.get("properties")
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
@@ -165,8 +174,11 @@ def joint_keywords(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
 
 
 def with_listed_types(schema: Any) -> Any:
-    """The schema of an enum or a const with those values that fit its types, and the types of these values only. False
-    if no value does. Any other schema as it is."""
+    """Return the schema of an enum or a const with the values that fit its types, and with the types of these values
+    only.
+
+    Return False if no value fits. Return any other schema unchanged.
+    """
     if not isinstance(schema, Mapping) or (values := own_values(schema)) is None:
         return schema
     kinds = named_kinds(schema)
@@ -178,7 +190,7 @@ def with_listed_types(schema: Any) -> Any:
 
 
 def iter_choices(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """The schema itself and all its alternatives and parts, of a simplified one."""
+    """Yield a simplified schema, and all its alternatives and parts."""
     waiting = [schema]
     while waiting:
         node = waiting.pop(0)
@@ -189,8 +201,10 @@ def iter_choices(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The types that a simplified schema names, also in alternatives, or those of its listed values; empty if it names
-    none, or one alternative may be anything."""
+    """Return the types that a simplified schema names, also in alternatives, or the types of its listed values.
+
+    The set is empty if the schema names no type, or if one alternative may be anything.
+    """
     if not isinstance(schema, Mapping):
         return set()
     kinds = named_kinds(schema)
@@ -206,38 +220,41 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def intersect_kinds(kinds: set[str], others: set[str]) -> set[str]:
-    """The types that fit two demands, of which an empty one demands nothing."""
+    """Return the types that fit two demands. An empty set demands nothing."""
     if not kinds or not others:
         return kinds or others
     return shared_kinds(kinds, others) or kinds
 
 
 def shared_kinds(kinds: set[str], others: set[str]) -> set[str]:
-    """The types among both."""
+    """Return the types that both sets allow."""
     wider, other = [one | ({"integer"} if "number" in one else set()) for one in (kinds, others)]
     shared = wider & other
     return shared - {"integer"} if "number" in shared else shared
 
 
 def named_kinds(schema: Mapping[str, Any]) -> set[str]:
-    """The types that `type` names."""
+    """Return the types that `type` names."""
     named = plain_type(schema.get("type"))
     return {named} if isinstance(named, str) else {kind for kind in as_list(named) if isinstance(kind, str)}
 
 
 def own_values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values of const, or else of enum; None if there is neither."""
+    """Return the values of const, or else of enum. Return None if the schema has neither."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return values if isinstance(values, list) else None
 
 
 def json_type_of(value: Any) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     return next((name for kind, name in KINDS if isinstance(value, kind)), "null")
 
 
 def list_schema_values(schema: Any) -> list[Any] | None:
-    """The values of enum and const of a simplified schema, also in alternatives; None if others may fit."""
+    """Return the values of enum and const of a simplified schema, also in alternatives.
+
+    Return None if other values may fit.
+    """
     if not isinstance(schema, Mapping):
         return None
     if (values := own_values(schema)) is not None:

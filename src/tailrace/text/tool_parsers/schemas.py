@@ -1,5 +1,7 @@
-"""Checks of a JSON schema before it becomes part of a grammar of calls: its form, its depth, its counts of names. All
-raise ParameterErrors that name the tools."""
+"""Checks of a JSON schema before it becomes part of a grammar of calls: its form, its depth, its counts of names.
+
+All checks raise ParameterErrors that name the tools.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def check_form(schema: Mapping[str, Any], field: str, param: str = "tools") -> N
 
 
 def check_depth(schema: Any, field: str, param: str) -> None:
-    """Raise ParameterError if it is nested deeper than MAX_DEPTH. A loop, since recursion itself could go too deep."""
+    """Raise ParameterError if the schema is nested deeper than MAX_DEPTH. Use a loop, since recursion could go too
+    deep."""
     level, depth = [schema], 0
     while level:
         if depth > MAX_DEPTH:
@@ -37,7 +40,7 @@ def check_depth(schema: Any, field: str, param: str) -> None:
 
 
 def is_valid(key: str, value: Any, place: str) -> bool:
-    """True if the keyword's value has the form that the standard prescribes."""
+    """Return True if the keyword's value has the form that the standard prescribes."""
     match key:
         case "type":
             return isinstance(value, str) or is_text_list(value)
@@ -59,12 +62,12 @@ def is_valid(key: str, value: Any, place: str) -> bool:
 
 
 def is_text_list(value: Any) -> bool:
-    """True for a list of strings."""
+    """Return True if the value is a list of strings."""
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def is_schema(value: Any) -> bool:
-    """True for an object, true and false."""
+    """Return True if the value is an object, true or false."""
     return isinstance(value, dict | bool)
 
 
@@ -83,8 +86,10 @@ SPELT = re.compile(
 
 
 def check_characters(schema: Mapping[str, Any]) -> None:
-    """Raise ParameterError if a listed value, a name or a pattern has characters that calls can't write: control
-    characters (except those with an escape of their own) and halves of surrogate pairs."""
+    """Raise ParameterError if a listed value, a name or a pattern has characters that calls can't write.
+
+    These are control characters without an escape of their own, and halves of surrogate pairs.
+    """
     for place, node in iter_subschemas(schema):
         for key in ("const", "enum", "properties", "required"):
             value = node.get(key)
@@ -96,17 +101,17 @@ def check_characters(schema: Mapping[str, Any]) -> None:
 
 
 def make_character_error(key: str, place: str) -> ParameterError:
-    """The error for such a character."""
+    """Return the error for such a character."""
     return ParameterError(f"tools: {key} at {place}: control characters can't be written in calls", "tools")
 
 
 def list_patterns(value: Any) -> list[str]:
-    """The patterns of `pattern` or `patternProperties`."""
+    """Return the patterns of `pattern` or `patternProperties`."""
     return [value] if isinstance(value, str) else list(value or ())
 
 
 def iter_strings(value: Any) -> Iterator[str]:
-    """All strings in a value, names included."""
+    """Yield all strings in a value, names included."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""Calls in a section, each between its own markers, with the name outside of the JSON: DeepSeek and Kimi."""
+"""Calls in a section, each between two markers. The name stands outside of the JSON. DeepSeek and Kimi write them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ FENCE = ("```json", "```")
 
 
 class Sectioned(NamedTuple):
-    """opening, closing: the markers of the section, which may be missing. begin, separator, end: the markers of a call,
-    before its name, before and after its arguments. numbered: the name stands in functions.NAME:NUMBER, which is the
-    call's id, and which the model expects to see again with its result. fence: the arguments may stand in a JSON code
-    block, with the word "function" in the name's place and the name behind the separator. name: the marker between a
-    call's id, which the model makes, and its name."""
+    """The markers of a section and its calls.
+
+    - `opening`, `closing`: the markers of the section. They may be missing.
+    - `begin`: the marker before a call's name.
+    - `separator`, `end`: the markers before and after a call's arguments.
+    - `numbered`: the name is written as functions.NAME:NUMBER, which is also the call's id. The model expects this id
+      again with the call's result.
+    - `fence`: the arguments may stand in a JSON code block. Then the word "function" replaces the name, and the name
+      follows the separator.
+    - `name`: the marker between a call's id and its name. The model makes the id.
+    """
 
     opening: str
     closing: str
@@ -30,7 +36,7 @@ class Sectioned(NamedTuple):
     name: str = ""
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls, up to the closing marker."""
+        """Read the calls, up to the closing marker."""
         while True:
             yield from parser.read_whitespace()
             yield from parser.begin_call(self.begin)
@@ -62,7 +68,7 @@ class Sectioned(NamedTuple):
                 return
 
     def name_behind(self, parser: CallParser, kind: str) -> Parsing[str]:
-        """The name, up to the arguments in their code block."""
+        """Read the name, up to the arguments in their code block."""
         if kind != "function":
             raise NotACallError(kind)
         name = yield from parser.read_name()
@@ -72,8 +78,10 @@ class Sectioned(NamedTuple):
         return name
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """A JSON code block if the model's template has one. The model chooses the numbers, which continue from earlier
-        calls."""
+        """Return the grammar of a section. If the model's template uses a JSON code block, the grammar does too.
+
+        The model chooses the numbers, which continue from earlier calls.
+        """
         begin, separator, end, closing = map(writer.mark, (self.begin, self.separator, self.end, self.closing))
         fenced = self.fence and writer.model_writes(FENCE[0])
         number = writer.rule("NUMBER", "/[0-9]{1,4}/") if self.numbered else ""

@@ -1,4 +1,4 @@
-"""MiniMax M3's calls, whose values are tags in tags instead of JSON. A call is sent when it is complete."""
+"""MiniMax M3's calls, whose values are nested tags instead of JSON. A call is sent when it is complete."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NAME = re.compile(r"[^<>/\s]*")  # of a tag
 
 
 class TagTree(NamedTuple):
-    """Objects as tags of their keys, and lists as tags `item`, of MiniMax M3. mark: stands before every tag."""
+    """Objects as tags of their keys, and lists as tags `item` (MiniMax M3). `mark`: the text before every tag."""
 
     mark: str
     opening: str
     closing: str
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The calls, up to the closing marker."""
+        """Read the calls, up to the closing marker."""
         while True:
             yield from parser.read_whitespace()
             yield from parser.begin_call(f'{self.mark}<invoke name="')
@@ -48,7 +48,10 @@ class TagTree(NamedTuple):
                 return
 
     def over(self, parser: CallParser) -> Parsing[bool]:
-        """Read the tag that ends a call. It may be missing before the next call or the end of the block."""
+        """Read the tag that ends a call. Return True if the call has ended.
+
+        The tag may be missing before the next call or the end of the block.
+        """
         if (yield from self.ends(parser, "invoke")):
             return True
         missing = (parser.closing or self.closing, self.opening, f"{self.mark}<invoke ")
@@ -56,12 +59,12 @@ class TagTree(NamedTuple):
         return torn or (parser.finished and not parser.cut) or (yield from parser.comes_one(missing))
 
     def ends(self, parser: CallParser, key: str) -> Parsing[bool]:
-        """Read the closing tag, if it comes next after white space."""
+        """Read the closing tag if it comes next after white space. Return True if it does."""
         yield from parser.read_whitespace()
         return (yield from parser.accept(f"{self.mark}</{key}>"))
 
     def pair(self, parser: CallParser, declared: Declared, around: str, depth: int) -> Parsing[tuple[str, str]]:
-        """A key and its value in JSON. around: the tag in which they stand."""
+        """Read a key and its value. Return the value as JSON. `around`: the tag that encloses both."""
         if depth > MAX_DEPTH:
             raise NotACallError("deeper")
         yield from parser.expect(f"{self.mark}<")
@@ -97,7 +100,7 @@ class TagTree(NamedTuple):
         return key, json_of(text, inner)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """All calls between one pair of markers."""
+        """Return the grammar of all calls between one pair of markers."""
         closing = writer.mark(self.closing)
 
         def make_end_tag(key: str) -> str:
@@ -137,7 +140,7 @@ class TagTree(NamedTuple):
     def anything(
         self, writer: GrammarWriter, function: Function, text: Callable[[dict[str, Any], str, str], str]
     ) -> str:
-        """Any arguments with the names that the schema declares somewhere."""
+        """Return the grammar of any arguments whose names the schema declares somewhere."""
         place = writer.place(function)
         declared = (node.get("properties") for _, node in iter_subschemas(function.parameters))
         names = {name for properties in declared if isinstance(properties, dict) for name in properties}
@@ -154,7 +157,7 @@ class TagTree(NamedTuple):
 
 
 def tree_of(pairs: list[tuple[str, str]], declared: Declared) -> str:
-    """Tags in JSON: a list if they are all `item` and no object with such a key is declared."""
+    """Return tags as JSON. They are a list if all are `item` and no object with such a key is declared."""
     if all(key == "item" for key, _ in pairs) and "item" not in declared.names():
         return f"[{', '.join(value for _, value in pairs)}]"
     return write_object(pairs)

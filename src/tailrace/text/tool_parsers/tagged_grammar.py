@@ -1,8 +1,8 @@
-"""The grammar of calls between tags. A text may hold any tag that the parser of the same format takes for a part of the
-text.
+"""Grammar of calls between tags. A text may hold any tag that the format's parser takes for text.
 
-A matcher takes the longest match, so a text and what decides about its end are one terminal: the text, its closing tag,
-and the beginning of the next parameter's tag, or the tag that ends the call.
+A matcher takes the longest match. Therefore a text and the tags that decide about its end are one terminal. The
+terminal holds the text, its closing tag, and one more part. This part is the beginning of the next parameter's tag, or
+the tag that ends the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT: dict[str, Any] = {"type": "string"}
 
 
 class TagShape(Protocol):
-    """What the grammar needs of tagged.Tagged."""
+    """The attributes of tagged.Tagged that the grammar needs."""
 
     @property
     def opening(self) -> str: ...
@@ -49,17 +49,17 @@ class TagShape(Protocol):
 
 
 class CallWriter:
-    """Writes the calls of one function. See `written`."""
+    """A writer of the calls of one function. See `written`."""
 
     def __init__(self, shape: TagShape, writer: GrammarWriter, function: Function) -> None:
         self.shape, self.writer, self.function = shape, writer, function
-        self.first, *_ = HOLE.split(shape.parameter)  # of a parameter's tag
-        self.last = shape.end or shape.closing  # of a call
+        self.first, *_ = HOLE.split(shape.parameter)  # the beginning of a parameter's tag
+        self.last = shape.end or shape.closing  # the tag that ends a call
         self.own = "\n" if shape.own_line else ""
         self._texts: dict[str, dict[str, str]] = {}
 
     def written(self) -> str:
-        """One call, up to the tag that ends it."""
+        """Return the grammar of one call, up to the tag that ends it."""
         head, _, rest = self.shape.call.replace("NAME", self.function.name).partition("INDEX")
         number = self.writer.rule("NUMBER", "/[1-9][0-9]{0,3}/") if rest else ""
         place = str(self.writer.place(self.function))
@@ -69,7 +69,7 @@ class CallWriter:
         return f"{self.write_tag(head)} {number} {self.write_tag(rest)} ({' | '.join(bodies)})"
 
     def body(self, parameters: ParameterList, place: str) -> str:
-        """The parameters in order, and the end of the call."""
+        """Return the grammar of the parameters in order, and of the end of the call."""
         names = [name for name, *_ in parameters.fields]
         self.begin_texts(place, names)
         nexts, over = "", True  # which parameters may follow, and whether the call may end instead
@@ -85,7 +85,10 @@ class CallWriter:
         return " | ".join([*([begun] if nexts else []), *([self.writer.mark(self.last)] if over else [])])
 
     def parameter(self, key: str, name: str, schema: Mapping[str, Any], nexts: str, over: bool) -> str:
-        """The rest of a parameter's tag, its value, and what follows. key: the grammar of a free name."""
+        """Return the grammar of the rest of a parameter's tag, its value, and what follows.
+
+        `key`: the grammar of a free name.
+        """
         field = f"{self.function.name}.{name}" if key else key_of(self.function, name)
         head, _, tail = f"{name}{self.shape.parameter[len(self.first) + len('KEY') :]}".partition("TYPE")
 
@@ -122,12 +125,12 @@ class CallWriter:
     # ---- texts
 
     def begin_texts(self, place: str, names: list[str]) -> None:
-        """Define what texts beside these parameters can't hold: what the parser would read as the end of the text."""
+        """Store a pattern of what texts beside these parameters can't hold. The parser would end the text there."""
         self._place, self._forbidden = place, self.make_forbidden_pattern(names)
         self._texts.clear()
 
     def make_forbidden_pattern(self, names: list[str]) -> str:
-        """A pattern of what ends a text."""
+        """Return a pattern of what ends a text."""
         shape, writer = self.shape, self.writer
         ends = [self.first, self.last, shape.closing, shape.opening]
         call, *_ = HOLE.split(shape.call)
@@ -148,7 +151,10 @@ class CallWriter:
         return "|".join(found)
 
     def text(self, schema: Mapping[str, Any], field: str) -> dict[str, str]:
-        """A text with what follows: the next parameter, or the end of the call. Equal schemas share their rules."""
+        """Return the grammars of a text before the next parameter, and before the end of the call.
+
+        Equal schemas share their rules.
+        """
         key = json.dumps({name: value for name, value in schema.items() if name not in NOTES}, sort_keys=True)
         if key not in self._texts:
             tails = {"more": self.make_tail(self.first), "end": self.make_tail(self.last)}
@@ -159,7 +165,7 @@ class CallWriter:
         return self._texts[key]
 
     def make_tail(self, then: str) -> Tail:
-        """What comes behind a text: the closing tag, and what decides that the tag closes the text."""
+        """Return what comes after a text: the closing tag, and the text which shows that this tag closes the text."""
         text, rest = self.writer.head_of(self.own + self.shape.close)
         if rest:
             return Tail(escape_pattern(text), f"{rest} {self.shape.line} {self.writer.mark(then)}", False)
@@ -168,18 +174,18 @@ class CallWriter:
         return Tail(f"{escape_pattern(text)}{line}{escape_pattern(begun)}", rest, not rest)
 
     def write_tag(self, text: str) -> str:
-        """The grammar of a tag, of which every line break is `line`."""
+        """Return the grammar of a tag. `line` replaces every line break."""
         parts = [self.writer.mark(part) if part else "" for part in text.split("\n")]
         return f" {self.shape.line} ".join(parts)
 
 
 def any_key(names: list[str]) -> str:
-    """A terminal: the name of a parameter that is none of these."""
+    """Return a terminal: the name of a parameter that is not among these names."""
     return f"/{ANY_KEY}/" + (f" & ~/({'|'.join(map(escape_pattern, names))})/" if names else "")
 
 
 def key_of(function: Function, name: str) -> str:
-    """The parameter's place, for messages.
+    """Return the parameter's place, for messages.
 
     Raises:
         ParameterError: the name can't stand between tags.

@@ -59,7 +59,7 @@ class ValueReader:
     def _reset_value(self) -> None:
         self.parts: list[str] = []
         self.length = 0
-        self.depth, self.nested = 0, False  # Number of open calls inside the text; it had one.
+        self.depth, self.nested = 0, False  # Number of open calls inside the text; the text had any.
         self.inside = False  # The reader is inside a JSON string.
         self.torn = False  # A closing tag was read as text.
         # Parameters that began in the text or after it: they are counted; number of open ones.

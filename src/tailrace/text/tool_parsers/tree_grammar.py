@@ -1,4 +1,5 @@
-"""The grammar of arguments whose nested values are written in a syntax of their own, after their schemas."""
+"""Grammar of arguments whose nested values have a syntax of their own. The grammar follows the schemas of the
+values."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ SCALARS = {"number", "integer", "boolean", "null"}
 
 
 class Tree:
-    """The grammar of values in a syntax of its own, after their schemas.
+    """A writer of grammars for values in a syntax of its own, according to their schemas.
 
-    Args:
-        text: (schema, suffix for rules, place) → a text. whole: (name, value, required) of each field, suffix → an
-            object. many: item, schema → a list. tail: what follows every value; `text` has written it. free: type →
-            the rule of values of this type whose inside the schema does not name.
+    - `text`: (schema, suffix for rules, place) → the grammar of a text.
+    - `whole`: (name, value, required) of each field, suffix → the grammar of an object.
+    - `many`: item, schema → the grammar of a list.
+    - `tail`: the grammar after every value. `text` has already written it.
+    - `free`: type → the rule of values of this type whose inside the schema does not name.
 
     Raises:
-        ParameterError: a schema that can't be expressed.
+        ParameterError: a schema can't be expressed.
     """
 
     def __init__(
@@ -49,11 +51,11 @@ class Tree:
         self._objects = 0
 
     def arguments(self, function: Function) -> str:
-        """The arguments of a function."""
+        """Return the grammar of a function's arguments."""
         return f"({' | '.join(self.object(one, function.name) for one in parameter_lists(function))})"
 
     def value(self, schema: Any, root: Mapping[str, Any], field: str) -> str:
-        """The rule of a value. A schema that comes again, even in itself, has the same rule."""
+        """Return the rule of a value. A schema that comes again, even inside itself, has the same rule."""
         plain = with_listed_types(simplify_schema(schema, root))
         if not isinstance(plain, Mapping) or "allOf" in plain or "oneOf" in plain or "not" in plain:
             raise not_expressible(field, "such a schema")
@@ -64,7 +66,7 @@ class Tree:
         return self._rules[key]
 
     def body(self, plain: dict[str, Any], root: Mapping[str, Any], field: str) -> str:
-        """The grammar of a value."""
+        """Return the grammar of a value."""
         id, kinds = str(len(self._rules)), kinds_of(plain)
         shared = {key: root[key] for key in SHARED if key in root}
         if given := plain.get("anyOf"):
@@ -80,7 +82,7 @@ class Tree:
             return f'{self.text(without_null(plain), id, field)} | "null" {self.tail}'
         if kinds == {"string"}:
             return self.text(plain, id, field)
-        if not kinds:  # anything: of that the values without an inside
+        if not kinds:  # any value: only those without nested values
             kinds = {"string", *SCALARS} - {"integer"}
         if kinds <= SCALARS:
             return f"{self.writer.write_json(shared | plain, field)} {self.tail}"
@@ -99,7 +101,7 @@ class Tree:
         raise not_expressible(field, "a value of which the schema does not say what it is")
 
     def object(self, parameters: ParameterList, field: str) -> str:
-        """The grammar of an object with the properties that it declares."""
+        """Return the grammar of an object with the properties that it declares."""
         fields = []
         for name, inner, required in parameters.fields:
             if not KEY.fullmatch(name) or not name or name == "item":
@@ -111,10 +113,11 @@ class Tree:
 
 
 def join_optional_parts(writer: GrammarWriter, parts: list[tuple[str, bool]], id: str, comma: str = '","') -> str:
-    """Parts in order, each required or not, with a comma before each but the first one written."""
+    """Return the grammar of parts in order, each required or not. A comma precedes each written part except the
+    first."""
     rest = '""'
     for i, (part, required) in reversed(list(enumerate(parts))):
-        # after_i: what follows if a part was written before; first_i: if none was
+        # after_i: the rest if an earlier part was written; first_i: the rest if no part was
         one, after, first = writer.rule(f"arg_{id}_{i}", part), f"after_{id}_{i}", f"first_{id}_{i}"
         followed, alone = f"{one} {rest}", rest.replace("after_", "first_")
         writer.rule(after, f"{comma} {followed}" + ("" if required else f" | {rest}"))
@@ -124,7 +127,7 @@ def join_optional_parts(writer: GrammarWriter, parts: list[tuple[str, bool]], id
 
 
 def repeat_counted(item: str, schema: Mapping[str, Any], comma: str) -> str:
-    """As many items as the schema allows."""
+    """Return the grammar of as many items as the schema allows."""
     low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
     if high is not None and high <= 0:
         return '""'
@@ -133,5 +136,5 @@ def repeat_counted(item: str, schema: Mapping[str, Any], comma: str) -> str:
 
 
 def bounds_of(writer: GrammarWriter, pattern: str, *marks: str) -> Bounds:
-    """What texts can't hold. marks: also the tokens in these that a matcher reads as text."""
+    """Return what texts can't hold. `marks`: their tokens that a matcher reads as text are also forbidden."""
     return Bounds("|".join([pattern, *map(escape_pattern, writer.plain_tokens(*marks))]))

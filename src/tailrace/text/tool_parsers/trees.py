@@ -1,5 +1,5 @@
-"""Calls whose nested values are written in the model's own words instead of JSON: Gemma's braces with quoted texts, and
-MiniMax M3's tags in tags. A call is sent when it is complete."""
+"""Gemma's calls, whose nested values are braces with quoted texts instead of JSON. A call is sent when it is
+complete."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ IN_LIST = (WHITE, ",")
 
 
 class Gemma(NamedTuple):
-    """call:NAME{key:value,…} between markers, of Gemma 4 and FunctionGemma. quote: stands around a text."""
+    """Calls as call:NAME{key:value,…} between markers (Gemma 4, FunctionGemma). `quote`: the mark around a text."""
 
     opening: str
     closing: str
     quote: str
 
     def text(self, parser: CallParser, *followers: tuple[Part, ...]) -> Parsing[str]:
-        """Read a text and the mark behind it."""
+        """Read a text and the mark after it."""
         call = (self.opening, WHITE, "call:")
         enclosure = Enclosure(call, self.closing, (self.closing, WHITE, *call))
         ends = [one for one in followers if self.closing in one]
@@ -51,18 +51,18 @@ class Gemma(NamedTuple):
         return (yield from enclosure.read(parser, self.quote, others, ends, loose))
 
     def list_followers(self, depth: int) -> list[tuple[Part, ...]]:
-        """What may follow a value in an object. depth: 1 is the object of all arguments."""
+        """Return what may follow a value in an object. `depth`: 1 is the object of all arguments."""
         end = (WHITE, "}", WHITE)
         over = [(*end, self.closing), (*end, self.opening), (*end, "call:"), (*end, END)] if depth == 1 else [end[:2]]
         return [*((WHITE, *one) for one in self.next_keys()), *over]
 
     def next_keys(self) -> list[tuple[Part, ...]]:
-        """A comma, or several, and what may follow in an object."""
+        """Return sequences of one or more commas and the text that may follow in an object."""
         marks = (self.quote, *OPENINGS, "}")
         return [(",", COMMAS, KEY, WHITE, ":"), *((",", COMMAS, mark) for mark in marks)]
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """One call, or several."""
+        """Read one call or several calls."""
         while True:
             yield from parser.read_whitespace()
             yield from parser.begin_call("call:")
@@ -76,7 +76,7 @@ class Gemma(NamedTuple):
                 return
 
     def read_pairs(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[list[tuple[str, str]]]:
-        """An object's keys and values."""
+        """Read an object. Return its keys and values."""
         found: list[tuple[str, str]] = []
         yield from parser.expect("{")
         yield from parser.read_span(COMMAS, drop_text)
@@ -90,18 +90,18 @@ class Gemma(NamedTuple):
         return found
 
     def read_commas(self, parser: CallParser, bracket: str) -> Parsing[None]:
-        """Read what stands behind an item: a comma, or several; nothing before a bracket or the end of the block."""
+        """Read one or more commas after an item. Before a bracket or the end of the block, read nothing."""
         yield from parser.read_whitespace()
         if not (yield from parser.is_next(bracket)) and not (yield from parser.comes_one(parser.ends)):
             yield from parser.expect(",")
             yield from parser.read_span(COMMAS, drop_text)
 
     def read_bracket(self, parser: CallParser, bracket: str, found: Sequence[Any]) -> Parsing[bool]:
-        """Read a closing bracket, which may be missing at the end of the block."""
+        """Read a closing bracket, which may be missing at the end of the block. Return True if the brackets end."""
         return (yield from parser.accept(bracket)) or (bool(found) and (yield from parser.comes_one(parser.ends)))
 
     def key(self, parser: CallParser) -> Parsing[str]:
-        """A key, which some models quote."""
+        """Read a key, which some models quote."""
         if (yield from parser.accept(self.quote)):
             return (yield from self.text(parser, (WHITE, ":")))
         if (yield from parser.peek()) in OPENINGS:
@@ -115,7 +115,7 @@ class Gemma(NamedTuple):
     def value(
         self, parser: CallParser, declared: Declared, depth: int, then: Sequence[tuple[Part, ...]]
     ) -> Parsing[str]:
-        """A value in JSON. then: what may follow a text."""
+        """Read a value. Return it as JSON. `then`: the sequences that may follow a text."""
         if depth > MAX_DEPTH:
             raise NotACallError("deeper")
         yield from parser.read_whitespace()
@@ -145,7 +145,7 @@ class Gemma(NamedTuple):
         return json_of(text.strip(), declared)
 
     def items(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[str]:
-        """A list in JSON."""
+        """Read a list. Return it as JSON."""
         found: list[str] = []
         yield from parser.expect("[")
         yield from parser.read_span(COMMAS, drop_text)
@@ -155,7 +155,7 @@ class Gemma(NamedTuple):
         return f"[{', '.join(found)}]"
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """One call between each pair of markers."""
+        """Return the grammar of calls, each between its own markers."""
         opening, closing, quote = map(writer.mark, (self.opening, self.closing, self.quote))
 
         bounds = bounds_of(
@@ -187,7 +187,7 @@ class Gemma(NamedTuple):
         return CallGrammar(self.opening, f"{writer.write_calls(write_function, f'{closing} {opening}')} {closing}")
 
     def anything(self, writer: GrammarWriter, text: str) -> dict[str, str]:
-        """The rules of objects and lists with any values. text: the grammar of a text."""
+        """Return the rules of objects and lists with any values. `text`: the grammar of a text."""
         key, scalar = (
             writer.rule("ANY_KEY", "/[A-Za-z0-9_.$\\-]+/"),
             writer.rule("any_scalar", writer.write_json(SCALAR)),

@@ -1,8 +1,7 @@
-"""The grammar of arguments that are written one by one: without quotes (Qwen3-Coder, GLM) or as keywords (Python).
-Refuses schemas that can't be expressed this way.
+"""Grammar of arguments that are written one by one: without quotes (Qwen3-Coder, GLM) or as keywords (Python).
 
-A parameter whose schema allows only strings (and perhaps null) is bare text. Any other parameter is JSON, with strings
-quoted. values.json_of reads them the same way.
+A parameter whose schema allows only strings (and perhaps null) is bare text. Any other parameter is JSON, with quoted
+strings. values.json_of reads parameters in the same way. A schema that can't be expressed this way is refused.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from tailrace.text.tool_parsers.grammar_writer import ANY, GrammarWriter, quote_
 from tailrace.text.tool_parsers.parameter_list import not_expressible
 from tailrace.text.tool_parsers.resolve import kinds_of
 
-MAX_LENGTH = 1_000  # of a counted text: each character is several states of the matcher, which has 20,000
-BEYOND = frozenset({"$ref", "allOf", "not", "if"})  # of one string
+MAX_LENGTH = 1_000  # of a counted text; each character takes several of the matcher's 20,000 states
+BEYOND = frozenset({"$ref", "allOf", "not", "if"})  # of one string; the grammar can't express these keywords
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """True if the values are bare text."""
+    """Return True if the values are bare text."""
     kinds = kinds_of(schema)
     return bool(kinds) and kinds <= {"string", "null"}
 
 
 def without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts among the values of a schema that allows texts and null."""
+    """Return the schema of the texts, from a schema that allows texts and null."""
     text = {**schema, "type": "string"}
     if "enum" in text:
         text["enum"] = [value for value in text["enum"] if value is not None]
@@ -40,24 +39,28 @@ def without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Bounds(NamedTuple):
-    """What a text can't hold, as a pattern. id: a suffix for the names of rules."""
+    """A pattern of what a text can't hold. `id`: a suffix for the names of rules."""
 
     pattern: str
     id: str = "0"
 
     def write_outside(self, writer: GrammarWriter, closed: bool) -> str:
-        """A terminal of what a text with its tail may be: nothing with a match. closed: the match may be at the end.
+        """Return a terminal of texts with their tails that hold no match. `closed`: a match may be at the end.
 
-        Behind a match any bytes are refused, not characters: with these, a matcher would have to prove that no text
-        of any length ends within a character.
+        The terminal refuses any bytes after a match, not any characters. With characters, a matcher would have to prove
+        that no text of any length ends within a character.
         """
         name, bytes = ("BYTES", '~(/[a&&b]/ | "")') if closed else ("ANY_BYTES", "~/[a&&b]/")
         return f"~(/{ANY}({self.pattern})/ {writer.rule(name, bytes)})"
 
 
 class Tail(NamedTuple):
-    """What comes behind a text. pattern: the part that belongs to the text's terminal. rest: the grammar behind it.
-    closed: the pattern of what a text can't hold matches the text with its tail, at the end."""
+    """The grammar after a text.
+
+    - `pattern`: the part that belongs to the text's terminal.
+    - `rest`: the grammar after that part.
+    - `closed`: the pattern of forbidden texts matches the text with its tail, at the end.
+    """
 
     pattern: str
     rest: str
@@ -67,10 +70,10 @@ class Tail(NamedTuple):
 def text_terminals(
     writer: GrammarWriter, schema: Mapping[str, Any], id: str, field: str, bounds: Bounds, tails: Mapping[str, Tail]
 ) -> dict[str, str]:
-    """Bare text with each of the tails.
+    """Return the grammar of a bare text with each of the tails.
 
     Raises:
-        ParameterError: the schema demands what a terminal can't express.
+        ParameterError: the schema demands something that a terminal can't express.
     """
     forms = list(write_alternatives(schema, field, bounds.pattern))
     plain = forms == [f"/{ANY}/"]
@@ -80,7 +83,7 @@ def text_terminals(
         bound = bounds.write_outside(writer, closed)
         if plain:
             whole = f"/{ANY}{pattern}/"
-        else:  # there may be many
+        else:  # there may be many tails
             whole = writer.rule(f"TAILED_{name.upper()}_{id}", f"{text} /{pattern}/") if pattern else text
             bound = writer.rule(f"{'ONCE' if closed else 'CLEAN'}_{bounds.id}", f"/{ANY}/ & {bound}")
         terminal = writer.rule(f"{name.upper()}_{id}", f"{whole} & {bound}")
@@ -91,7 +94,7 @@ def text_terminals(
 
 
 def write_alternatives(schema: Mapping[str, Any], field: str, forbidden: str) -> Iterator[str]:
-    """The alternatives for the text."""
+    """Yield the alternatives for the text."""
     if beyond := BEYOND & schema.keys():
         raise not_expressible(field, sorted(beyond)[0])
     nested = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key, ())]
@@ -113,7 +116,7 @@ def write_alternatives(schema: Mapping[str, Any], field: str, forbidden: str) ->
 
 
 def own_forms(schema: Mapping[str, Any], field: str, forbidden: str) -> Iterator[str]:
-    """The alternatives for the text of a schema without anyOf and oneOf."""
+    """Yield the alternatives for the text of a schema without anyOf and oneOf."""
     if "enum" in schema or "const" in schema:
         beside = "".join(f" & {one}" for one in iter_text_patterns(schema, field))
         for text, bound in listed_texts(schema, field, forbidden):
@@ -127,7 +130,7 @@ def own_forms(schema: Mapping[str, Any], field: str, forbidden: str) -> Iterator
 
 
 def has_overlapping_choices(choices: list[dict[str, Any]]) -> bool:
-    """True if a text may fit two of the choices, judged by their types and listed values."""
+    """Return True if a text may fit two of the choices, according to their types and listed values."""
     kinds = [kind for choice in choices for kind in kinds_of(choice)]
     if len(kinds) == len(set(kinds)):
         return False
@@ -136,14 +139,16 @@ def has_overlapping_choices(choices: list[dict[str, Any]]) -> bool:
 
 
 def list_enum_values(schema: Mapping[str, Any]) -> list[Any]:
-    """The values of an enum and a const."""
+    """Return the values that enum and const allow."""
     found = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else []
     return [value for value in found if "const" not in schema or value == schema["const"]]
 
 
 def listed_texts(schema: Mapping[str, Any], field: str, forbidden: str) -> list[tuple[str, bool]]:
-    """The texts of an enum or a const that also fit the other keywords, and whether each is a string (which a pattern
-    restricts)."""
+    """Return the texts of an enum or a const that also fit the other keywords, and whether each is a string.
+
+    A pattern restricts strings only.
+    """
     values, kinds = list_enum_values(schema), kinds_of(schema)
     low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
     if any((value is not None and not isinstance(value, str)) or re.search(forbidden, value or "") for value in values):
@@ -166,12 +171,12 @@ def listed_texts(schema: Mapping[str, Any], field: str, forbidden: str) -> list[
 
 
 def has_format(text: str, name: Any) -> bool:
-    """True if the text has the format, or the format has no pattern here."""
+    """Return True if the text has the format, or if the format has no pattern here."""
     return not isinstance(name, str) or name not in PATTERNS or re.fullmatch(PATTERNS[name], text) is not None
 
 
 def make_length_pattern(schema: Mapping[str, Any], field: str) -> str:
-    """minLength and maxLength as a pattern."""
+    """Return minLength and maxLength as a pattern."""
     bounds = {key: int(schema[key]) for key in ("minLength", "maxLength") if schema.get(key) is not None}
     for key, bound in bounds.items():
         if bound > MAX_LENGTH:
@@ -185,7 +190,7 @@ def make_length_pattern(schema: Mapping[str, Any], field: str) -> str:
 
 
 def iter_text_patterns(schema: Mapping[str, Any], field: str) -> Iterator[str]:
-    """`pattern` and `format` as patterns of the whole text. An unknown format is an annotation."""
+    """Yield `pattern` and `format` as patterns of the whole text. An unknown format is an annotation."""
     name = schema.get("format")
     if name is not None and not isinstance(name, str):
         raise not_expressible(field, "a format that is no text")

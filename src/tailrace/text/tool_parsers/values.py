@@ -1,5 +1,7 @@
-"""Values inside a call. JSON values are passed on as written; only brackets and strings are followed. Bare text is
-turned into JSON."""
+"""Values inside a call. JSON values are passed on as written. Bare text becomes JSON.
+
+In a JSON value, only brackets and strings are followed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tailrace.text.tool_parsers.resolve import Declared
 
 INSIDE = {quote: re.compile(rf"[^{quote}\\]+") for quote in QUOTES}  # of a string
 UNQUOTED = re.compile(r"[^\[\](){}'\"]+")
-BETWEEN = re.compile(r"[^\[\](){}'\"<]+")  # calls
+BETWEEN = re.compile(r"[^\[\](){}'\"<]+")  # text between calls
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 KIND_BY_START = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 CONTROL = re.compile(r"[\x00-\x1f]")
@@ -25,12 +27,13 @@ BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
 def read_brackets(parser: CallParser, sink: Sink, inside: str) -> Parsing[None]:
-    """Pass on brackets of Python and everything in them, as they come. inside: what closes the brackets that are open
-    already, which may be missing at the end of the block.
+    """Pass on Python's brackets and everything in them, as they arrive.
+
+    Args:
+        inside: the closing brackets of brackets that are open already. At the end of the block they may be missing.
 
     Raises:
-        NotACallError: a character that can't stand there, or a bracket deeper than MAX_NESTING. The text before it was
-            passed on.
+        NotACallError: an unexpected character, or a bracket deeper than MAX_NESTING. The text before it was passed on.
     """
     closings = list(inside)
     while True:
@@ -55,7 +58,7 @@ def read_brackets(parser: CallParser, sink: Sink, inside: str) -> Parsing[None]:
 
 
 def python_string(parser: CallParser, sink: Sink) -> Parsing[None]:
-    """Pass on a string in its quotes, as it comes."""
+    """Pass on a string in its quotes, as it arrives."""
     quote = closing = parser.take(1)
     sink(quote)
     if (yield from parser.is_next(quote * 2)):
@@ -72,12 +75,13 @@ def python_string(parser: CallParser, sink: Sink) -> Parsing[None]:
 
 
 def json_of(text: str, declared: Declared) -> str:
-    """An unquoted value as JSON: what is declared, if the text can be that, else a string."""
+    """Return an unquoted value as JSON. The value has the declared type if the text allows it. Otherwise it is a
+    string."""
     return replace_halves(_json_of(text, declared))
 
 
 def _json_of(text: str, declared: Declared) -> str:
-    """The same, with escapes of JSON as they are written."""
+    """Return the same value, with JSON escapes as they are written."""
     kinds, values = declared.get_kinds(), declared.get_values()
     stripped = text.strip()
     bare = PYTHON_WORDS.get(stripped, stripped)
@@ -91,13 +95,13 @@ def _json_of(text: str, declared: Declared) -> str:
         bare = JSON_STRING.sub(lambda found: CONTROL.sub(escape_match, found[0]), bare)
     if not is_json(bare):
         return in_json(text)
-    if values is not None and text in values:  # the text, unless the value is listed too
+    if values is not None and text in values:  # a string, unless enum also lists the JSON value
         return bare if any(in_json(value) == bare for value in values if not isinstance(value, str)) else in_json(text)
     return in_json(text) if "string" in kinds and not fits_kinds(bare, kinds) else bare
 
 
 def fits_kinds(text: str, kinds: set[str]) -> bool:
-    """True if the JSON text has one of these types."""
+    """Return True if the JSON text has one of these types."""
     kind = KIND_BY_START.get(text[0], "number")
     if kind == "number" and "number" not in kinds and INTEGER.fullmatch(text):
         kind = "integer"
@@ -105,7 +109,7 @@ def fits_kinds(text: str, kinds: set[str]) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """True if the text is JSON as it is written, with numbers of any size."""
+    """Return True if the text is JSON as it is written, with numbers of any size."""
     try:
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_no_constant)
     except (ValueError, RecursionError):

@@ -1,5 +1,7 @@
-"""Calls that are JSON objects with the function's name inside (Hermes, Granite, Llama 3 and many others), and
-Mistral's, which started that way."""
+"""Calls that are JSON objects with the function's name inside: Hermes, Granite, Llama 3 and many others.
+
+Mistral's calls are here too, because they began in this form.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ BEGINNING = r'\s*%s\s*"(name|parameters|arguments|type|id|function|tool_name|too
 
 
 class JsonCalls(NamedTuple):
-    """Objects with a name and arguments, in any order and with other keys beside them.
+    """Objects with a name and arguments in any order. They may have further keys.
 
-    pairs: the markers around calls, of which a grammar takes the first that the model is known to write; none: calls
-    stand alone. head: how a call begins, up to its arguments, as the model writes it; ID is a number of its own.
-    listed: calls are written as a list. apart: each call has markers of its own. line: after the opening and before the
-    closing marker. between: between two calls. keyed: the function's name is the only key, and its arguments the value.
-    weak: markers that other text has too, so the first name must be declared.
+    - `pairs`: pairs of markers around the calls. A grammar uses the first pair that the model is known to write.
+      Without pairs, the calls stand alone.
+    - `head`: the beginning of a call, up to its arguments, as the model writes it. ID stands for the call's number.
+    - `listed`: calls are written as a list.
+    - `apart`: each call has markers of its own.
+    - `line`: text after the opening marker and before the closing marker.
+    - `between`: text between two calls.
+    - `keyed`: the function's name is the only key, and the arguments are its value.
+    - `weak`: markers that other text has too. After these, the first name must be declared.
     """
 
     pairs: tuple[tuple[str, str | None], ...] = ()
@@ -43,7 +49,7 @@ class JsonCalls(NamedTuple):
     weak: tuple[str, ...] = ()
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """One object, a list of objects, or several, separated by semicolons or nothing."""
+        """Read one object, a list of objects, or several objects. Semicolons or nothing may separate them."""
         parser.bare |= any(map(parser.opened_by, self.weak))
         yield from parser.read_whitespace()
         fenced = not parser.bare and (yield from open_fence(parser))
@@ -52,7 +58,7 @@ class JsonCalls(NamedTuple):
         while True:
             yield from parser.read_whitespace()
             yield from parser.begin_call("{")
-            yield from parser.accept("{")  # as templates of templates have it
+            yield from parser.accept("{")  # a doubled brace, as in templates of templates
             yield from keyed_call(parser) if self.keyed else json_call(parser, listed)
             yield from skip_braces(parser)
             again = (yield from parser.accept(",")) if listed else (yield from self.read_separator(parser))
@@ -71,7 +77,10 @@ class JsonCalls(NamedTuple):
         yield from parser.close()
 
     def read_separator(self, parser: CallParser) -> Parsing[bool]:
-        """Read what stands between two calls that are in no list: a semicolon, or a comma before a brace."""
+        """Read the text between two calls outside of a list: a semicolon, or a comma before a brace.
+
+        Return True if such text came.
+        """
         if (yield from parser.accept(";")):
             return True
         if not (yield from match_sequences(parser, [(",", WHITE, "{")])):
@@ -79,7 +88,7 @@ class JsonCalls(NamedTuple):
         return (yield from parser.accept(","))
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The calls of the writer's functions."""
+        """Return the grammar of calls of the writer's functions."""
         known = [pair for pair in self.pairs if writer.model_writes(pair[0])]
         opening, closing = (known or self.pairs or (("", None),))[0]
         end = f"{quote_literal(self.line) if self.line else ''} {writer.mark(closing) if closing else ''}"
@@ -88,7 +97,8 @@ class JsonCalls(NamedTuple):
             between = f"{end} {quote_literal(self.between)} {writer.mark(opening)} {start}"
             return CallGrammar(opening, f"{start} {writer.write_calls(partial(self.written, writer), between)} {end}")
         if self.listed and not opening:
-            # one literal up to the name: until there the text may be other text, and a matcher takes the longest match
+            # The text up to the name is one literal. Up to there it may be other text, and a matcher takes the longest
+            # match.
             first = writer.rule("first", " | ".join(self.written(writer, one, "[") for one in writer.functions))
             call = writer.rule("call", " | ".join(self.written(writer, one) for one in writer.functions))
             more = f"({quote_literal(self.between)} {call})*" if writer.many else ""
@@ -99,7 +109,7 @@ class JsonCalls(NamedTuple):
         return CallGrammar(opening, f"{start} {calls} {end}", "" if opening else make_call_pattern(writer))
 
     def written(self, writer: GrammarWriter, function: Function, before: str = "") -> str:
-        """One call as an object, with text before it."""
+        """Return the grammar of one call as an object, after the text `before`."""
         first, *rest = (before + self.head).replace("NAME", function.name).split("ID")
         number = writer.rule("NUMBER", "/[0-9]{1,4}/") if rest else ""
         head = " ".join([quote_literal(first), *(f"{number} {quote_literal(part)}" for part in rest)])
@@ -107,22 +117,24 @@ class JsonCalls(NamedTuple):
 
 
 def make_call_pattern(writer: GrammarWriter, listed: bool = False) -> str:
-    """A pattern of texts that begin like a call, or have the name of a function where a call has it."""
+    """Return a pattern of texts that begin like a call, or hold a function's name at the place of a call's name."""
     names = "|".join(escape_pattern(function.name) for function in writer.functions)
     begun = BEGINNING % (r"\[\s*\{" if listed else r"\{")
     return f"{begun}|{ANY}({'|'.join(NAMES)})[\"']?{BLANK}:{BLANK}[\"']({names})[\"']{ANY}"
 
 
 class Mistral(NamedTuple):
-    """[TOOL_CALLS] before a list of objects or, in newer models, before each name[ARGS]{…}. Some models write
-    [CALL_ID]… in between."""
+    """Calls after [TOOL_CALLS]: a list of objects or, in newer models, one name[ARGS]{…} after each marker.
+
+    Some models write [CALL_ID]… between the name and [ARGS].
+    """
 
     opening: str = "[TOOL_CALLS]"
     id: str = "[CALL_ID]"
     separator: str = "[ARGS]"
 
     def read(self, parser: CallParser) -> Parsing[None]:
-        """The list, or one call of the newer form."""
+        """Read the list, or one call of the newer form."""
         parser.short_ids = True  # the templates of these models refuse any other id in the next turn
         yield from parser.read_whitespace()
         if (yield from parser.peek()) in "[{":
@@ -138,7 +150,7 @@ class Mistral(NamedTuple):
         yield from skip_braces(parser)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """The newer form if the model knows its marker, else a list."""
+        """Return the grammar of the newer form if the model knows its marker, else of a list."""
         if not writer.model_writes(self.separator):
             listed = JsonCalls(((self.opening, None),)).grammar(writer)
             return CallGrammar(self.opening, f'" "? {listed.rest}')

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tailrace.wire.socket_folder import PULSE
+
 PARTS = (
     "between",
     "receive",
@@ -47,7 +49,7 @@ class Stall(NamedTuple):
 
 def make_pulse_path(url: str) -> Path:
     """Return the file of the engine at this address."""
-    return Path(url.removeprefix("ipc://")).parent / "pulse"
+    return Path(url.removeprefix("ipc://")).parent / PULSE
 
 
 class Pulse:

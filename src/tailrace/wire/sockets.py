@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import msgspec
@@ -20,20 +18,25 @@ with require_extra("serve"):
     import zmq.asyncio
 
 from tailrace.wire.messages import FromEngine, ToEngine, encoder, from_engine, to_engine
+from tailrace.wire.socket_folder import SocketFolder
 
 log = logging.getLogger(__name__)
 
 
 class Address:
-    """An ipc address in a folder of its own that only this user may enter; `remove` deletes it."""
+    """An ipc address in a folder of its own that only this user may enter; `remove` deletes it.
+
+    Raises:
+        ConfigError: see SocketFolder.
+    """
 
     def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="tailrace-")  # mode 0700
-        self.url = f"ipc://{self.folder}/engine"
+        self._folder = SocketFolder(zmq.IPC_PATH_MAX_LEN)
+        self.url = f"ipc://{self._folder.socket}"
 
     def remove(self) -> None:
         """Delete the folder. Idempotent."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def _configure_socket(socket: zmq.Socket | zmq.asyncio.Socket) -> None:

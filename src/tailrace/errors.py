@@ -63,6 +63,12 @@ def format_json(value: object, limit: int = 100) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)[:limit]
 
 
+def describe_error(error: BaseException) -> str:
+    """Return one line about an error that is not ours: its type and the first line of its text."""
+    first = (str(error).strip().splitlines() or ["no reason given"])[0]
+    return f"{type(error).__name__}: {shorten_text(first, MAX_CHARS)}"
+
+
 class RequestError(TailraceError):
     """The request can't be served.
 

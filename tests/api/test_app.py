@@ -73,6 +73,16 @@ async def test_an_engine_that_does_not_start(tokenizer):
             front.service.supervisor.check()
 
 
+async def test_any_exception_at_the_start_is_the_engines_death(tokenizer, caplog):
+    client = LocalClient(endless)
+    client.start_error = OSError(24, "Too many open files")
+    async with front_of(client, tokenizer) as front:
+        await front.until(front.service.supervisor.dead.is_set)
+        assert (await front.http.get("/health")).json()["status"] == "dead"
+    said = [line for line in caplog.messages if "is lost" in line]
+    assert said == ["the engine is lost: it could not be started: OSError: [Errno 24] Too many open files"]
+
+
 async def test_a_dead_engine_is_restarted_where_that_is_asked(tokenizer, monkeypatch):
     monkeypatch.setattr("tailrace.api.supervise.RESTART_AFTER_S", 0.05)
     client = LocalClient(saying(b"Hello"))
@@ -88,6 +98,7 @@ async def test_a_dead_engine_is_restarted_where_that_is_asked(tokenizer, monkeyp
         client.start_error = ModelLoadError("gone")
         client.die()
         await front.until(front.service.supervisor.dead.is_set)
+        assert (await front.http.get("/health")).json()["status"] == "dead"
         assert (await front.chat()).status_code == 503
 
 

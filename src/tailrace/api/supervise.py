@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Literal
 
-from tailrace.errors import EngineDeadError, NotReadyError, TailraceError
+from tailrace.errors import EngineDeadError, NotReadyError, TailraceError, describe_error
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.messages import ModelInfo
 from tailrace.wire.pulse import Stall
@@ -88,6 +88,9 @@ class Supervisor:
                 self._handle_ready(await self._client.restart())
         except TailraceError as error:
             self._handle_loss(error)
+        except Exception as error:  # whatever it is, nobody may wait for this engine for ever
+            log.debug("%s could not be started", self._called, exc_info=True)
+            self._handle_loss(EngineDeadError(f"it could not be started: {describe_error(error)}"))
         self._set_state("dead")
         self.dead.set()
 

@@ -87,7 +87,10 @@ class Workers:
                     close_pipe(process.stdin)
                     await asyncio.sleep(REPLACE_AFTER_S)
                     if not self._ending:
-                        self._processes[place] = self._spawn_worker()
+                        try:
+                            self._processes[place] = self._spawn_worker()
+                        except OSError as error:  # no memory, no files: the next turn tries again
+                            log.error("a front end could not be started: %s", error)
 
     def drain(self) -> None:
         """Ask the workers to finish what runs and to exit. Sent once: a second signal would mean "at once"."""

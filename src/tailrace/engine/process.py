@@ -27,7 +27,7 @@ from tailrace.engine.cache_size import check_memory
 from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.watchdog import Watchdog
-from tailrace.errors import EngineError, NotReadyError, TailraceError
+from tailrace.errors import EngineError, NotReadyError, TailraceError, describe_error
 from tailrace.grammar.service import Grammars
 from tailrace.sampling import processors
 from tailrace.wire.messages import (
@@ -269,9 +269,9 @@ def main() -> int:
         socket = EngineSocket(start.url)
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
         loop = Loop(build_engine(start.config, pulse.enter), socket, pulse)
-    except Exception as error:
-        code = error.code if isinstance(error, TailraceError) else "engine_error"
-        os.write(status, json.dumps({"code": code, "message": str(error)}).encode() + b"\n")
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        code, text = (error.code, str(error)) if isinstance(error, TailraceError) else ("", describe_error(error))
+        os.write(status, json.dumps({"code": code or "engine_error", "message": text}).encode() + b"\n")
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     freeze_objects()  # the model lives as long as the process: garbage collections need not visit it

@@ -90,8 +90,12 @@ class AsyncClient:
             self._process: EngineHandle = EngineProcess(self._engine, self._label)
         else:
             self._process = await self._engine()
-        self.on_launched(self._process.url)
-        self._socket = AsyncFrontSocket(self._process.url)
+        try:
+            self.on_launched(self._process.url)
+            self._socket = AsyncFrontSocket(self._process.url)
+        except BaseException:
+            await asyncio.to_thread(self._process.stop)
+            raise
         self._pulse = PulseReader(self._process.url)
         self._tasks = [asyncio.create_task(self._read_messages(ready)), asyncio.create_task(self._watch_process())]
         self._socket.send(Hello())

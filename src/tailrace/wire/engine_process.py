@@ -44,15 +44,19 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig, label: str = "") -> None:
         self.address = Address()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tailrace.engine.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels'
-            # cores
-            env={"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})},
-            start_new_session=True,  # Ctrl-C in the terminal goes to the front end alone, which ends the engine
-        )
+        # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels' cores
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tailrace.engine.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal goes to the front end alone, which ends the engine
+            )
+        except BaseException:
+            self.address.remove()
+            raise
         assert self.process.stdin is not None
         line = msgspec.json.encode({"url": self.address.url, "config": config}) + b"\n"
         with contextlib.suppress(BrokenPipeError):  # the engine died already: `error` says why

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
+from tailrace.base.standard_files import open_standard_files
 from tailrace.errors import ConfigError, RequestError, TailraceError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -40,6 +41,7 @@ def make_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand named by the first argument. Return the exit code."""
+    open_standard_files()
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = argv[0] if argv else None
     try:

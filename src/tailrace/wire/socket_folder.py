@@ -18,7 +18,7 @@ from tailrace.errors import ConfigError
 PREFIX = "tailrace-"
 SOCKET, PULSE, LOCK = "engine", "pulse", "owner.lock"
 UNNAMED_LOCK = LOCK + ".new"
-FALLBACKS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mkdtemp makes a folder of this user alone
+FALLBACKS = ("/tmp", "/var/tmp", "/dev/shm")
 RANDOM_CHARS = 8  # that mkdtemp adds to the prefix
 
 

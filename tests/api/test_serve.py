@@ -45,21 +45,21 @@ def test_drain_lets_finish_what_can_and_ends_the_rest(launch):
         assert server.health() == 0
 
 
-@pytest.mark.long
-def test_a_second_signal_does_not_wait(launch):
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_does_not_wait(launch, first, capfd):
     with launch(drain_timeout_s=3600) as server:
         server.until(200)
         [engine] = server.children()
         reader = server.stream()
-        server.send(signal.SIGINT)
+        server.send(first)
         server.leaves(200)
         assert server.process.poll() is None
         server.send(signal.SIGINT)
         assert server.process.wait(300) == 0
         assert gone(engine)
-        reader.join(300)
-        assert not reader.is_alive()
-        assert not reader.whole()
+        error = reader.last()["error"]
+        assert (error["code"], error["message"]) == ("not_ready", "the server is shutting down")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.long

@@ -1,8 +1,8 @@
 """Runs the application under uvicorn until a signal or the engine's death ends it. Knows no endpoint.
 
-SIGTERM or SIGINT: stop listening, let what runs finish within `drain_timeout_s`, end the rest with an error event, exit
-with 0. A second signal exits at once. The death of the engine, or of the last of several, unless it is to be restarted:
-every stream ends with an error event, exit with 1. So it is where one does not come up at all.
+SIGTERM, SIGINT or SIGHUP: stop listening, let what runs finish within `drain_timeout_s`, end the rest with an error
+event, exit with 0. A second signal ends the rest at once. The death of the engine, or of the last of several, unless it
+is to be restarted: every stream ends with an error event, exit with 1. So it is where one does not come up at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 MAX_FILES = 65_536
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
+FORCED_S = 1.0  # for error events to reach their clients after a second signal
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COLLECT_AFTER = (
     50_000,
     20,
@@ -158,13 +161,31 @@ class Server(uvicorn.Server):
         """Serve; returns the exit code."""
         over = self._front.over
         tasks = [asyncio.create_task(self._exit_on(over)), asyncio.create_task(self._workers.watch())]
-        try:
-            await self.serve(sockets)
-        finally:
-            await cancel_all(*tasks)
-            await self._stop_workers()
-            await self._front.close()  # uvicorn skips the lifespan's end when it is forced
+        with self._handle_signals():
+            try:
+                await self.serve(sockets)
+            finally:
+                await cancel_all(*tasks)
+                await self._stop_workers()
+                await self._front.close()  # again, in case that the lifespan could not end
         return int(over.is_set())
+
+    @contextlib.contextmanager
+    def _handle_signals(self) -> Iterator[None]:
+        """Handle signals until all is closed; uvicorn does it until it has shut down, and not SIGHUP. A SIGHUP that is
+        ignored, as under nohup, stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.getsignal(sig) for sig in SIGNALS}
+        handled = [sig for sig in SIGNALS if sig != signal.SIGHUP or before[sig] is signal.SIG_DFL]
+        for sig in handled:
+            signal.signal(sig, self.handle_exit)
+        try:
+            yield
+        finally:
+            for sig in handled:
+                signal.signal(sig, before[sig])
 
     async def _stop_workers(self) -> None:
         over = self._front.over
@@ -188,6 +209,15 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             await cancel_all(draining)
+        if self.force_exit:
+            await self._end_requests()
+            await self.lifespan.shutdown()  # uvicorn leaves it out
+
+    async def _end_requests(self) -> None:
+        """End what runs with an error event, and wait a moment for the clients that read it."""
+        await self._front.drain(0)
+        if tasks := list(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=FORCED_S)
 
     async def _exit_on(self, over: asyncio.Event) -> None:
         await over.wait()

@@ -106,6 +106,11 @@ class Workers:
         while time.monotonic() < until_s and not hurry() and any(p.poll() is None for p in self._processes):
             time.sleep(POLL_S)
         for process in self._processes:
+            process.terminate()  # a second signal: its streams end with an error event
+        until_s = time.monotonic() + KILL_AFTER_S
+        while time.monotonic() < until_s and any(p.poll() is None for p in self._processes):
+            time.sleep(POLL_S)
+        for process in self._processes:
             close_pipe(process.stdin)  # the worker ends at once
             try:
                 process.wait(KILL_AFTER_S)

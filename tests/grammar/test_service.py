@@ -189,9 +189,28 @@ def test_a_grammar_whose_process_breaks_is_refused():
     before = spent(pid)
     future = made.compile(BOMBS["patterns that all must match"])
     until(lambda: spent(pid) > before + 0.2)  # it has begun
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGSEGV)
     with pytest.raises(ParameterError, match="breaks the compiler"):
         future.result(300)
+    made.close()
+
+
+def test_a_grammar_whose_process_is_killed_from_outside_is_tried_again_and_never_blamed():
+    made = grammars(GrammarConfig(timeout_s=60, memory_mib=8192, workers=1))
+    made.compile(number(0)).result(300)
+    bomb, seen = BOMBS["patterns that all must match"], list[int]()
+    future = made.compile(bomb)
+    for _ in range(2):
+        until(lambda: bool(set(made.pids) - set(seen)))
+        [pid] = made.pids
+        seen.append(pid)
+        begun_s = spent(pid) + 0.2 if len(seen) == 1 else 2.0  # the first has loaded its library long ago
+        until(lambda pid=pid, begun_s=begun_s: spent(pid) > begun_s)
+        assert not future.done()
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="process"):
+        future.result(300)
+    assert not made.compile(bomb).done()  # it is not remembered as refused
     made.close()
 
 

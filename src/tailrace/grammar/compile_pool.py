@@ -145,6 +145,8 @@ class CompilePool:
                 how = "did not answer in time" if lost.timeout else "ended"
                 log.error("the process that compiles grammars %s before it began with one", how)
                 raise EngineError(f"the grammar compiler could not be started: its process {how}") from None
+            if lost.killed:  # twice: see CompileProcess.run
+                raise EngineError("the process that compiles grammars was killed from outside; try again") from None
             raise self._too_much(lost.timeout) from None
         if reply.outcome == "invalid":
             raise ParameterError(reply.text, "grammar")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -20,16 +21,24 @@ from tailrace.grammar.worker import FINAL_OUTCOMES, LENGTH, MAX_TEXT, MIB, Reply
 from tailrace.request.options import Grammar
 
 START_S = 120.0  # for a process to import a library and read the vocabulary; takes seconds on an idle machine
+EXIT_S = 5.0  # between the end of a process's pipe and its own
+CRASHES = (  # signals that a process gets for what it does itself
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
+    *(signal.SIGALRM, signal.SIGXCPU),
+)
 MAX_REPLY = 4 * MAX_TEXT + MIB  # bytes of a message; a character takes up to four
 
 
 class ProcessLostError(Exception):
-    """The process has ended, or was killed because it took too long. begun: it had started on the grammar, so the
-    grammar is the cause."""
+    """The process has ended, or was killed because it took too long.
+
+    Attributes:
+        begun: it had started on the grammar. killed: a signal ended it that no grammar causes, so it came from outside.
+    """
 
     def __init__(self, timeout: bool) -> None:
         super().__init__()
-        self.timeout, self.begun = timeout, False
+        self.timeout, self.begun, self.killed = timeout, False, False
 
 
 class GrammarTooBigError(ParameterError):
@@ -77,9 +86,9 @@ class CompileProcess:
         try:
             return self._run_job(grammar)
         except ProcessLostError as error:
-            # A process that had worked before was killed from outside just now. The grammar had not started, so it is
-            # tried again.
-            if error.begun or error.timeout or not used:
+            # The grammar is tried again if the process was killed from outside: while it computed, or, if the process
+            # had worked before, while it had not started on the grammar.
+            if error.timeout or not (error.killed if error.begun else used):
                 raise
         return self._run_job(grammar)
 
@@ -95,9 +104,9 @@ class CompileProcess:
                 self._drop_process()
             return reply
         except (BrokenPipeError, ProcessLostError) as error:
-            self._drop_process()
             lost = ProcessLostError(isinstance(error, ProcessLostError) and error.timeout)
-            lost.begun = begun
+            lost.begun, lost.killed = begun, not lost.timeout and self._was_killed()
+            self._drop_process()
             raise lost from None
         except BaseException:
             self._drop_process()  # its next message could be taken for another grammar's answer
@@ -168,6 +177,15 @@ class CompileProcess:
         if length > MAX_REPLY:
             raise too_big(length)
         return msgspec.msgpack.decode(read_exactly(length), type=Reply)
+
+    def _was_killed(self) -> bool:
+        """Return whether a signal ended the process that no grammar causes. Waits for the end: its pipe has closed."""
+        process = self._process
+        if process is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_S)
+        return process.returncode is not None and process.returncode < 0 and -process.returncode not in CRASHES
 
     def _drop_process(self) -> None:
         with self._lock:

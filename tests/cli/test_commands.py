@@ -49,6 +49,24 @@ def test_bad_words_are_answered_in_a_line_without_a_traceback(words, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["serve", "--prot", "8001"], "tailrace serve: unrecognized arguments: --prot 8001 (did you mean --port?)"),
+        (["serve", "--port", "many"], "tailrace serve: argument --port: invalid int value: 'many'"),
+        (["serve", "--slow-readers", "cutt"], "(did you mean cut?)"),
+        (["sreve"], "(did you mean serve?)"),
+        (["serve", "--zzz"], "tailrace serve: unrecognized arguments: --zzz;"),
+    ],
+)
+def test_errors_of_a_command_line_are_one_line(words, says, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
 def test_without_torch_a_command_says_what_it_needs():
     without = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from tailrace.cli import main; "
     command = [sys.executable, "-c", without + "sys.exit(main(['serve']))"]

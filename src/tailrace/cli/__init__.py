@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 
 from tailrace.base.standard_files import open_standard_files
+from tailrace.cli.line_parser import LineParser
 from tailrace.errors import ConfigError, RequestError, TailraceError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -28,7 +29,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 def make_parser(chosen: str | None) -> argparse.ArgumentParser:
     """Return the parser of all names, with the arguments of the chosen subcommand only."""
-    parser = argparse.ArgumentParser(prog="tailrace", description="From a model's logits to streamed text.")
+    parser = LineParser(prog="tailrace", description="From a model's logits to streamed text.")
     parser.add_argument("--version", action="version", version=f"tailrace {metadata.version('tailrace')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, help_text) in COMMANDS.items():

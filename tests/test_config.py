@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tailrace.base.config_sources import list_fields, load_config
+from tailrace.base.environment import list_variables, warn_about_unknown
 from tailrace.config import SECTIONS, Config, ModelConfig
 from tailrace.errors import ConfigError
 
@@ -40,9 +41,10 @@ def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPa
 def test_every_field_can_be_set_from_the_environment(section: str):
     for field in list_fields(section):
         value = msgspec.to_builtins(getattr(getattr(load_config(env={}), section), field))
-        text = "something" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        free = value is None or field == "api_keys"
+        text = "something" if free else str(value).lower() if isinstance(value, bool) else str(value)
         found = getattr(getattr(load_config(env={f"TAILRACE_{section}_{field}".upper(): text}), section), field)
-        assert found == (text if value is None else value)
+        assert found == (text if free else value)
 
 
 def test_words_for_booleans():
@@ -151,3 +153,21 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch):
 def test_sections_are_frozen():
     with pytest.raises(AttributeError):
         Config().server.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("keys", ["", " ", " , ", "one,", "one,,two"])
+def test_empty_key_is_refused(keys: str):
+    for flags, env in (({"server": {"api_keys": keys}}, {}), ({}, {"TAILRACE_SERVER_API_KEYS": keys})):
+        with pytest.raises(ConfigError, match="has an empty key"):
+            load_config(flags, env=env)
+    assert load_config(env={"TAILRACE_SERVER_API_KEYS": "one, two"}).server.api_keys == "one, two"
+
+
+def test_unknown_variables_are_warned_of_with_the_nearest_name(caplog):
+    known = dict.fromkeys(list_variables(), "1")
+    warn_about_unknown(known | {"HOME": "/", "TAILRACE_SERVER_API_KEY": "secret", "TAILRACE_ZZZ": "1"})
+    assert caplog.messages == [
+        "the variable TAILRACE_SERVER_API_KEY has no effect: there is no such setting "
+        "(did you mean TAILRACE_SERVER_API_KEYS?)",
+        "the variable TAILRACE_ZZZ has no effect: there is no such setting",
+    ]

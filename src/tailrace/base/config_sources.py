@@ -64,6 +64,7 @@ def load_config(
             continue
         merged[name].update({field: value for field, value in given.items() if value is not None})
     check_taken(merged)
+    check_keys(merged["server"].get("api_keys"))
     merged[MODELS] = {name: model_sections(name, own, merged) for name, own in merged[MODELS].items()}
     try:
         return msgspec.convert(merged, Config, strict=False)
@@ -89,6 +90,15 @@ def check_taken(merged: Mapping[str, Mapping[str, Any]]) -> None:
             f"model.model {unnamed!r:.200} (--model) has no name, and the models with names ({', '.join(named)}; "
             f"--model NAME=MODEL, [models.NAME.model]) have their own: give it one (--model NAME={unnamed:.200}) to "
             "serve it beside them, or leave it out"
+        )
+
+
+def check_keys(keys: Any) -> None:
+    """Raise ConfigError if keys were given and one of them is empty: the server would be open, or nearly."""
+    if isinstance(keys, str) and not all(key.strip() for key in keys.split(",")):
+        raise ConfigError(
+            "server.api_keys (--api-keys, TAILRACE_SERVER_API_KEYS) has an empty key: name keys, separated by commas, "
+            "or leave the setting out to let anybody call"
         )
 
 

@@ -15,6 +15,7 @@ import urllib.request
 
 import msgspec
 
+from tailrace.base.environment import warn_about_unknown
 from tailrace.base.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LOG_FORMATS, start_logging
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import PreparedModel, prepare_all
@@ -47,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.api.workers import ServedModel
 
     config = with_port(read_config(args))
+    warn_about_unknown(os.environ)
     check_parsers(config.server)  # before a model is fetched
+    warn_if_open(config.server)
     prepared = prepare_all(config)
 
     arguments = (config.server, ", ".join(one.name for one in prepared), start_s)
@@ -77,6 +80,19 @@ def with_port(config: Config) -> Config:
         probe.bind((config.server.host, 0))
         port = probe.getsockname()[1]
     return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
+
+
+def warn_if_open(server: ServerConfig) -> None:
+    """Log a warning if other machines may reach a server without keys."""
+    from tailrace.api.auth import is_loopback
+
+    if not server.api_keys and not is_loopback(server.host.lower()):
+        log.warning(
+            "ANYBODY WHO REACHES %s:%d MAY USE THIS SERVER: it has no keys, and listens beyond this machine. "
+            "Set TAILRACE_SERVER_API_KEYS, or listen on 127.0.0.1 (--host)",
+            server.host,
+            server.port,
+        )
 
 
 def base_url(server: ServerConfig) -> str:

@@ -105,9 +105,10 @@ def test_it_listens_while_the_engine_starts_and_can_be_stopped_then(launch):
 
 
 @pytest.mark.long
-def test_a_port_in_use_is_an_error(launch):
+def test_a_port_in_use_is_an_error(launch, capfd):
     with launch() as first:
         first.until(200)
         with launch(port=int(first.url.rsplit(":", 1)[1])) as second:
             assert second.process.wait(300) not in (0, None)
+            assert "is taken; `ss -ltnp 'sport = :" in capfd.readouterr().err
         assert first.health() == 200

@@ -29,9 +29,11 @@ from tailrace.api.connection import Connection
 from tailrace.api.connection_limits import ConnectionLimits
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.front_end import FrontEnd
+from tailrace.api.listen import bind_sockets
 from tailrace.api.workers import ServedModel, Workers, WorkerStart
 from tailrace.base.memory_trim import freeze_objects
 from tailrace.config import ServerConfig
+from tailrace.errors import ConfigError
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.remote_engine import EngineEventReader
 
@@ -49,6 +51,7 @@ COLLECT_AFTER = (
     20,
     20,
 )  # objects, and collections of younger ones; a step of many streams makes hundreds of objects
+MIN_FILES = 128  # with which a start and a few connections succeed
 OTHER_FILES = 64  # open files of a front end besides connections
 
 
@@ -60,7 +63,12 @@ def serve_models(
     Args:
         models: each one's `engine.model.model` is a folder that exists already (or a scripted model). tokenizers:
             theirs. named: see FrontEnd.
+
+    Raises:
+        ConfigError: the address can't be had, or the limit of open files is too low.
     """
+    check_files()
+    sockets = bind_sockets(config)
     front = FrontEnd(config, named)
     for model, tokenizer in zip(models, tokenizers, strict=True):
         label = model.name if named else ""
@@ -68,12 +76,12 @@ def serve_models(
         front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     settings = uvicorn_config(app_of(front), config)
     try:
-        if config.front_ends == 1:
-            return run_server(Server(front, settings))
-        shared = settings.bind_socket()
-        start = WorkerStart(config, list(models), named, shared.fileno())
-        return run_server(Server(front, settings, Workers(config.front_ends - 1, start)), shared)
-    except SystemExit as error:  # uvicorn could not listen, and has logged it
+        workers = None
+        if config.front_ends > 1:
+            start = WorkerStart(config, list(models), named, sockets[0].fileno())
+            workers = Workers(config.front_ends - 1, start)
+        return run_server(Server(front, settings, workers), sockets)
+    except SystemExit as error:  # stopped before it listened
         return int(error.code or 0)
 
 
@@ -94,17 +102,17 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
         client = AsyncClient(partial(events.next_engine, model.name), waiting.start_timeout_s)
         front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
     try:
-        return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), shared)
+        return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), [shared])
     except SystemExit as error:
         return int(error.code or 0)
 
 
-def run_server(server: Server, shared: socket.socket | None = None) -> int:
+def run_server(server: Server, sockets: list[socket.socket]) -> int:
     """Run the server in an event loop of its own; returns the exit code."""
     gc.set_threshold(*COLLECT_AFTER)
     freeze_objects()  # collections need not look at what lives as long as the process, such as the tokenizer's tables
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        return runner.run(server.until_end(None if shared is None else [shared]))
+        return runner.run(server.until_end(sockets))
 
 
 def allow_files() -> int:
@@ -123,6 +131,16 @@ def allow_files() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return wanted
     return soft
+
+
+def check_files() -> None:
+    """Check that the process may open the files that it needs.
+
+    Raises:
+        ConfigError: the limit is too low.
+    """
+    if (limit := allow_files()) < MIN_FILES:
+        raise ConfigError(f"{limit} open files are too few, {MIN_FILES} are needed: raise the limit (ulimit -n)")
 
 
 def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:

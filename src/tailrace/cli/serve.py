@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     start_s = time.monotonic()
     start_logging(args.log_level, args.log_format)
     os.environ[LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = args.log_level, args.log_format
-    from tailrace.api.serve import serve_models
+    from tailrace.api.listen import check_address
+    from tailrace.api.serve import check_files, serve_models
     from tailrace.api.service import check_parsers
     from tailrace.api.workers import ServedModel
 
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     warn_about_unknown(os.environ)
     check_parsers(config.server)  # before a model is fetched
     warn_if_open(config.server)
+    check_files()
+    check_address(config.server)
     prepared = prepare_all(config)
 
     arguments = (config.server, ", ".join(one.name for one in prepared), start_s)

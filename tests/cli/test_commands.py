@@ -67,6 +67,15 @@ def test_errors_of_a_command_line_are_one_line(words, says, capsys):
     assert says in line
 
 
+def test_an_error_of_the_machine_is_one_line(monkeypatch, capsys):
+    def fail(args: object) -> int:
+        raise OSError(28, "No space left on device", "/cache/model")
+
+    monkeypatch.setattr("tailrace.cli.serve.run", fail)
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "tailrace: OSError: [Errno 28] No space left on device: '/cache/model'\n"
+
+
 def test_without_torch_a_command_says_what_it_needs():
     without = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from tailrace.cli import main; "
     command = [sys.executable, "-c", without + "sys.exit(main(['serve']))"]

@@ -8,6 +8,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,22 @@ def config(model: str = "scripted:count:1", **scheduler: int) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(model=model), cache=CacheConfig(num_blocks=256), scheduler=SchedulerConfig(**scheduler)
     )
+
+
+async def test_start_that_fails_leaves_no_process_and_no_folder(tmp_path, monkeypatch):
+    def fail(url: str) -> None:
+        launched.append(url)
+        raise OSError(24, "Too many open files")
+
+    launched: list[str] = []
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    client = AsyncClient(config())
+    client.on_launched = fail
+    with pytest.raises(OSError, match="Too many open files"):
+        await client.start()
+    assert launched
+    assert client._process.wait(0)
+    assert not Path(launched[0].removeprefix("ipc://")).parent.exists()
 
 
 class Blocking:

@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 
 from tailrace.base.standard_files import open_standard_files
 from tailrace.cli.line_parser import LineParser
-from tailrace.errors import ConfigError, RequestError, TailraceError
+from tailrace.errors import ConfigError, RequestError, TailraceError, describe_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tailrace.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
@@ -63,4 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         sys.stderr.close()
+        return FAILED
+    except OSError as error:  # a full disk, too few files: the machine's, so a traceback helps nobody
+        print(f"tailrace: {describe_error(error)}", file=sys.stderr)
         return FAILED

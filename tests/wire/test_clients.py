@@ -49,6 +49,32 @@ async def test_start_that_fails_leaves_no_process_and_no_folder(tmp_path, monkey
     assert not Path(launched[0].removeprefix("ipc://")).parent.exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9"), ("exec sleep 600", "not ready within 0.5 s")],
+)
+async def test_start_ends_however_the_process_does(tmp_path, monkeypatch, script: str, says: str):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr("tailrace.wire.engine_process.sys.executable", str(python))
+    with pytest.raises(EngineDeadError, match=says):
+        await AsyncClient(config(), start_timeout_s=0.5 if "sleep" in script else 300).start()
+
+
+async def test_engine_that_can_not_be_watched_is_lost(monkeypatch):
+    def fail(timeout_s: float | None = None) -> bool:
+        raise RuntimeError("can't start new thread")
+
+    client = AsyncClient(config())
+    await client.start()
+    with monkeypatch.context() as broken:
+        broken.setattr(client._process, "wait", fail)
+        await asyncio.wait_for(client.died.wait(), 300)
+    assert "can't be watched: can't start new thread" in str(client.error)
+    await client.close()
+
+
 class Blocking:
     """The asyncio client with a blocking face, so that one contract serves all three."""
 

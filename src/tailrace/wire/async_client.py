@@ -267,8 +267,12 @@ class AsyncClient:
     async def _watch_process(self) -> None:
         """Wait for the end of the process, in a thread."""
         process = self._process
-        while not await asyncio.to_thread(process.wait, 0.2):
-            pass
+        try:
+            while not await asyncio.to_thread(process.wait, 0.2):
+                pass
+        except Exception as error:  # there is no thread: its end would not be noticed
+            self._on_engine_lost(EngineError(f"the engine can't be watched: {error}"))
+            return
         await asyncio.sleep(2 * MAX_PAUSE_S)  # its last messages may still have to be read
         if self._streams.drained:  # as asked; requests that came too late end as well
             self.error = NotReadyError("the engine has been drained")

@@ -87,6 +87,7 @@ def test_one_of_several_may_have_several_adapters():
         (("--model", "y", "--model", "z"), "--model y: of several"),
         (("--model", "a=x", "--model", "a=y"), "another model of the name 'a'"),
         (("--model", "a=x,colour=red"), "'colour=red' is no setting.*dtype"),
+        (("--model", "a=x,dtyp=float32"), "did you mean dtype"),
         (("--model", "a=x,dtype"), "'dtype' is no setting"),
         (("--model", "a=x,port=1"), "'port=1' is no setting"),
         (("--model", "a=x,max-drafts=1,max-drafts=2"), "max-drafts is set twice"),

@@ -17,6 +17,7 @@ import msgspec
 
 from tailrace import config as settings
 from tailrace.base.config_sources import list_fields, load_config
+from tailrace.base.nearest import suggest_name
 from tailrace.config import Config
 from tailrace.errors import ConfigError, ParameterError
 from tailrace.params import FIELDS, SamplingParams
@@ -249,8 +250,9 @@ def read_model(value: str) -> tuple[str, dict[str, dict[str, str]]]:
         flag, equals, given = setting.partition("=")
         key = MODEL_FLAGS.get(flag)
         if key is None or not equals:
+            hint = suggest_name(flag, MODEL_FLAGS) if key is None else ""
             raise ConfigError(
-                f"--model {value}: {setting!r} is no setting; they are FLAG=VALUE, with {', '.join(MODEL_FLAGS)}"
+                f"--model {value}: {setting!r} is no setting{hint}; they are FLAG=VALUE, with {', '.join(MODEL_FLAGS)}"
             )
         section, _, field = key.partition(".")
         fields = sections.setdefault(section, {})

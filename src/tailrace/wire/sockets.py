@@ -32,6 +32,7 @@ class Address:
 
     def __init__(self) -> None:
         self._folder = SocketFolder(zmq.IPC_PATH_MAX_LEN)
+        self.folder = self._folder.path
         self.url = f"ipc://{self._folder.socket}"
 
     def remove(self) -> None:

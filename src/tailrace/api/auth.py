@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.api import error_handlers
+from tailrace.api.user import USER, make_user_id
 from tailrace.errors import AuthenticationError, format_json
 
 # load balancers, scrapers and tools have no key
@@ -20,11 +21,11 @@ PAGE = re.compile(r"/|/page(?:/.*)?", re.DOTALL)  # a browser opens the page bef
 
 class ApiKeys:
     """Lets a request through if its `Authorization: Bearer …` or its `x-api-key` is one of the keys; compared in
-    constant time. page: the files of the page are open to all."""
+    constant time. The key names the request's user. page: the files of the page are open to all."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], page: bool = False) -> None:
         self._app, self._page = app, page
-        self._keys = [key.encode() for key in keys]
+        self._users = {key.encode(): make_user_id("key", key) for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_open_path(scope["path"]) or scope["method"] == "OPTIONS":
@@ -33,10 +34,11 @@ class ApiKeys:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         given = [key.encode() for key in (bearer, headers.get("x-api-key", "").strip()) if key]
-        matches = [
-            hmac.compare_digest(word, key) for word in given for key in self._keys
-        ]  # all of them, whatever the first says
-        if any(matches):
+        found = [
+            user for word in given for key, user in self._users.items() if hmac.compare_digest(word, key)
+        ]  # all are compared, whatever the first says
+        if found:
+            scope[USER] = found[0]
             return await self._app(scope, receive, send)
         error = AuthenticationError(
             "Incorrect API key provided" if given or token else "an API key is required: Authorization: Bearer …"

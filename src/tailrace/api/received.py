@@ -22,6 +22,7 @@ from tailrace.api.request_record import MAX_TRACEPARENT, MAX_TRACESTATE, Request
 from tailrace.api.response_warnings import write_warnings
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.service import Service
+from tailrace.api.user import user_of
 from tailrace.errors import ParameterError, RequestError, TailraceError
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -37,14 +38,14 @@ class Received(Generic[R]):
     - service: the service of the model that the body names.
     - size: bytes of the body, and of what it refers to.
     - names: field → the client's name for it.
-    - request_id: the name of the request.
+    - request_id: the name of the request. user: the id of the user who sent it.
     - warnings: for the answer's headers.
     """
 
     def __init__(self, request: Request, ask: R, service: Service, size: int, names: dict[str, str]) -> None:
         self.request, self.ask, self.service = request, ask, service
         self.size, self.names = size, names
-        self.request_id = id_of(request.scope)
+        self.request_id, self.user = id_of(request.scope), user_of(request.scope)
         self.warnings: dict[str, None] = {}
 
     @property
@@ -88,6 +89,7 @@ class Received(Generic[R]):
             ask.deadline_s,
             ask.stream_interval,
             ask.stream_interval_ms,
+            self.user,
         )
 
     async def answer(self, endpoint: Endpoint[R]) -> Response:

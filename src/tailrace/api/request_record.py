@@ -27,6 +27,7 @@ class RequestOrigin(NamedTuple):
     priority: smaller runs first.
     deadline_s: seconds after which the request is cut. The server's own limit may come before.
     interval, interval_ms: tokens, and milliseconds, of one event of its stream. None: the server's setting.
+    user: the id of the user who sent it (user.py).
     """
 
     operation: str = "chat"
@@ -39,6 +40,7 @@ class RequestOrigin(NamedTuple):
     deadline_s: float | None = None
     interval: int | None = None
     interval_ms: float | None = None
+    user: str = ""
 
 
 UNKNOWN = RequestOrigin()  # of what did not come over HTTP

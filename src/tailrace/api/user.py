@@ -1,0 +1,27 @@
+"""The user of a request: its API key or, without keys, the address of its connection (decision 0088).
+
+Running requests, stored responses, cached prefixes and priorities belong to a user. They are kept under the user's id.
+The id is a hash, so logs and messages never hold a key. It is the same in every front end.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Literal
+
+from starlette.types import Scope
+
+USER = "tailrace.user"  # where the ASGI scope has the id
+
+
+def make_user_id(kind: Literal["key", "address"], name: str) -> str:
+    """Return the id of the user with this API key or address: 32 hexadecimal digits."""
+    return blake2b(name.encode(), digest_size=16, person=kind.encode()).hexdigest()
+
+
+def user_of(scope: Scope) -> str:
+    """Return the id of the user who sent a request. It is the one that ApiKeys has found, else that of the address."""
+    if USER not in scope:
+        client = scope.get("client")
+        scope[USER] = make_user_id("address", client[0] if client else "")
+    return scope[USER]

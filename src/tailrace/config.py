@@ -211,6 +211,7 @@ class ServerConfig(Section, frozen=True):
     - stream_interval_ms: send the available tokens after this time; 0: only their number decides.
     - stream_buffer_kib: unread data of a slow client.
     - slow_readers: beyond stream_buffer_kib, end the request with its output so far ("cut") or keep all data ("keep").
+    - stored_responses_mib: memory for the stored responses of all users, of one front end.
     - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
       reads the model's vocabulary and chat template. none leaves everything in the content.
     - unseen_tools: if the chat template does not write a request's tools, answer with a warning, or refuse the request.
@@ -244,6 +245,7 @@ class ServerConfig(Section, frozen=True):
     stream_interval: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     stream_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     stream_buffer_kib: Positive = 1024
+    stored_responses_mib: Positive = 64
     slow_readers: Literal["cut", "keep"] = "cut"
     unseen_tools: Literal["warn", "refuse"] = "warn"
     log_requests: bool = True

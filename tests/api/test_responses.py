@@ -283,7 +283,7 @@ async def test_an_output_belongs_to_a_call(front):
 
 async def test_who_waits_for_events_is_woken():
     """By each event, and where the response is forgotten; nobody looks again by the clock."""
-    store = ResponseStore()
+    store = ResponseStore().share_of("a")
     store.put(response("r"), [], streamed=True)
     store.record("r", b"one")
     await asyncio.wait_for(store.beyond("r", 0), 60)
@@ -475,7 +475,7 @@ def response(id: str, text: str = "") -> ResponseObject:
 
 
 def test_the_store_is_bounded_and_the_oldest_go_first():
-    store = ResponseStore(max_responses=3, max_bytes=5000)
+    store = ResponseStore(max_responses=3, max_bytes=8000).share_of("a")
     for name in "abcd":
         store.put(response(name), [])
     assert len(store) == 3
@@ -487,7 +487,7 @@ def test_the_store_is_bounded_and_the_oldest_go_first():
     with pytest.raises(RequestNotFoundError):
         store.get("c")
     store.put(response("big", "x" * 4000), [])
-    assert store.bytes <= 5000
+    assert store.bytes <= 8000
     for name in ("b", "d", "e", "big"):
         store.discard(name)
     assert (len(store), store.bytes) == (0, 0)
@@ -576,11 +576,11 @@ async def test_a_reference_to_what_is_not_stored_names_its_place(front):
 
 
 def test_items_go_with_their_response():
-    store, made = ResponseStore(max_responses=1), response("resp_a")
+    store, made = ResponseStore(max_responses=1).share_of("a"), response("resp_a")
     made.output = [OutputItem("msg_a", "message", content=[])]
     store.put(made, [])
     store.put(made, [])
-    assert json.loads(store.get_item("msg_a"))["type"] == "message"
+    assert json.loads(store.get_item("msg_a") or b"")["type"] == "message"
     store.put(response("resp_b"), [])
     assert store.get_item("msg_a") is None
     assert not store._of_item

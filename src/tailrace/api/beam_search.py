@@ -154,6 +154,11 @@ class BeamRequest:
         return self._record.request_id
 
     @property
+    def user(self) -> str:
+        """The id of the user who asked."""
+        return self._origin.user
+
+    @property
     def usage(self) -> Usage:
         """Tokens of the prompt, and of the best beams so far."""
         prompt, completion = len(self.prompts[0]), sum(len(beam.tokens) for beam in self._best)
@@ -237,11 +242,7 @@ class BeamRequest:
         """The likeliest tokens that could follow a beam; None where the stream ended before they came."""
         if self._aborted or self._cut is not None:
             return None
-        service = self._service
-        ids = [*self.prompts[0], *beam.tokens]
-        stream = service.client.submit(
-            ids, self._asked, id=self.id, priority=self._origin.priority, adapter=service.adapter
-        )
+        stream = self._service.submit(self._record, [*self.prompts[0], *beam.tokens], self._asked)
         self._streams.append(stream)
         found: TokenLogprobs | None = None
         async with stream:

@@ -44,7 +44,7 @@ class FrontEnd:
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
         self.adapted: dict[str, Service] = {}  # adapter name → service
-        self.work_queue, self.responses = WorkQueue(), ResponseStore()
+        self.work_queue, self.responses = WorkQueue(), ResponseStore(max_bytes=config.stored_responses_mib << 20)
         self.observer = Observer(config, named)
         self._shared = Shared(config, self.work_queue, self.observer, named)
         self._counted: dict[str, Metrics] = {}

@@ -77,6 +77,11 @@ class Generation:
         return self._record.request_id
 
     @property
+    def user(self) -> str:
+        """The id of the user who asked."""
+        return self._origin.user
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))
@@ -186,8 +191,7 @@ class Generation:
                 stream.abort(self._cut, keep=True)
 
     def _submit_prompt(self, prompt: list[int]) -> AsyncStream:
-        service, priority = self._service, self._origin.priority
-        return service.client.submit(prompt, self.params, id=self.id, priority=priority, adapter=service.adapter)
+        return self._service.submit(self._record, prompt, self.params)
 
     def _on_backlog(self) -> None:
         """Called when the unread buffer exceeds its limit. If the client has been slow for a second, the request

@@ -45,11 +45,11 @@ async def resolve_references(received: Received[ResponsesRequest]) -> None:
 
 async def stored_item(received: Received[ResponsesRequest], id: str) -> bytes | None:
     """Return an item that a response wrote, or that a response answers, as JSON; None if it is not stored."""
-    found, place = await ask_first(received.front, "item", id), INPUT_ITEM.fullmatch(id)
+    found, place = await ask_first(received.request, "item", id), INPUT_ITEM.fullmatch(id)
     if found is not None or place is None:
         return found
     response = f"resp_{place[1]}"
-    raw = await ask_first(received.front, "inputs", response)
+    raw = await ask_first(received.request, "inputs", response)
     if raw is None:
         return None
 

@@ -68,8 +68,7 @@ class ExplainedOutput(Generation):
         return Usage(prompt, 0, prompt, PromptTokensDetails(min(self._cached[0], prompt)))
 
     def _submit_prompt(self, prompt: list[int]) -> AsyncStream:
-        service, options = self._service, {"id": self.id, "priority": self._origin.priority}
-        return service.client.submit(prompt, self.params, adapter=service.adapter, replay=self._replay, **options)
+        return self._service.submit(self._record, prompt, self.params, self._replay)
 
     def _filter_events(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
         for event in events:

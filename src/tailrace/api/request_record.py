@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from secrets import token_hex
 from typing import NamedTuple
 
 from tailrace.api.schema.common import Usage
@@ -51,6 +52,9 @@ class RequestRecord:
 
     Args:
         model: its name. id: of the answer. ended: called at the end with the record and the usage.
+
+    Attributes:
+        engine_id: what the engine calls the request. No client can choose or guess it.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class RequestRecord:
     ) -> None:
         self._ended, self.model = ended, model
         self.origin, self.id, self.params = origin, id, params
+        self.engine_id = f"{id}-{token_hex(8)}"
         self.begun_ns, self._begun_s = time.time_ns(), time.perf_counter()
         self.first_token_s: float | None = None
         self.total_s = 0.0

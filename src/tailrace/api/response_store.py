@@ -1,10 +1,11 @@
-"""Responses stored for retrieval. Bounded in number and bytes; the oldest are dropped first."""
+"""Responses stored for retrieval, in a share per user. Bounded in number and bytes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET
@@ -15,6 +16,7 @@ from tailrace.params import SamplingParams
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20
+ENTRY_BYTES = 1024  # about the memory of an entry besides its contents
 
 
 class OutputOrigin(msgspec.Struct, frozen=True):
@@ -51,8 +53,8 @@ class Stored(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return len(self.body) + len(self.messages) + len(self.origin) + sum(map(len, self.frames or ()))
+        """Bytes of memory, about."""
+        return ENTRY_BYTES + len(self.body) + len(self.messages) + len(self.origin) + sum(map(len, self.frames or ()))
 
 
 class StoredOutput(msgspec.Struct):
@@ -97,14 +99,52 @@ def plain_part(part: OutputPart) -> OutputPart:
 
 
 class ResponseStore:
-    """One per front end."""
+    """The stored responses of all users, in one share per user. One per front end.
+
+    A user has at most `max_responses`. If all users together have more than `max_bytes`, the largest share drops its
+    least recently used response. So a user with at most an equal part of the bytes loses no response to other users.
+    """
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self.max_responses, self.max_bytes = max_responses, max_bytes
+        self._known: WeakValueDictionary[str, ResponseShare] = WeakValueDictionary()
+        self._filled: dict[str, ResponseShare] = {}  # keeps the shares that hold a response
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._filled.values()))
+
+    def share_of(self, user: str) -> ResponseShare:
+        """Return the share of this user, which may be empty."""
+        share = self._known.get(user)
+        if share is None:
+            share = self._known[user] = ResponseShare(self, user)
+        return share
+
+    def count_bytes(self, share: ResponseShare, change: int) -> None:
+        """Add a change to the bytes of a share that has changed."""
+        share.bytes += change
+        self.bytes += change
+        if len(share):
+            self._filled[share.user] = share
+        else:
+            self._filled.pop(share.user, None)
+
+    def trim(self) -> None:
+        """Drop what is beyond the limit of all users together."""
+        while self.bytes > self.max_bytes:
+            max(self._filled.values(), key=lambda filled: filled.bytes).drop_oldest()
+
+
+class ResponseShare:
+    """The stored responses of one user, the least recently used first."""
+
+    def __init__(self, store: ResponseStore, user: str) -> None:
+        self.user, self.bytes = user, 0
+        self._store = store
         self._stored: OrderedDict[str, Stored] = OrderedDict()
         self._of_item: dict[str, str] = {}  # the id of an output's item → the id of its response
-        self._limits = (max_responses, max_bytes)
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -129,18 +169,20 @@ class ResponseStore:
         body = msgspec.json.encode(plain_response(response))
         items = tuple(item.id for item in response.output)
         entry = Stored(body, msgspec.json.encode(messages), inputs, frames, made, items)
+        if len(self) >= self._store.max_responses:
+            self.drop_oldest()
         self._stored[response.id] = entry
         self._of_item |= dict.fromkeys(items, response.id)
-        self.bytes += entry.size
-        self._trim_store()
+        self._store.count_bytes(self, entry.size)
+        self._store.trim()
 
     def record(self, id: str, frame: bytes) -> None:
         """Add an event, if the response is stored and was streamed."""
         entry = self._stored.get(id)
         if entry is not None and entry.frames is not None:
             entry.frames.append(frame)
-            self.bytes += len(frame)
-            self._trim_store()
+            self._store.count_bytes(self, len(frame))
+            self._store.trim()
             self._wake_waiters(id)
 
     async def beyond(self, id: str, number: int) -> None:
@@ -159,34 +201,35 @@ class ResponseStore:
             if not change.done():
                 change.set_result(None)
 
-    def _trim_store(self) -> None:
-        while len(self._stored) > self._limits[0] or self.bytes > self._limits[1]:
-            self.discard(next(iter(self._stored)))
-
     def get(self, id: str) -> Stored:
-        """The stored response.
+        """Return the stored response, and count it as used.
 
         Raises:
             RequestNotFoundError: it is not stored (any more).
         """
         if id not in self._stored:
             raise make_missing_error(id)
+        self._stored.move_to_end(id)
         return self._stored[id]
 
     def discard(self, id: str) -> None:
         """Drop it, if it is stored."""
         entry = self._stored.pop(id, None)
         if entry is not None:
-            self.bytes -= entry.size
             for item in entry.items:
                 self._of_item.pop(item, None)
+            self._store.count_bytes(self, -entry.size)
             self._wake_waiters(id)
+
+    def drop_oldest(self) -> None:
+        """Drop the least recently used response."""
+        self.discard(next(iter(self._stored)))
 
     def get_item(self, id: str) -> bytes | None:
         """Return an item of a stored output as JSON; None if it is not stored (any more)."""
         if id not in self._of_item:
             return None
-        body = msgspec.json.decode(self._stored[self._of_item[id]].body, type=StoredOutput)
+        body = msgspec.json.decode(self.get(self._of_item[id]).body, type=StoredOutput)
         return next((bytes(raw) for raw in body.output if msgspec.json.decode(raw, type=StoredItem).id == id), None)
 
 

@@ -23,16 +23,19 @@ from tailrace.api.supervise import Supervisor
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError, NotReadyError, TailraceError
+from tailrace.params import SamplingParams
 from tailrace.text.reasoning import ALIASES as REASONING_ALIASES
 from tailrace.text.reasoning import REASONING_FORMATS, ReasoningFormat, format_of
 from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat
 from tailrace.text.tool_parsers.harmony import HARMONY, NAMES
 from tailrace.wire.async_client import AsyncClient
+from tailrace.wire.messages import Replay
 
 if TYPE_CHECKING:
     from tailrace.api.schema.common import GenerateRequest
     from tailrace.text.tokenizer import Tokenizer
+    from tailrace.wire.async_stream import AsyncStream
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,11 @@ class OpenRequest(Protocol):
     @property
     def name(self) -> str:
         """What the client calls it."""
+        ...
+
+    @property
+    def user(self) -> str:
+        """The id of the user who asked."""
         ...
 
     @property
@@ -147,6 +155,19 @@ class Service:
     def labels_for(self, ask: GenerateRequest) -> Labels:
         """How the logprobs of a request's answer name tokens."""
         return self._id_labels if ask.return_tokens_as_token_ids else self.labels
+
+    def submit(
+        self, record: RequestRecord, prompt: list[int], params: SamplingParams, replay: Replay | None = None
+    ) -> AsyncStream:
+        """Ask the engine for the answer to a prompt of the recorded request, or for the explanation of one."""
+        return self.client.submit(
+            prompt,
+            params,
+            id=record.engine_id,
+            priority=record.origin.priority,
+            adapter=self.adapter,
+            replay=replay,
+        )
 
     @contextlib.contextmanager
     def track_request(self, request: OpenRequest, record: RequestRecord) -> Iterator[None]:

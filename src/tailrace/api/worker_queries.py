@@ -1,86 +1,92 @@
 """Queries between the front ends of the same engines: who runs a request, who stores a response, what each has counted.
 
-A front end looks at its own data first. A single front end asks nobody.
+A front end looks at its own data first. A single front end asks nobody. A question is about one user's data: the id of
+the user and a blank come before its argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.requests import Request
 
+from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.response_store import make_missing_error
-
-if TYPE_CHECKING:
-    from tailrace.api.front_end import FrontEnd
+from tailrace.api.user import user_of
 
 
-def cut_requests(front: FrontEnd, name: str) -> bytes | None:
-    """End running requests, named by the answer's id or by x-request-id. Returns the id of one."""
+def cut_requests(front: FrontEnd, user: str, name: str) -> bytes | None:
+    """End running requests of the user, named by the answer's id or by x-request-id. Returns the id of one."""
     found = [
         request
         for service in front.services.values()
         for request in service.open_requests
-        if name in (request.id, request.name)
+        if request.user == user and name in (request.id, request.name)
     ]
     for request in found:
         request.cut("cancelled")
     return found[0].id.encode() if found else None
 
 
-def find_response(front: FrontEnd, id: str) -> bytes | None:
+def find_response(front: FrontEnd, user: str, id: str) -> bytes | None:
     """A stored response as JSON."""
-    return front.responses.get(id).body if id in front.responses else None
+    share = front.responses.share_of(user)
+    return share.get(id).body if id in share else None
 
 
-def find_conversation(front: FrontEnd, id: str) -> bytes | None:
+def find_conversation(front: FrontEnd, user: str, id: str) -> bytes | None:
     """The messages up to a stored response, as JSON."""
-    return front.responses.get(id).messages if id in front.responses else None
+    share = front.responses.share_of(user)
+    return share.get(id).messages if id in share else None
 
 
-def find_inputs(front: FrontEnd, id: str) -> bytes | None:
+def find_inputs(front: FrontEnd, user: str, id: str) -> bytes | None:
     """The messages that a stored response answers, as JSON."""
-    if id not in front.responses:
+    share = front.responses.share_of(user)
+    if id not in share:
         return None
-    stored = front.responses.get(id)
+    stored = share.get(id)
     return msgspec.json.encode(msgspec.json.decode(stored.messages, type=list[msgspec.Raw])[: stored.inputs])
 
 
-def find_output_item(front: FrontEnd, id: str) -> bytes | None:
+def find_output_item(front: FrontEnd, user: str, id: str) -> bytes | None:
     """An item of a stored response's output, as JSON."""
-    return front.responses.get_item(id)
+    return front.responses.share_of(user).get_item(id)
 
 
-def find_origin(front: FrontEnd, id: str) -> bytes | None:
+def find_origin(front: FrontEnd, user: str, id: str) -> bytes | None:
     """What a stored response came from, in msgpack; b"" while it is in progress."""
-    return front.responses.get(id).origin if id in front.responses else None
+    share = front.responses.share_of(user)
+    return share.get(id).origin if id in share else None
 
 
-def find_events(front: FrontEnd, argument: str) -> bytes | None:
+def find_events(front: FrontEnd, user: str, argument: str) -> bytes | None:
     """The events of a stored response from a number on, as JSON; null where it was not streamed. argument: the number,
     a blank, and the id."""
     number, _, id = argument.partition(" ")
-    if id not in front.responses:
+    share = front.responses.share_of(user)
+    if id not in share:
         return None
-    frames = front.responses.get(id).frames
+    frames = share.get(id).frames
     return msgspec.json.encode(None if frames is None else [frame.decode() for frame in frames[int(number) :]])
 
 
-def forget_response(front: FrontEnd, id: str) -> bytes | None:
+def forget_response(front: FrontEnd, user: str, id: str) -> bytes | None:
     """Forget a stored response."""
-    if id not in front.responses:
+    share = front.responses.share_of(user)
+    if id not in share:
         return None
-    front.responses.discard(id)
+    share.discard(id)
     return b""
 
 
-def read_counts(front: FrontEnd, _: str) -> bytes | None:
+def read_counts(front: FrontEnd, user: str, argument: str) -> bytes | None:
     """What this front end has counted, in Prometheus' text format."""
     return front.metrics.own()
 
 
-QUESTIONS: dict[str, Callable[[FrontEnd, str], bytes | None]] = {
+QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
     "cut": cut_requests,
     "response": find_response,
     "conversation": find_conversation,
@@ -94,29 +100,32 @@ QUESTIONS: dict[str, Callable[[FrontEnd, str], bytes | None]] = {
 
 
 def answer_question(front: FrontEnd, question: str, argument: str) -> bytes | None:
-    """This front end's own answer."""
-    return QUESTIONS[question](front, argument)
+    """This front end's own answer. argument: the id of the user, a blank, and the rest."""
+    user, _, rest = argument.partition(" ")
+    return QUESTIONS[question](front, user, rest)
 
 
-async def ask_all(front: FrontEnd, question: str, argument: str = "") -> list[bytes]:
-    """The answers of all front ends; this one's comes first."""
+async def ask_all(request: Request, question: str, argument: str = "") -> list[bytes]:
+    """The answers of all front ends about data of the request's user; this one's comes first."""
+    front, argument = front_of(request), f"{user_of(request.scope)} {argument}"
     own = answer_question(front, question, argument)
     return [*([] if own is None else [own]), *await front.ask(question, argument)]
 
 
-async def ask_first(front: FrontEnd, question: str, argument: str) -> bytes | None:
+async def ask_first(request: Request, question: str, argument: str) -> bytes | None:
     """The answer of the first front end that has one."""
+    front, argument = front_of(request), f"{user_of(request.scope)} {argument}"
     own = answer_question(front, question, argument)
     return next(iter(await front.ask(question, argument)), None) if own is None else own
 
 
-async def ask_stored(front: FrontEnd, question: str, id: str, param: str | None = None) -> bytes:
+async def ask_stored(request: Request, question: str, id: str, param: str | None = None) -> bytes:
     """The answer about a stored response, from the front end that stores it.
 
     Raises:
-        RequestNotFoundError: no front end stores it (any more).
+        RequestNotFoundError: no front end stores it for the request's user (any more).
     """
-    found = await ask_first(front, question, id)
+    found = await ask_first(request, question, id)
     if found is None:
         raise make_missing_error(id, param)
     return found

@@ -184,7 +184,7 @@ async def stored_output(request: Request, id: str) -> OutputOrigin:
     Raises:
         RequestNotFoundError: it is not stored (any more). ParameterError: it is not over.
     """
-    found = await ask_stored(front_of(request), "origin", id, "response_id")
+    found = await ask_stored(request, "origin", id, "response_id")
     if not found:
         raise ParameterError("response_id: the response is not over, or has no output", "response_id")
     return origins.decode(found)

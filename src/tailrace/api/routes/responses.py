@@ -33,7 +33,7 @@ from tailrace.api.received import Received, answers
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import to_chat, to_messages
 from tailrace.api.response_logprobs import ScoredSegments
-from tailrace.api.response_store import OutputOrigin, ResponseStore, without_records
+from tailrace.api.response_store import OutputOrigin, ResponseShare, without_records
 from tailrace.api.routes.tokenize import check_body_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
@@ -74,7 +74,8 @@ async def create_response(received: Received[ResponsesRequest]) -> Response:
     generation = start_generation(service, f"resp_{uuid4().hex}", prepared, origin)
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
-    stored = StoredResponse(received.front.responses, response_of(service, ask, generation), messages, ask.streamed)
+    share = received.front.responses.share_of(received.user)
+    stored = StoredResponse(share, response_of(service, ask, generation), messages, ask.streamed)
     splitter = channels.make_splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
     segments = ScoredSegments(splitter, service.labels_for(ask), top, explains=generation.params.explain is not None)
@@ -126,9 +127,10 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
 
 
 class StoredResponse(NamedTuple):
-    """A response, where it is stored, and the messages that it answers. origin: what made it, once it is over."""
+    """A response, the messages that it answers, and the share of the store that keeps it. origin: what made it, once
+    it is over."""
 
-    store: ResponseStore
+    share: ResponseShare
     response: ResponseObject
     messages: list[dict[str, Any]]
     streamed: bool
@@ -137,16 +139,16 @@ class StoredResponse(NamedTuple):
         """Store the response as it is now, with the conversation that it ends, if it is to be stored."""
         if self.response.store:
             messages = [*self.messages, *to_messages(self.response.output)]
-            self.store.put(self.response, messages, len(self.messages), self.streamed, origin)
+            self.share.put(self.response, messages, len(self.messages), self.streamed, origin)
 
     def note(self, event: Event) -> None:
         """Keep an event for those who read the stream later."""
         if self.streamed and self.response.store:
-            self.store.record(self.response.id, named_frame(without_records(event)))
+            self.share.record(self.response.id, named_frame(without_records(event)))
 
     def update(self, origin: OutputOrigin | None = None) -> None:
         """The same, unless the response was deleted meanwhile."""
-        if self.response.id in self.store:
+        if self.response.id in self.share:
             self.save(origin)
 
 
@@ -228,7 +230,7 @@ async def fetch_conversation(received: Received[ResponsesRequest]) -> bytes:
     name, previous = "previous_response_id", received.ask.previous_response_id
     if previous is None:
         return b""
-    before = await ask_stored(received.front, "conversation", previous, name)
+    before = await ask_stored(received.request, "conversation", previous, name)
     received.add_bytes(before, name)
     return before
 

@@ -10,13 +10,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.front_end import FrontEnd, front_of
+from tailrace.api.front_end import front_of
 from tailrace.api.response_input import to_items
 from tailrace.api.response_store import make_missing_error
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
 from tailrace.api.streaming import EventFormat, json_response, make_response, named_frame
+from tailrace.api.user import user_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
 from tailrace.errors import ParameterError, format_json
@@ -33,19 +34,19 @@ async def retrieve_response(request: Request) -> Response:
     Raises:
         ParameterError: naming the query's parameter. RequestNotFoundError: it is not stored.
     """
-    front, id = front_of(request), request.path_params["id"]
+    id = request.path_params["id"]
     streamed = read_query_choice(request, "stream", ("false", "true")) == "true"
     after = whole_number(request, "starting_after", -1, 0, 2**31 - 1)
     if not streamed:
         if after >= 0:
             raise ParameterError("starting_after needs stream to be true", "starting_after")
-        return Response(await ask_stored(front, "response", id), media_type=JSON)
-    so_far = await frames_from(front, id, 0)
+        return Response(await ask_stored(request, "response", id), media_type=JSON)
+    so_far = await frames_from(request, id, 0)
     if so_far is None:
         raise ParameterError("stream: only a response that was created with stream can be streamed again", "stream")
     if after >= 0 and (after >= len(so_far) or so_far[after].startswith(LAST)):
         raise ParameterError(f"starting_after: there is no event behind {after} so far", "starting_after")
-    return await make_response(request, SecondReader(), replay_events(front, id, after + 1), last_frame, True, FRAMES)
+    return await make_response(request, SecondReader(), replay_events(request, id, after + 1), last_frame, True, FRAMES)
 
 
 class Frame(msgspec.Struct):
@@ -69,32 +70,33 @@ def frame_stored_event(event: msgspec.Struct) -> bytes:
 FRAMES = EventFormat(frame_stored_event, b"")
 
 
-async def frames_from(front: FrontEnd, id: str, number: int) -> list[str] | None:
+async def frames_from(request: Request, id: str, number: int) -> list[str] | None:
     """The events so far from a number on; None where the response was not streamed.
 
     Raises:
         RequestNotFoundError: it is not stored (any more).
     """
-    found = await ask_first(front, "events", f"{number} {id}")
+    found = await ask_first(request, "events", f"{number} {id}")
     if found is None:
         raise make_missing_error(id)
     return msgspec.json.decode(found, type=list[str] | None)
 
 
-async def replay_events(front: FrontEnd, id: str, number: int) -> AsyncGenerator[Frame, None]:
+async def replay_events(request: Request, id: str, number: int) -> AsyncGenerator[Frame, None]:
     """The events of a stored response from a number on, until its last.
 
     Raises:
         RequestNotFoundError: it is stored no longer.
     """
+    share = front_of(request).responses.share_of(user_of(request.scope))
     while True:
-        new = await frames_from(front, id, number) or []
+        new = await frames_from(request, id, number) or []
         for text in new:
             yield Frame(text.encode())
         number += len(new)
         if new and new[-1].startswith(LAST):
             return
-        await (front.responses.beyond(id, number) if id in front.responses else asyncio.sleep(POLL_S))
+        await (share.beyond(id, number) if id in share else asyncio.sleep(POLL_S))
 
 
 async def last_frame(frames: AsyncGenerator[Frame, None]) -> Frame:
@@ -111,7 +113,7 @@ async def list_input_items(request: Request) -> Response:
     front, id = front_of(request), request.path_params["id"]
     limit = whole_number(request, "limit", 20, 1, 100)
     order, after = read_query_choice(request, "order", ("desc", "asc")), request.query_params.get("after")
-    raw = await ask_stored(front, "inputs", id)
+    raw = await ask_stored(request, "inputs", id)
 
     def make_page() -> ItemList:
         items = to_items(msgspec.json.decode(raw, type=list[ChatMessage]), id)
@@ -155,17 +157,17 @@ def whole_number(request: Request, name: str, default: int, low: int, high: int)
 async def delete_response(request: Request) -> Response:
     """Delete a stored response."""
     id = request.path_params["id"]
-    await ask_stored(front_of(request), "forget", id)
+    await ask_stored(request, "forget", id)
     return json_response(Deleted(id))
 
 
 async def cancel_response(request: Request) -> Response:
     """End a response that is in progress; its output so far stays."""
-    front, id = front_of(request), request.path_params["id"]
-    found = await ask_all(front, "cut", id) if id.startswith("resp_") else []
+    id = request.path_params["id"]
+    found = await ask_all(request, "cut", id) if id.startswith("resp_") else []
     if not found:
-        return Response(await ask_stored(front, "response", id), media_type=JSON)
-    body = await ask_first(front, "response", id)
+        return Response(await ask_stored(request, "response", id), media_type=JSON)
+    body = await ask_first(request, "response", id)
     if body is None:  # no token has come yet, or the response is not to be stored
         return json_response(Cancelled(id))
     return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)

@@ -193,6 +193,8 @@ class ServerConfig(Section, frozen=True):
     - on_engine_death: exit with an error, or start a new engine.
     - model_defaults: fields missing from a request come from the model's generation config, if it has them.
     - api_keys, cors_origins: separated by commas. Empty: everybody may call, but no pages of other sites.
+    - cache_isolation: which requests share cached prefixes: all ("none"), those with the same cache_salt ("salt"), or
+      those of one user with the same cache_salt ("user"). auto: "user" with several keys, else "salt".
     - log_requests: write a log line for each request at its end.
     - page: serve the page that explains tokens, at /.
     - max_request_s: a longer request ends with its output so far; 0: no limit.
@@ -226,6 +228,7 @@ class ServerConfig(Section, frozen=True):
     max_logprobs: Natural = 20
     model_defaults: bool = True
     api_keys: str = ""
+    cache_isolation: Literal["auto", "none", "salt", "user"] = "auto"
     cors_origins: str = ""
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
@@ -252,6 +255,11 @@ class ServerConfig(Section, frozen=True):
     page: bool = True
     reasoning_parser: str = "auto"
     tool_parser: str = "auto"
+
+    @property
+    def keys(self) -> list[str]:
+        """The different keys of `api_keys`."""
+        return [*dict.fromkeys(filter(None, map(str.strip, self.api_keys.split(","))))]
 
 
 class Config(Section, frozen=True):

@@ -254,6 +254,7 @@ def test_each_field_of_completions_is_a_sampling_parameter_or_not():
     assert SAMPLING | set(RENAMED.values()) <= fields
     assert fields - SAMPLING - set(RENAMED.values()) == {
         *("model", "prompt", "stream", "request_id", "priority", "deadline_s", "return_sampling_mask"),  # at the top
+        "cache_salt",
         *("logprobs", "prompt_logprobs", "prompt_logprob_start"),  # at the top, by other names
         *("stream_options", "echo", "best_of", "explain", "return_token_ids", "return_sampling_params"),
         "return_tokens_as_token_ids",

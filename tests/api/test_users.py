@@ -20,6 +20,7 @@ from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.api.user import make_user_id, user_of
 from tailrace.api.worker_queries import QUESTIONS, answer_question
 from tailrace.config import ServerConfig
+from tailrace.wire.messages import Submit
 
 
 async def found_user(client: tuple[str, int] | None, *headers: tuple[str, str]) -> str:
@@ -263,3 +264,78 @@ def test_a_share_is_one_object_while_anybody_has_it():
     store.share_of("a").discard("r")
     gc.collect()
     assert not store._known  # pyright: ignore[reportPrivateUsage]
+
+
+LONG = "x=" * 40 + "="  # several blocks of the prefix cache
+PROMPTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
+    "/v1/completions": {"prompt": LONG, "max_tokens": 2},
+    "/generate": {"text": LONG, "sampling_params": {"max_new_tokens": 2}},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
+}
+
+
+def cached_tokens(answer: Any) -> int:
+    """How much of the prompt came from the cache, in the words of any endpoint."""
+    if isinstance(answer, dict):
+        found = [value for name, value in answer.items() if name in ("cached_tokens", "cache_read_input_tokens")]
+        return next(iter(found), 0) or max(map(cached_tokens, answer.values()), default=0)
+    return 0
+
+
+async def hits(front: Front, path: str, *asks: tuple[int, str | None]) -> list[bool]:
+    """Whether each request, by (user, salt) and one after the other, finds a part of its prompt in the cache."""
+    found = []
+    for user, salt in asks:
+        body = PROMPTS[path] | ({} if salt is None else {"cache_salt": salt})
+        answer = await front.http.post(path, json=body, headers=KEYS[user])
+        assert answer.status_code == 200, answer.text
+        found.append(cached_tokens(answer.json()) > 0)
+    return found
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("isolation", ["auto", "user", "salt", "none"])
+async def test_whose_prefixes_a_request_finds(tokenizer, path: str, isolation: Any):
+    config = ServerConfig(api_keys="one, two", cache_isolation=isolation)
+    async with front_of(LocalClient(saying(b"Hello")), tokenizer, config) as front:
+        apart = isolation in ("auto", "user")
+        assert await hits(front, path, (0, None), (0, None), (1, None), (1, "")) == [False, True, not apart, True]
+        if isolation == "none":
+            refused = await front.http.post(path, json=PROMPTS[path] | {"cache_salt": "s"}, headers=KEYS[0])
+            assert refused.status_code == 400
+            assert "cache_salt has no effect with --cache-isolation none" in refused.text
+        else:
+            assert await hits(front, path, (0, "s"), (0, "s"), (1, "s"), (0, "t")) == [False, True, not apart, False]
+
+
+@pytest.mark.parametrize("keys", ["", "one", "one, one"])
+async def test_one_user_has_no_salt(tokenizer, keys: str):
+    """So all hashes of blocks are the same as without users."""
+    client = LocalClient(saying(b"Hello"))
+    async with front_of(client, tokenizer, ServerConfig(api_keys=keys)) as front:
+        sent: list[Submit] = []
+        client.send = lambda message, send=client.send: sent.append(message) or send(message)  # type: ignore[method-assign]
+        for path in PROMPTS:
+            await hits(front, path, (0, None))
+        assert [message.owner.cache_salt for message in sent] == [b""] * len(PROMPTS)
+
+
+async def test_an_explanation_keeps_the_salt_of_its_response(shared: Front):
+    """Else its prompt could be found without the salt afterwards."""
+    one, _ = KEYS
+    sent: list[Submit] = []
+    send = shared.client.send
+    shared.client.send = lambda message: sent.append(message) or send(message)  # type: ignore[method-assign]
+    made = await shared.http.post("/v1/responses", json=PROMPTS["/v1/responses"] | {"cache_salt": "s"}, headers=one)
+    explained = await shared.http.post("/v1/explain", json={"response_id": made.json()["id"]}, headers=one)
+    assert explained.status_code == 200, explained.text
+    assert sent[0].owner == sent[1].owner
+    assert sent[0].owner.cache_salt
+
+
+async def test_a_salt_out_of_range(shared: Front):
+    for salt in (3, ["s"], "x" * 1025):
+        answer = await shared.http.post("/v1/completions", json={"prompt": "x=", "cache_salt": salt}, headers=KEYS[0])
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")

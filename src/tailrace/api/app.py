@@ -178,7 +178,7 @@ def make_middleware(config: ServerConfig) -> list[Middleware]:
                 expose_headers=[REQUEST_ID, WARNING],
             )
         )
-    if keys := split_commas(config.api_keys):
+    if keys := config.keys:
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
     return found
 

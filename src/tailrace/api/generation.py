@@ -95,7 +95,7 @@ class Generation:
         if (key := self._keys.get(choice)) is None:
             return None
         prompt = self.prompts[choice // self.params.n]
-        return OutputOrigin(self._service.model_name, prompt, self.params, key, output)
+        return OutputOrigin(self._service.model_name, prompt, self.params, key, output, self._origin.cache_salt)
 
     def cached_tokens(self, p: int) -> int:
         """How much of prompt p came from the prefix cache."""

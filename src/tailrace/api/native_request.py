@@ -93,7 +93,8 @@ def completion_of(ask: NativeRequest, names: dict[str, str]) -> CompletionReques
     if ask.return_sampling_mask:
         fields = {"logprobs_mode": "processed"} | fields | {"return_sampling_mask": True}
     fields["echo"] = fields["max_tokens"] == 0 or None  # then only the prompt is wanted
-    fields |= {"stream": ask.stream, "request_id": ask.rid, "priority": ask.priority, "deadline_s": ask.deadline_s}
+    fields |= {"stream": ask.stream, "request_id": ask.rid, "cache_salt": ask.cache_salt}
+    fields |= {"priority": ask.priority, "deadline_s": ask.deadline_s}
     try:
         return msgspec.convert({**fields, "prompt": ""}, CompletionRequest)
     except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader, check_items
+from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.request_id import id_of, write_id
@@ -74,7 +75,12 @@ class Received(Generic[R]):
         self.size = size
 
     def origin(self, operation: str, ask: GenerateRequest) -> RequestOrigin:
-        """Return where the request came in. It is called as `ask` says, if it says so."""
+        """Return where the request came in. It is called as `ask` says, if it says so.
+
+        Raises:
+            ParameterError: see check_cache_salt.
+        """
+        check_cache_salt(self.service.config, ask.cache_salt or "")
         headers = self.request.headers
         parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
         self.request_id = ask.request_id or self.request_id
@@ -90,6 +96,7 @@ class Received(Generic[R]):
             ask.stream_interval,
             ask.stream_interval_ms,
             self.user,
+            ask.cache_salt or "",
         )
 
     async def answer(self, endpoint: Endpoint[R]) -> Response:

@@ -28,7 +28,7 @@ class RequestOrigin(NamedTuple):
     priority: smaller runs first.
     deadline_s: seconds after which the request is cut. The server's own limit may come before.
     interval, interval_ms: tokens, and milliseconds, of one event of its stream. None: the server's setting.
-    user: the id of the user who sent it (user.py).
+    user: the id of the user who sent it (user.py). cache_salt: the client's, for cached prefixes; "": none.
     """
 
     operation: str = "chat"
@@ -42,6 +42,7 @@ class RequestOrigin(NamedTuple):
     interval: int | None = None
     interval_ms: float | None = None
     user: str = ""
+    cache_salt: str = ""
 
 
 UNKNOWN = RequestOrigin()  # of what did not come over HTTP

@@ -21,13 +21,14 @@ ENTRY_BYTES = 1024  # about the memory of an entry besides its contents
 
 class OutputOrigin(msgspec.Struct, frozen=True):
     """An output's token ids and all that explains them: the model's name, the prompt, the parameters and the noise key.
-    Without a key the seed gives it."""
+    Without a key the seed gives it. cache_salt: of its request."""
 
     model: str
     prompt: list[int]
     params: SamplingParams
     key: int | None
     output: list[int]
+    cache_salt: str = ""
 
 
 origins = msgspec.msgpack.Decoder(OutputOrigin)

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from tailrace.api.access_log import Observer
+from tailrace.api.cache_isolation import make_cache_salt
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
 from tailrace.api.request_record import RequestRecord
@@ -30,7 +31,7 @@ from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat
 from tailrace.text.tool_parsers.harmony import HARMONY, NAMES
 from tailrace.wire.async_client import AsyncClient
-from tailrace.wire.messages import Replay
+from tailrace.wire.messages import Owner, Replay
 
 if TYPE_CHECKING:
     from tailrace.api.schema.common import GenerateRequest
@@ -167,6 +168,7 @@ class Service:
             priority=record.origin.priority,
             adapter=self.adapter,
             replay=replay,
+            owner=Owner(make_cache_salt(self.config, record.origin.user, record.origin.cache_salt)),
         )
 
     @contextlib.contextmanager

@@ -105,6 +105,8 @@ HELP: dict[str, str] = {
     "server.max_connections_per_address": "of those, from one address; 0: all (behind a proxy all come from one)",
     "server.allowed_hosts": "names of the server that requests may use, by commas; * for any; none: on loopback "
     "its own, else any",
+    "server.cache_isolation": "requests that share cached prefixes: all (none), those of the same cache_salt "
+    "(salt), of the same user and cache_salt (user); auto: user with several keys, else salt",
     "server.log_requests": "a line in the log for every request that has ended",
     "server.page": "serve the page on which one sees why each token came, at /",
     "server.stream_interval": "tokens of a sequence that its stream sends together",

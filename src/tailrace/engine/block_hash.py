@@ -1,8 +1,8 @@
 """Names of the KV cache's blocks: equal names mean equal prefixes, computed with the same weights.
 
-A block's hash is blake2b-128 over its parent's hash and its token ids. The first block's parent is the adapter's
-number. The cache finds blocks by their hash (kv_cache.py). A router in front of several engines chooses an engine by it
-(integrations/ray).
+A block's hash is blake2b-128 over its parent's hash and its token ids. The first block's parent is the adapter's number
+and, if there is a salt, the salt's hash. So requests with different salts have no block in common. The cache finds
+blocks by their hash (kv_cache.py). A router in front of several engines chooses an engine by it (integrations/ray).
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from hashlib import blake2b
 import numpy as np
 
 
-def root_of(adapter: int) -> bytes:
-    """Return the parent of a first block. adapter: its number among the model's; 0 for none."""
-    return adapter.to_bytes(4)
+def root_of(adapter: int, salt: bytes = b"") -> bytes:
+    """Return the parent of a first block: 4 bytes, or 20 with a salt. A block's hash has 16, so it is never a root.
+
+    adapter: its number among the model's; 0 for none.
+    """
+    return adapter.to_bytes(4) + (blake2b(salt, digest_size=16).digest() if salt else b"")
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -5,7 +5,7 @@ A block without references is free. A free block whose contents are known by has
 least recently used first. A block is published under its hash once all its positions are computed. This module knows
 nothing of the memory itself, which is the runner's.
 
-Equal hashes mean equal prefixes computed with the same weights (block_hash.py).
+Equal hashes mean equal prefixes computed with the same weights, and equal salts (block_hash.py).
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ class BlockCache:
 
     def _hash_blocks(self, sequence: Sequence, blocks: int) -> None:
         """Extend the sequence's hashes to its first `blocks` blocks."""
-        size, hashes = self.block_size, sequence.hashes
+        size, hashes, request = self.block_size, sequence.hashes, sequence.request
         while len(hashes) < blocks:
             at = len(hashes) * size
-            parent = hashes[-1] if hashes else root_of(sequence.request.adapter)
+            parent = hashes[-1] if hashes else root_of(request.adapter, request.cache_salt)
             hashes.append(block_hash(parent, sequence.tokens[at : at + size]))
 
     def _must_copy(self, sequence: Sequence) -> bool:

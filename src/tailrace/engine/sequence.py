@@ -86,6 +86,7 @@ class Request:
     max_len: int  # of prompt and output together
     eos_token_ids: tuple[int, ...] = ()  # of the model
     adapter: int = 0  # its number among the runner's; 0: none
+    cache_salt: bytes = b""  # cached prefixes are shared by requests with the same salt
     min_host_s: float = 0.0
     arrived_s: float = field(default_factory=time.monotonic)
     queued_s: float | None = None  # From its arrival to its first admission.

@@ -15,11 +15,13 @@ from tailrace.params import SamplingParams
 from tailrace.wire.async_stream import AsyncStream
 from tailrace.wire.engine_process import EngineHandle, EngineProcess
 from tailrace.wire.messages import (
+    NOBODY,
     VERSION,
     Abort,
     Drain,
     Hello,
     ModelInfo,
+    Owner,
     PeerCount,
     PeerQuery,
     PeerReply,
@@ -183,9 +185,12 @@ class AsyncClient:
         priority: int = 0,
         adapter: str = "",
         replay: Replay | None = None,
+        owner: Owner = NOBODY,
     ) -> AsyncStream:
         """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
-        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), adapter, replay)
+        open_stream, message = self._streams.add_stream(
+            prompt, params, id, priority, time.time(), adapter, replay, owner
+        )
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:

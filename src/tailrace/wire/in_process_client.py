@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import Abort, FromEngine, ModelInfo, Replay, Stats, Submit
+from tailrace.wire.messages import NOBODY, Abort, FromEngine, ModelInfo, Owner, Replay, Stats, Submit
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.stream_table import StreamTable
 
@@ -54,9 +54,10 @@ class InProcessClient:
         id: str | None = None,
         priority: int = 0,
         replay: Replay | None = None,
+        owner: Owner = NOBODY,
     ) -> PulledStream:
         """Ask for a generation, or for the explanation of one."""
-        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), replay=replay)
+        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), "", replay, owner)
         with self._hold_aborts():
             self._engine.submit(message)
         return PulledStream(open_stream, self._streams, self._cancel_request, self.step)

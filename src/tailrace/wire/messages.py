@@ -53,6 +53,18 @@ class Replay(msgspec.Struct, frozen=True, omit_defaults=True):
     what_if: SamplingParams | None = None
 
 
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who a request belongs to, as far as the engine keeps users apart.
+
+    - cache_salt: requests share cached prefixes only if they have the same salt. b"": no salt.
+    """
+
+    cache_salt: bytes = b""
+
+
+NOBODY = Owner()
+
+
 class Submit(Message, frozen=True):
     """A request to generate.
 
@@ -69,6 +81,7 @@ class Submit(Message, frozen=True):
     arrival_s: float = 0.0
     adapter: str = ""
     replay: Replay | None = None
+    owner: Owner = NOBODY
 
 
 class Abort(Message, frozen=True):

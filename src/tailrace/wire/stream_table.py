@@ -17,12 +17,14 @@ from tailrace.errors import TailraceError
 from tailrace.explain.record import Explanation
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import (
+    NOBODY,
     Aborted,
     Drained,
     Failed,
     Finished,
     FromEngine,
     ModelInfo,
+    Owner,
     PeerCount,
     PeerQuery,
     PeerReply,
@@ -122,12 +124,13 @@ class StreamTable:
         arrival_s: float,
         adapter: str = "",
         replay: Replay | None = None,
+        owner: Owner = NOBODY,
     ) -> tuple[OpenStream, Submit]:
         """Return a new stream and the message that asks for it. (More than six parameters: those of a Submit.)"""
         open_stream = OpenStream(id or uuid4().hex, next(self.epochs), set(range(params.n)))
         self.open_streams[open_stream.id, open_stream.epoch] = open_stream
         name = open_stream.id, open_stream.epoch
-        return open_stream, Submit(*name, prompt, params, priority, arrival_s, adapter, replay)
+        return open_stream, Submit(*name, prompt, params, priority, arrival_s, adapter, replay, owner)
 
     def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
         """Close the stream; without `keep`, its unread events are dropped. Return True if sequences were still open, so

@@ -25,7 +25,7 @@ from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.wire.engine_process import EngineProcess
-from tailrace.wire.messages import VERSION, Drain, Hello, ModelInfo, Replay, Stats, ToEngine
+from tailrace.wire.messages import NOBODY, VERSION, Drain, Hello, ModelInfo, Owner, Replay, Stats, ToEngine
 from tailrace.wire.sockets import FrontSocket
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.stream_table import StreamTable
@@ -114,9 +114,12 @@ class SyncClient:
         priority: int = 0,
         adapter: str = "",
         replay: Replay | None = None,
+        owner: Owner = NOBODY,
     ) -> PulledStream:
         """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
-        open_stream, message = self._streams.add_stream(prompt, params, id, priority, time.time(), adapter, replay)
+        open_stream, message = self._streams.add_stream(
+            prompt, params, id, priority, time.time(), adapter, replay, owner
+        )
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:

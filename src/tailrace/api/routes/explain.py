@@ -130,7 +130,7 @@ async def explain_received(
         key=output.key,
         what_if=None if asked.what_if is None else await other_parameters(received, output, asked.what_if),
     )
-    origin = received.origin("chat", received.ask)._replace(streamed=False)
+    origin = received.origin("chat", received.ask)._replace(streamed=False, cache_salt=output.cache_salt)
     explained = ExplainedOutput(service, f"explain-{origin.request_id}", output, replay, origin)
     answer = make_answer(service, explained, output)
     return json_response(await unless_disconnected(request.receive, answer, lambda: explained.abort("disconnect")))
@@ -218,7 +218,9 @@ async def given_output(received: Received[Any], asked: ExplainRequest, field: st
         )
     key = None if asked.key is None else int.from_bytes(bytes.fromhex(asked.key), signed=True)
     model = received.service.model_name
-    output = OutputOrigin(model, prepared.prompts[choice // n], prepared.params, key, asked.output_token_ids)
+    output = OutputOrigin(
+        model, prepared.prompts[choice // n], prepared.params, key, asked.output_token_ids, ask.cache_salt or ""
+    )
     return choice % n, output
 
 

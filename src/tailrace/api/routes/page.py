@@ -114,7 +114,7 @@ async def get_status(request: Request) -> Response:
 
 def status_of(front: FrontEnd) -> PageStatus:
     """Of all models."""
-    keys = bool(front.config.api_keys.strip(", "))
+    keys = bool(front.config.keys)
     starting = {name: s.client.loading for name, s in front.services.items() if s.supervisor.state == "starting"}
     return PageStatus(version("tailrace"), health_of(front), list(front.served), keys, starting)
 

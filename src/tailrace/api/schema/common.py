@@ -16,6 +16,7 @@ from tailrace.params import FIELDS
 from tailrace.request.fields import Field, TokenId
 
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+CacheSalt = Annotated[str, msgspec.Meta(max_length=1024)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 StreamIntervalMs = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
@@ -90,6 +91,7 @@ class GenerateRequest(PlainFields, kw_only=True):
     truncation_length: int | None = None
     num_ctx: int | None = None
     # of the answer and its way
+    cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     deadline_s: Deadline | None = None
     stream_interval: StreamInterval | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.common import Deadline, Priority, RequestId, TokenId
+from tailrace.api.schema.common import CacheSalt, Deadline, Priority, RequestId, TokenId
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.peers import NOT_OFFERED
 from tailrace.params import FIELDS
@@ -69,6 +69,7 @@ class NativeRequest(msgspec.Struct, kw_only=True):
     return_sampling_mask: bool | None = None
     stream: bool | None = None
     rid: RequestId | None = None
+    cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     deadline_s: Deadline | None = None
 

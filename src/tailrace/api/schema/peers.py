@@ -24,7 +24,7 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "options": (None, {}),  # Ollama's fields within a field
     # the model, and whose cache
     **dict.fromkeys(("lora", "lora_path", "lora_id"), (None, "", [])),
-    **dict.fromkeys(("cache_salt", "extra_key"), NO_TEXT),
+    "extra_key": NO_TEXT,
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "session_params"), (None, {})),
     # how tokens are drawn
     **dict.fromkeys(("vllm_xargs", "custom_params"), (None, {})),

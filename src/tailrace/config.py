@@ -195,6 +195,8 @@ class ServerConfig(Section, frozen=True):
     - api_keys, cors_origins: separated by commas. Empty: everybody may call, but no pages of other sites.
     - cache_isolation: which requests share cached prefixes: all ("none"), those with the same cache_salt ("salt"), or
       those of one user with the same cache_salt ("user"). auto: "user" with several keys, else "salt".
+    - max_priority: among other users' requests, a priority counts up to this number, and down to its negative. Beyond
+      it, a priority counts among its own user's requests alone.
     - log_requests: write a log line for each request at its end.
     - page: serve the page that explains tokens, at /.
     - max_request_s: a longer request ends with its output so far; 0: no limit.
@@ -230,6 +232,7 @@ class ServerConfig(Section, frozen=True):
     api_keys: str = ""
     cache_isolation: Literal["auto", "none", "salt", "user"] = "auto"
     cors_origins: str = ""
+    max_priority: Natural = 0
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
     max_body_mib: Positive = 8

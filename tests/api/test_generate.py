@@ -241,7 +241,7 @@ async def test_priority_and_deadline_stand_beside_the_sampling_parameters(front,
         front.client, "send", lambda message, send=front.client.send: sent.append(message) or send(message)
     )
     await generate(front, text=PROMPT, priority=-3, deadline_s=60)
-    assert sent[0].priority == -3
+    assert sent[0].owner.rank == -3
     front.client.patient = True
     asked = {"text": PROMPT, "stream": True}
     *every, _ = events((await generate(front, {"max_new_tokens": 60}, **asked)).text)

@@ -322,6 +322,38 @@ async def test_one_user_has_no_salt(tokenizer, keys: str):
         assert [message.owner.cache_salt for message in sent] == [b""] * len(PROMPTS)
 
 
+@pytest.mark.parametrize("most", [0, 1, 5])
+async def test_a_priority_among_other_users_is_bounded(tokenizer, most: int):
+    client = LocalClient(saying(b"Hello"))
+    async with front_of(client, tokenizer, ServerConfig(api_keys="one, two", max_priority=most)) as front:
+        sent: list[Submit] = []
+        client.send = lambda message, send=client.send: sent.append(message) or send(message)  # type: ignore[method-assign]
+        asked = [-(2**31), -2, 0, 2, 2**31 - 1]
+        for path in PROMPTS:
+            for priority in asked:
+                answer = await front.http.post(path, json=PROMPTS[path] | {"priority": priority}, headers=KEYS[1])
+                assert answer.status_code == 200, answer.text
+        near = min(most, 2)
+        assert [message.priority for message in sent] == [-most, -near, 0, near, most] * len(PROMPTS)
+        assert [message.owner.rank for message in sent] == asked * len(PROMPTS)
+        assert {message.owner.user for message in sent} == {make_user_id("key", "two")}
+
+
+async def test_an_urgent_flood_of_one_user_delays_another_by_one_place_each(slow: Front):
+    """A's requests of the smallest priority stay behind B's request that came before them."""
+    slow.client.hold = True
+    body = {"prompt": "x=", "max_tokens": 3}
+    running = []
+    for place, (user, priority) in enumerate([(0, 5), (1, 0), *[(0, -(2**31))] * 3]):
+        asked = slow.http.post("/v1/completions", json=body | {"priority": priority}, headers=KEYS[user])
+        running.append(asyncio.ensure_future(asked))
+        await slow.until(lambda count=place + 1: len(slow.client.engine.waiting) == count, 60)
+    waiting = [sequence.request.owner for sequence in slow.client.engine.waiting]
+    assert [owner.rank for owner in waiting] == [-(2**31), 0, -(2**31), -(2**31), 5]
+    slow.client.hold = False
+    await asyncio.gather(*running)
+
+
 async def test_an_explanation_keeps_the_salt_of_its_response(shared: Front):
     """Else its prompt could be found without the salt afterwards."""
     one, _ = KEYS

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.harness import Harness
 from tailrace.engine.block_hash import block_hash, prefix_hash, root_of
 from tailrace.engine.kv_cache import BlockCache
+from tailrace.engine.lifecycle import Lifecycle
 from tailrace.explain.record import ExplainOptions
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Owner, Replay, Submit
@@ -54,6 +55,33 @@ def test_a_salt_changes_no_token():
     assert stories[0] == stories[1] == stories[2]
 
 
+@pytest.mark.parametrize("own", SALTS)
+def test_the_work_of_a_prefill_does_not_show_another_salts_prompt(own: bytes, monkeypatch: pytest.MonkeyPatch):
+    """Each step of a request computes as many tokens after the same prompt of another salt as after another prompt."""
+    mark, steps = Lifecycle.mark_computed, []
+    monkeypatch.setattr(
+        Lifecycle,
+        "mark_computed",
+        lambda lifecycle, work: steps.append([tokens for _, tokens in work]) or mark(lifecycle, work),
+    )
+
+    def work_after(prompt: list[int], salt: bytes) -> list[list[int]]:
+        harness = Harness(block_size=BLOCK, max_num_batched_tokens=8)
+        submit(harness, "before", prompt, salt)
+        harness.run()
+        steps.clear()
+        submit(harness, "own", PROMPT, own)
+        harness.run()
+        return list(steps)
+
+    other = PROMPT[::-1]
+    for salt in SALTS:
+        if salt == own:
+            assert sum(map(sum, work_after(PROMPT, salt))) == sum(map(sum, work_after(other, salt))) - 20
+        else:
+            assert work_after(PROMPT, salt) == work_after(other, salt)
+
+
 @given(st.lists(st.integers(0, 96), min_size=BLOCK, max_size=BLOCK), st.integers(0, 3))
 def test_without_a_salt_hashes_are_as_before(ids: list[int], adapter: int):
     expected = blake2b(adapter.to_bytes(4) + np.array(ids, dtype=np.int64).tobytes(), digest_size=16).digest()
@@ -78,12 +106,12 @@ class Watched:
             publish(cache, sequence)
             for block in sequence.blocks[: sequence.num_published]:
                 if (digest := cache.hash_of.get(block)) is not None:
-                    self.salts[digest].add(sequence.request.cache_salt)
+                    self.salts[digest].add(sequence.request.owner.cache_salt)
 
         def attach_watched(cache, sequence, blocks):
             for block in blocks:
-                assert self.salts[cache.hash_of[block]] == {sequence.request.cache_salt}
-            self.taken[sequence.request.cache_salt] += len(blocks)
+                assert self.salts[cache.hash_of[block]] == {sequence.request.owner.cache_salt}
+            self.taken[sequence.request.owner.cache_salt] += len(blocks)
             attach(cache, sequence, blocks)
 
         monkeypatch.setattr(BlockCache, "publish_blocks", publish_watched)

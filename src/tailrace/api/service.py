@@ -161,14 +161,16 @@ class Service:
         self, record: RequestRecord, prompt: list[int], params: SamplingParams, replay: Replay | None = None
     ) -> AsyncStream:
         """Ask the engine for the answer to a prompt of the recorded request, or for the explanation of one."""
+        origin, most = record.origin, self.config.max_priority
+        salt = make_cache_salt(self.config, origin.user, origin.cache_salt)
         return self.client.submit(
             prompt,
             params,
             id=record.engine_id,
-            priority=record.origin.priority,
+            priority=max(-most, min(most, origin.priority)),
             adapter=self.adapter,
             replay=replay,
-            owner=Owner(make_cache_salt(self.config, record.origin.user, record.origin.cache_salt)),
+            owner=Owner(salt, origin.user, origin.priority),
         )
 
     @contextlib.contextmanager

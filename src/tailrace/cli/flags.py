@@ -107,6 +107,8 @@ HELP: dict[str, str] = {
     "its own, else any",
     "server.cache_isolation": "requests that share cached prefixes: all (none), those of the same cache_salt "
     "(salt), of the same user and cache_salt (user); auto: user with several keys, else salt",
+    "server.max_priority": "how far a request's priority counts among other users' requests; beyond it, and with 0 "
+    "always, it orders the requests of its own user alone",
     "server.log_requests": "a line in the log for every request that has ended",
     "server.page": "serve the page on which one sees why each token came, at /",
     "server.stream_interval": "tokens of a sequence that its stream sends together",

@@ -132,7 +132,7 @@ class Engine:
             self.limits.limit_length(message),
             eos_token_ids=tuple(self.info.eos_token_ids),
             adapter=adapter_number(self.runner.adapters, message.adapter),
-            cache_salt=message.owner.cache_salt,
+            owner=message.owner,
             min_host_s=list_s(message.params.watermark, vocab_size) + record_s(message.params, vocab_size),
             replay=message.replay,
         )

@@ -180,7 +180,7 @@ class BlockCache:
         size, hashes, request = self.block_size, sequence.hashes, sequence.request
         while len(hashes) < blocks:
             at = len(hashes) * size
-            parent = hashes[-1] if hashes else root_of(request.adapter, request.cache_salt)
+            parent = hashes[-1] if hashes else root_of(request.adapter, request.owner.cache_salt)
             hashes.append(block_hash(parent, sequence.tokens[at : at + size]))
 
     def _must_copy(self, sequence: Sequence) -> bool:

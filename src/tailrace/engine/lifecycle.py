@@ -17,6 +17,7 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.chunk_size import ChunkSize
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
+from tailrace.engine.places import exchange_places
 from tailrace.engine.scheduler import Plan, Work, plan_step
 from tailrace.engine.sequence import LIVING, Failures, Phase, Request, Sequence, make_sort_key
 from tailrace.engine.speculation import Speculator
@@ -71,6 +72,8 @@ class Lifecycle:
         """Add the request to the waiting ones."""
         self.requests[request.name] = request
         insort(self.waiting, request.sequences[0], key=make_sort_key)
+        if request.owner.user:
+            exchange_places(self.waiting, request)
 
     def admit_sequence(self, sequence: Sequence, cached: list[list[int]]) -> None:
         """Give slots to a waiting sequence, its unconditional one and its forks, and the cached blocks that they start

@@ -27,7 +27,7 @@ from tailrace.errors import TailraceError
 from tailrace.grammar.base import Compiled
 from tailrace.params import SamplingParams
 from tailrace.sampling import SequenceState
-from tailrace.wire.messages import Replay
+from tailrace.wire.messages import NOBODY, Owner, Replay
 
 # Forks that sample in the step that computes their prompt; only the sequence itself if a sample takes long.
 FORKS_WITH_PREFILL = 16
@@ -82,11 +82,11 @@ class Request:
     id: str
     epoch: int
     params: SamplingParams
-    order: tuple[int, int]  # priority, then arrival
+    order: tuple[int, int]  # priority, then the place of its arrival, or of another arrival of its user
     max_len: int  # of prompt and output together
     eos_token_ids: tuple[int, ...] = ()  # of the model
     adapter: int = 0  # its number among the runner's; 0: none
-    cache_salt: bytes = b""  # cached prefixes are shared by requests with the same salt
+    owner: Owner = NOBODY
     min_host_s: float = 0.0
     arrived_s: float = field(default_factory=time.monotonic)
     queued_s: float | None = None  # From its arrival to its first admission.

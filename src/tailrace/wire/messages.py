@@ -57,9 +57,13 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who a request belongs to, as far as the engine keeps users apart.
 
     - cache_salt: requests share cached prefixes only if they have the same salt. b"": no salt.
+    - user: an id that no other user has; "": nobody's.
+    - rank: the request's priority among the waiting requests of the user. Smaller ones take the places of larger ones.
     """
 
     cache_salt: bytes = b""
+    user: str = ""
+    rank: int = 0
 
 
 NOBODY = Owner()
@@ -68,7 +72,7 @@ NOBODY = Owner()
 class Submit(Message, frozen=True):
     """A request to generate.
 
-    - priority: smaller runs first; equal ones are served in order of arrival. arrival_s: Unix time.
+    - priority: among all users, smaller runs first; equal ones are served in order of arrival. arrival_s: Unix time.
     - adapter: its name; "": none.
     - replay: generate nothing; explain this earlier output.
     """

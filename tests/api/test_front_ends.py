@@ -215,3 +215,16 @@ def test_counts_are_added_up():
         "tailrace_engine_ready 1.0",
     ):
         assert f"\n{line}\n" in f"\n{text}", line
+
+
+@pytest.mark.long
+def test_users_are_separate_whichever_of_them_is_asked(launch):
+    with launch(front_ends=2, api_keys="one, two") as server:
+        ready(server, 2)
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        ask = {"input": "hi", "max_output_tokens": 3}
+        path = f"/v1/responses/{alone(server, 'POST', '/v1/responses', json=ask, headers=one).json()['id']}"
+        assert everyone(server, "GET", path, headers=one) == {200}
+        for method, of in (("GET", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel"), ("DELETE", path)):
+            assert everyone(server, method, of, headers=two) == {404}
+        assert everyone(server, "GET", path, headers=one) == {200}

@@ -52,6 +52,7 @@ def test_every_field_of_the_schema_is_in_this_test():
         "model",
         "stream",
         "stream_options",
+        "cache_salt",
         "priority",
         "deadline_s",
         *("truncation_length", "num_ctx"),  # test_prompt_length.py

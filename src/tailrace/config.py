@@ -1,6 +1,7 @@
 """The operator's settings: frozen sections. Each part of the program gets only its own section.
 
 base/config_sources.py reads the settings once, at start. No other code reads flags, the environment or settings files.
+(More than 300 lines: each setting has one place.)
 """
 
 from __future__ import annotations

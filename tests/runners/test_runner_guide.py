@@ -51,7 +51,7 @@ def test_adapters_and_overlap(runner_of, overlap: str):
         assert stories[name].tokens == [3 + by * i for i in range(1, 10)]
     refused = stories["fours"].end
     assert isinstance(refused, Failed)
-    assert (refused.param, "no adapter 'fours'" in refused.message) == ("model", True)
+    assert (refused.param, 'no adapter "fours"' in refused.message) == ("model", True)
 
 
 def test_a_gpu_is_warmed_up_and_overlaps(runner_of, monkeypatch: pytest.MonkeyPatch):

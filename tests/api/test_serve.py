@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -45,8 +46,16 @@ def test_drain_lets_finish_what_can_and_ends_the_rest(launch):
         assert server.health() == 0
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP ends a server that is started here, also if the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
-def test_a_second_signal_does_not_wait(launch, first, capfd):
+def test_a_second_signal_does_not_wait(launch, first, capfd, hangup):
     with launch(drain_timeout_s=3600) as server:
         server.until(200)
         [engine] = server.children()

@@ -14,6 +14,7 @@ import ast
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +40,8 @@ def find_module(file: Path) -> str:
     return ""
 
 
-def read_imports(file: Path) -> set[str]:
+@cache
+def read_imports(file: Path) -> frozenset[str]:
     """Return the modules that a Python file imports anywhere, and the names that it imports from them."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -47,7 +49,7 @@ def read_imports(file: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def find_tests(files: list[Path]) -> list[Path]:

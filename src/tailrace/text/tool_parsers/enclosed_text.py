@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
-from tailrace.text.tool_parsers.lookahead import Part, match_sequences
+from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
+from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences
 
 
 class Enclosure:
@@ -33,8 +33,9 @@ class Enclosure:
         Args:
             followers: sequences. A mark closes the text if a follower comes next and the mark is in no call inside the
                 text.
-            ends: sequences. A mark before one of these also closes the text, unless another mark closes it before the
-                next call.
+            ends: sequences, the complete end of the call first. A mark before one of these also closes the text, unless
+                the text continues: a mark before a follower comes before the next call, or a mark before the complete
+                end, which the end of the answer or another call follows.
             loose: sequences. If no mark closes the text, the first mark before one of these closes it.
 
         Raises:
@@ -80,11 +81,14 @@ class Enclosure:
         """Read up to the mark that closes the text, or else to the end.
 
         Return everything that was read, and the place in it where the text ends. The place is None if no mark closes
-        the text.
+        the text. (More than 40 lines: one loop over marks.)
         """
         parts, depth = list[str](), 0
         place: int | None = None
         over: int | None = None  # where the text ends if the same call does not continue
+        # after a possible end of the call: sequences that show that the text continues up to the mark before them
+        later = [one for one in followers if END not in one and one != (WHITE, self.call[-1])]
+        later += [(*one, WHITE, *self.call) for one in ends[:1]]
         while True:
             part, mark = yield from parser.up_to(close, self.opening, self.closing, str(self.between[0]))
             parts.append(part)
@@ -92,9 +96,16 @@ class Enclosure:
                 not depth and mark == self.between[0] and (yield from match_sequences(parser, [self.between]))
             ):
                 return "".join(parts), place if over is None else over
-            if mark == self.opening and (yield from match_sequences(parser, [self.call])):
-                if over is not None:
+            if over is not None:
+                if mark == self.opening:
                     return "".join(parts), over
+                if mark == close:
+                    if (yield from match_sequences(parser, [(close, *one) for one in later])):
+                        text = "".join(parts)
+                        return text, len(text)
+                    if (yield from match_sequences(parser, [(close, *ends[0], WHITE, END)])):
+                        over = len("".join(parts))
+            elif mark == self.opening and (yield from match_sequences(parser, [self.call])):
                 depth += nests
             elif mark == self.closing and depth:
                 depth -= 1

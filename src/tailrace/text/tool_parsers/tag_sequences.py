@@ -27,6 +27,9 @@ class Tags:
         self.nexts = ((WHITE, *last, opening), *([(WHITE, *last, *begun), (WHITE, *last, END)] if end else []))
         self.nested = tuple((opening, WHITE, *begun, *more) for more in ([()] if end else [(self.first,), (closing,)]))
         self.calls = (*self.nested, *((begun,) if end else ()))
+        # after a value's closing tag: the end of the call, and the next call
+        ends = (self.endings[0], *(((WHITE, end),) if end else ()))
+        self.last_before_call = tuple((*one, WHITE, *call) for one in ends for call in self.calls)
         self.bare_ending = (*last, closing)  # the end of the call without a value's closing tag
 
     @cached_property

@@ -84,7 +84,7 @@ class TagTree(NamedTuple):
         ends: list[tuple[Part, ...]] = []
         if around == "invoke":
             followers += [(WHITE, begin), (WHITE, END), (*end, WHITE, begin), (*end, WHITE, END)]
-            last = [end, (WHITE, self.closing)]
+            last = [(*end, WHITE, self.closing), end, (WHITE, self.closing)]
             followers, ends = (followers, last) if not kinds or "string" in kinds else (followers + last, [])
         else:
             followers.append(end)

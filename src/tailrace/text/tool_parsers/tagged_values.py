@@ -1,6 +1,7 @@
 """Bare text between tags. The text may hold any tag, even its own closing tag and whole calls.
 
 A closing tag therefore counts only if the next parameter or the end of the call follows.
+(More than 300 lines: one reader with one state.)
 """
 
 from __future__ import annotations
@@ -111,13 +112,11 @@ class ValueReader:
     def _read_tag(self) -> Parsing[Found | None]:
         """Read text that may be a tag. Return the value if it ends here."""
         parser, tags = self.parser, self.tags
+        if self.over is not None:
+            return (yield from self._read_after_end(self.over))
         if (yield from match_sequences(parser, [(tags.close,)])):
             return (yield from self._read_closing_tag())
-        if self.over is not None:
-            if (yield from match_sequences(parser, tags.calls)):
-                return self._end_at(self.over, True)
-            self._take_text(1)
-        elif not self.inside and self.nests and (length := (yield from match_sequences(parser, tags.nested))):
+        if not self.inside and self.nests and (length := (yield from match_sequences(parser, tags.nested))):
             self.depth, self.nested = self.depth + 1, True
             self._take_text(len(str(tags.opening[0])))
         elif not self.inside and (length := (yield from match_sequences(parser, [tags.bare_ending]))):
@@ -130,6 +129,28 @@ class ValueReader:
             return self._begin_pair(name)
         else:
             self._take_text(1)
+        return None
+
+    def _read_after_end(self, over: int) -> Parsing[Found | None]:
+        """Read text after a possible end of the call. Return the value if it ends here.
+
+        The following text is a part of the value if another parameter or a last, complete end of the call follows.
+        """
+        parser, tags = self.parser, self.tags
+        if (yield from match_sequences(parser, [(tags.close,)])):
+            if self.doubt is not None and self.doubt[1] and "".join(self.parts)[self.paired :].strip():
+                return self._end_at_doubt()  # the closing tag is text of another parameter
+            self.counting, self.doubt = False, None
+            if (yield from self._comes_behind((*tags.heads, *tags.last_before_call))):
+                parser.take(len(tags.close))
+                return Found("".join(self.parts), True)
+            if (yield from self._comes_behind([(*one, WHITE, END) for one in (tags.endings[0], *self.endings[2:])])):
+                self.over = self.length
+            self._take_text(len(tags.close))
+            return None
+        if (yield from match_sequences(parser, [*tags.calls, tags.opening[:1]])):
+            return self._end_at(over, True)
+        self._take_text(1)
         return None
 
     def _begin_pair(self, name: str) -> Found | None:
@@ -210,7 +231,7 @@ class ValueReader:
         if self.doubt is not None and self.doubt[1] and "".join(self.parts)[self.paired :].strip():
             return self._end_at_doubt()  # the closing tag is text of another parameter
         self.counting, self.doubt = False, None
-        followers = (*tags.heads, *tags.nexts, *(self.last if self.over is None else ()))
+        followers = (*tags.heads, *tags.nexts, *self.last)
         followed = surely or (yield from self._comes_behind(followers))
         ended = not followed and (yield from self._comes_behind(self.endings))
         if (followed or ended) and not self.inside and (found := self._end_value(ended)) is not None:

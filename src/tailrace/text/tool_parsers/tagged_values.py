@@ -59,7 +59,7 @@ class ValueReader:
 
     def _reset_value(self) -> None:
         self.parts: list[str] = []
-        self.length = 0
+        self.length = self.visible = 0  # Of the text, and of the text up to its last part that is not white space.
         self.depth, self.nested = 0, False  # Number of open calls inside the text; the text had any.
         self.inside = False  # The reader is inside a JSON string.
         self.torn = False  # A closing tag was read as text.
@@ -101,6 +101,8 @@ class ValueReader:
         if text:
             self.parts.append(text)
             self.length += len(text)
+            if not text.isspace():
+                self.visible = self.length
 
     def _follow_string(self, char: str) -> Parsing[None]:
         self._take_text(1)
@@ -138,7 +140,7 @@ class ValueReader:
         """
         parser, tags = self.parser, self.tags
         if (yield from match_sequences(parser, [(tags.close,)])):
-            if self.doubt is not None and self.doubt[1] and "".join(self.parts)[self.paired :].strip():
+            if self.doubt is not None and self.doubt[1] and self.visible > self.paired:
                 return self._end_at_doubt()  # the closing tag is text of another parameter
             self.counting, self.doubt = False, None
             if (yield from self._comes_behind((*tags.heads, *tags.last_before_call))):
@@ -228,7 +230,7 @@ class ValueReader:
             return None
         if self.pairs:
             return (yield from self._close_pair())
-        if self.doubt is not None and self.doubt[1] and "".join(self.parts)[self.paired :].strip():
+        if self.doubt is not None and self.doubt[1] and self.visible > self.paired:
             return self._end_at_doubt()  # the closing tag is text of another parameter
         self.counting, self.doubt = False, None
         followers = (*tags.heads, *tags.nexts, *self.last)
@@ -267,7 +269,7 @@ class ValueReader:
         """Return the name of the parameter whose tag comes next, else None."""
         before = self.parts[-1] if self.parts else "\n"
         if not (self.others or self.written) or (
-            self.own_line and not before.endswith(("\n", self.tags.close)) and "".join(self.parts).strip()
+            self.own_line and not before.endswith(("\n", self.tags.close)) and self.visible
         ):
             return None
         parser, head = self.parser, self.tags.head

@@ -71,6 +71,19 @@ def test_a_second_signal_does_not_wait(launch, first, capfd, hangup):
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_no_header_makes_a_client_another_user(launch, monkeypatch):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn reads it
+    with launch() as server:
+        server.until(200)
+        server.stream(request_id="mine")
+        elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(base_url=server.url, transport=elsewhere, timeout=300) as other:
+            forged = other.delete("/v1/requests/mine", headers={"x-forwarded-for": "127.0.0.1"})
+        assert forged.status_code == 404
+        own = server.http.delete("/v1/requests/mine", headers={"x-forwarded-for": "127.0.0.2"})
+        assert own.status_code == 200
+
+
 @pytest.mark.long
 def test_the_engines_death_ends_every_stream_and_the_server(launch):
     with launch() as server:

@@ -154,6 +154,7 @@ def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # a client could name another address, and be another user
         http=partial(Connection, ConnectionLimits(config, allow_files() - OTHER_FILES)),  # type: ignore[arg-type]
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + LAST_WORDS_S,
     )

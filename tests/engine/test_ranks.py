@@ -14,9 +14,9 @@ from tailrace.params import SamplingParams
 from tailrace.wire.messages import Owner, Submit
 
 
-def make_waiting(place: int, user: str, rank: int, priority: int, ran: bool) -> Sequence:
+def make_waiting(place: int, user: str, rank: int, priority: int, ran: bool, max_len: int = 9) -> Sequence:
     """A request that waits. ran: it was admitted before, and preempted."""
-    request = Request(b"", str(place), 0, SamplingParams(), (priority, place), 9, owner=Owner(b"", user, rank))
+    request = Request(b"", str(place), 0, SamplingParams(), (priority, place), max_len, owner=Owner(b"", user, rank))
     request.queued_s = 1.0 if ran else None
     request.sequences.append(Sequence(request, 0, 0, 1, [1], Phase.WAITING))
     return request.sequences[0]
@@ -45,6 +45,34 @@ def test_users_keep_their_places_and_order_their_own(asked: list[tuple[str, int,
             own = [r for r in requests if (r.owner.user, r.order[0]) == (user, priority)]
             if not any(r.queued_s for r in own):
                 assert [(r.owner.rank, int(r.id)) for r in own] == sorted((r.owner.rank, int(r.id)) for r in own)
+
+
+def costs_before(waiting: list[Sequence], user: str) -> list[int]:
+    """For each request of other users, the tokens of all requests before it."""
+    return [
+        sum(other.request.most_tokens for other in waiting[:place])
+        for place, one in enumerate(waiting)
+        if one.request.owner.user != user
+    ]
+
+
+@given(st.lists(st.tuples(ASKED, st.sampled_from((2, 9, 100))), max_size=20))
+def test_no_exchange_puts_more_work_before_another_user(asked: list[tuple[tuple[str, int, int, bool], int]]):
+    waiting: list[Sequence] = []
+    for place, (one, max_len) in enumerate(asked):
+        sequence = make_waiting(place, *one, max_len)
+        insort(waiting, sequence, key=make_sort_key)
+        before = costs_before(waiting, one[0])
+        exchange_places(waiting, sequence.request)
+        assert all(now <= then for now, then in zip(costs_before(waiting, one[0]), before, strict=True))
+
+
+def test_a_cheap_request_keeps_no_place_for_an_expensive_one():
+    """A's expensive request may pass A's cheap one, but not B's request between them."""
+    waiting = [make_waiting(0, "a", 0, 0, False, 2), make_waiting(1, "b", 0, 0, False)]
+    waiting += [make_waiting(2, "a", 0, 0, False, 2), make_waiting(3, "a", -9, 0, False, 100)]
+    exchange_places(waiting, waiting[3].request)
+    assert [sequence.request.id for sequence in waiting] == ["0", "1", "3", "2"]
 
 
 def finish_order(asks: list[tuple[str, int]]) -> list[str]:

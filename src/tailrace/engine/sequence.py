@@ -108,6 +108,11 @@ class Request:
         """The name of its call. One call may have several prompts."""
         return (self.client, self.id)
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that it may compute: those of all its sequences at their full length."""
+        return self.max_len * max(1, len(self.sequences))
+
     def estimate_costs(self, host_s: float) -> None:
         """Take the cost of the first timed sample as the estimate for the sequences that have not sampled yet."""
         if self.cost_unknown:

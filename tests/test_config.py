@@ -163,6 +163,12 @@ def test_empty_key_is_refused(keys: str):
     assert load_config(env={"TAILRACE_SERVER_API_KEYS": "one, two"}).server.api_keys == "one, two"
 
 
+@pytest.mark.parametrize("keys", ["schlüssel", "one,t\nwo", "\x7f"])
+def test_a_key_that_no_header_can_hold_is_refused(keys: str):
+    with pytest.raises(ConfigError, match="must be printable ASCII"):
+        load_config({"server": {"api_keys": keys}})
+
+
 def test_unknown_variables_are_warned_of_with_the_nearest_name(caplog):
     known = dict.fromkeys(list_variables(), "1")
     warn_about_unknown(known | {"HOME": "/", "TAILRACE_SERVER_API_KEY": "secret", "TAILRACE_ZZZ": "1"})

@@ -94,11 +94,17 @@ def check_taken(merged: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def check_keys(keys: Any) -> None:
-    """Raise ConfigError if keys were given and one of them is empty: the server would be open, or nearly."""
+    """Raise ConfigError if keys were given and one of them is empty, which would leave the server open, or has a
+    character that not all clients can send in a header."""
     if isinstance(keys, str) and not all(key.strip() for key in keys.split(",")):
         raise ConfigError(
             "server.api_keys (--api-keys, TAILRACE_SERVER_API_KEYS) has an empty key: name keys, separated by commas, "
             "or leave the setting out to let anybody call"
+        )
+    if isinstance(keys, str) and not (keys.isascii() and keys.isprintable()):
+        raise ConfigError(
+            "server.api_keys (--api-keys, TAILRACE_SERVER_API_KEYS) must be printable ASCII characters: a header holds "
+            "the key"
         )
 
 

@@ -444,10 +444,10 @@ def test_a_closing_tag_that_is_torn_is_no_text():
 
 @pytest.mark.parametrize("form", [form for form in BARE if form not in of_shape(Gemma, Addressed)])
 def test_a_last_tag_that_is_torn_at_the_end_is_neither_content_nor_a_value(form):
-    """Also where a limit cut the text, if no parameter begins like the torn tag."""
+    """Also where a limit cut the text, if no tag of a parameter begins like the torn tag."""
     tree = form in of_shape(TagTree)
     close = "</s>" if tree else shape_of(form).close
-    first = "]<]minimax[>[<" if tree else shape_of(form).parameter.partition("KEY")[0]
+    first = "]<]minimax[>[</" if tree else shape_of(form).parameter.partition("KEY")[0]
     for call in (("add", {"n": "y", "s": "x"}), ("add", {"s": "x"})):
         text = written(form, [call])
         begin = text.rindex(close) + len(close)
@@ -480,6 +480,10 @@ def test_a_text_without_its_last_quote_does_not_reach_into_the_next_call(form):
 
 
 def test_a_call_that_was_cut_between_two_parameters_is_no_call():
+    mark = "]<]minimax[>["
+    for size in range(len(mark) + 3):  # the tag may be that of `s`
+        text = f'{mark}<tool_call>\n{mark}<invoke name="add">{mark}<s>x{f"{mark}</"[:size]}'
+        assert read_all("minimax_m3", text, cut=True) == ([], text)
     for form, text in (
         ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=s>\nx\n</parameter>\n"),
         ("glm4", "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n"),

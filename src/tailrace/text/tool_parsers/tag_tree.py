@@ -55,7 +55,7 @@ class TagTree(NamedTuple):
         if (yield from self.ends(parser, "invoke")):
             return True
         missing = (parser.closing or self.closing, self.opening, f"{self.mark}<invoke ")
-        torn = read_torn_tag(parser, (f"{self.mark}</invoke>", self.closing), (f"{self.mark}<",))
+        torn = read_torn_tag(parser, (f"{self.mark}</invoke>", self.closing), (f"{self.mark}</",))
         return torn or (parser.finished and not parser.cut) or (yield from parser.comes_one(missing))
 
     def ends(self, parser: CallParser, key: str) -> Parsing[bool]:

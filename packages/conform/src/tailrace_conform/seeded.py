@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from tailrace_conform.exchange import Exchange
 from tailrace_conform.prompts import PROMPTS
 from tailrace_conform.reply import ReplyChoice, reply
 from tailrace_conform.spread import neutral_fields
-from tailrace_conform.verdict import Verdict, broken, inconclusive
+from tailrace_conform.verdict import Verdict, broken, holds, inconclusive
 
 LENGTH = 24
 TOP = 5
@@ -102,3 +102,20 @@ def compared(pairs: Sequence[tuple[SeededAnswer, SeededAnswer]], how: str) -> Ve
 def differ(answers: Sequence[SeededAnswer]) -> bool:
     """Whether different seeds give different answers, so that equal ones mean something."""
     return len({one.said for one in answers if not one.choice.blank}) > 1
+
+
+async def judge_repeats(
+    ctx: LawContext, again: Callable[[int], Awaitable[SeededAnswer]], how: str, held: str
+) -> Verdict:
+    """Compare the answer of each seed alone with the answer of `again`.
+
+    how: "among 7 other requests", for a verdict of difference. held: "alone and among 7 others", for one of equality.
+    """
+    if not await repeatable(ctx):
+        return NOT_REPEATED
+    seeds = seeds_of(ctx)
+    first = await alone(ctx, seeds)
+    pairs = [(one, await again(seed)) for seed, one in zip(seeds, first, strict=True)]
+    if (verdict := compared(pairs, how)) is not None:
+        return verdict
+    return holds(f"{len(seeds)} seeds, {held}") if differ(first) else ALL_ALIKE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tailrace_conform.cases import Case, SaysNothing, asking
+from tailrace_conform.context import LawContext
 from tailrace_conform.plain import quoted
 from tailrace_conform.reply import ReplyChoice
 from tailrace_conform.schema_check import misfit
@@ -27,6 +29,25 @@ QUESTION = "How deep is the sea? Use a function."
 
 def forced(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
+
+
+def forced_cases(ctx: LawContext, temperature: float) -> list[Case]:
+    """Chats that force each function in turn: one per case of the budget, and four at least."""
+    fields = {"tools": TOOLS, "temperature": temperature, "max_tokens": 120}
+    names = ["find_age", "find_depth"] * ctx.budget.cases
+    cases = [asking("chat", QUESTION, tool_choice=forced(name), **fields) for name in names]
+    return cases[: max(4, ctx.budget.cases)]
+
+
+def forced_name(case: Case) -> str:
+    """The function that a case forces.
+
+    Raises:
+        SaysNothing: it forces none.
+    """
+    if "tools" not in case.body or "tool_choice" not in case.body:
+        raise SaysNothing("no function is forced")
+    return case.body["tool_choice"]["function"]["name"]
 
 
 def call_problem(choice: ReplyChoice, names: tuple[str, ...]) -> str | None:

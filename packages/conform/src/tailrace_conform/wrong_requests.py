@@ -9,6 +9,7 @@ from tailrace_conform.cases import PATHS, asking
 from tailrace_conform.context import LawContext
 from tailrace_conform.exchange import Exchange
 from tailrace_conform.plain import quoted
+from tailrace_conform.verdict import Verdict, broken, holds, inconclusive
 
 # (field, value) out of any range that the field can have; fields beyond OpenAI's are tried where they are offered
 OUT_OF_RANGE: list[tuple[str, Any]] = [
@@ -58,3 +59,12 @@ def path_of(ctx: LawContext) -> str:
 
 def shown(found: list[tuple[str, Any, Exchange]]) -> str:
     return ", ".join(f"{name} {quoted(value)} ({made.status or made.failure})" for name, value, made in found)
+
+
+async def judge_refusals(ctx: LawContext, wrong: list[tuple[str, Any]]) -> Verdict:
+    """Whether each of these values is refused."""
+    found = await tried(ctx, wrong)
+    taken = [one for one in found if not one[2].refused]
+    if taken:
+        return broken(f"not refused: {shown(taken)}", *(made for _, _, made in taken))
+    return holds(f"{len(found)} values") if found else inconclusive("none of the fields is offered")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from tailrace_conform.context import LawContext
 from tailrace_conform.law import Law
-from tailrace_conform.verdict import Verdict, broken, holds, inconclusive
-from tailrace_conform.wrong_requests import OUT_OF_RANGE, shown, tried
+from tailrace_conform.verdict import Verdict
+from tailrace_conform.wrong_requests import OUT_OF_RANGE, judge_refusals
 
 
 async def check(ctx: LawContext) -> Verdict:
-    found = await tried(ctx, OUT_OF_RANGE)
-    wrong = [one for one in found if not one[2].refused]
-    if wrong:
-        return broken(f"not refused: {shown(wrong)}", *(made for _, _, made in wrong))
-    return holds(f"{len(found)} values") if found else inconclusive("none of the fields is offered")
+    return await judge_refusals(ctx, OUT_OF_RANGE)
 
 
 LAW = Law(

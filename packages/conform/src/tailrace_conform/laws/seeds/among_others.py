@@ -7,18 +7,8 @@ import asyncio
 from tailrace_conform.context import LawContext
 from tailrace_conform.law import Law
 from tailrace_conform.prompts import PROMPTS
-from tailrace_conform.seeded import (
-    ALL_ALIKE,
-    NOT_REPEATED,
-    SeededAnswer,
-    alone,
-    answer,
-    compared,
-    differ,
-    repeatable,
-    seeds_of,
-)
-from tailrace_conform.verdict import Verdict, holds
+from tailrace_conform.seeded import SeededAnswer, answer, judge_repeats
+from tailrace_conform.verdict import Verdict
 
 
 async def among(ctx: LawContext, seed: int) -> SeededAnswer:
@@ -37,14 +27,9 @@ async def among(ctx: LawContext, seed: int) -> SeededAnswer:
 
 
 async def check(ctx: LawContext) -> Verdict:
-    if not await repeatable(ctx):
-        return NOT_REPEATED
-    seeds = seeds_of(ctx)
-    first = await alone(ctx, seeds)
-    pairs = [(one, await among(ctx, seed)) for seed, one in zip(seeds, first, strict=True)]
-    if (verdict := compared(pairs, f"among {ctx.budget.crowd - 1} other requests")) is not None:
-        return verdict
-    return holds(f"{len(seeds)} seeds, alone and among {ctx.budget.crowd - 1} others") if differ(first) else ALL_ALIKE
+    others = ctx.budget.crowd - 1
+    how, held = f"among {others} other requests", f"alone and among {others} others"
+    return await judge_repeats(ctx, lambda seed: among(ctx, seed), how, held)
 
 
 LAW = Law(

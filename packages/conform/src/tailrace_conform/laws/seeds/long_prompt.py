@@ -7,18 +7,8 @@ import asyncio
 from tailrace_conform.context import LawContext
 from tailrace_conform.law import Law
 from tailrace_conform.prompts import PROMPTS
-from tailrace_conform.seeded import (
-    ALL_ALIKE,
-    NOT_REPEATED,
-    SeededAnswer,
-    alone,
-    answer,
-    compared,
-    differ,
-    repeatable,
-    seeds_of,
-)
-from tailrace_conform.verdict import Verdict, holds
+from tailrace_conform.seeded import SeededAnswer, answer, judge_repeats
+from tailrace_conform.verdict import Verdict
 
 LATER_S = 0.05  # the long prompt joins while the answer is written
 
@@ -35,14 +25,8 @@ async def joined(ctx: LawContext, seed: int) -> SeededAnswer:
 
 
 async def check(ctx: LawContext) -> Verdict:
-    if not await repeatable(ctx):
-        return NOT_REPEATED
-    seeds = seeds_of(ctx)
-    first = await alone(ctx, seeds)
-    pairs = [(one, await joined(ctx, seed)) for seed, one in zip(seeds, first, strict=True)]
-    if (verdict := compared(pairs, "while long prompts join")) is not None:
-        return verdict
-    return holds(f"{len(seeds)} seeds, alone and while long prompts join") if differ(first) else ALL_ALIKE
+    how = "while long prompts join"
+    return await judge_repeats(ctx, lambda seed: joined(ctx, seed), how, f"alone and {how}")
 
 
 LAW = Law(

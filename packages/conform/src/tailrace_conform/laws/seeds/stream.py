@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from tailrace_conform.context import LawContext
 from tailrace_conform.law import Law
-from tailrace_conform.seeded import ALL_ALIKE, NOT_REPEATED, alone, answer, compared, differ, repeatable, seeds_of
-from tailrace_conform.verdict import Verdict, holds
+from tailrace_conform.seeded import answer, judge_repeats
+from tailrace_conform.verdict import Verdict
 
 
 async def check(ctx: LawContext) -> Verdict:
-    if not await repeatable(ctx):
-        return NOT_REPEATED
-    seeds = seeds_of(ctx)
-    first = await alone(ctx, seeds)
-    pairs = [(one, await answer(ctx, seed, stream=True)) for seed, one in zip(seeds, first, strict=True)]
-    if (verdict := compared(pairs, "as a stream")) is not None:
-        return verdict
-    return holds(f"{len(seeds)} seeds, plain and streamed") if differ(first) else ALL_ALIKE
+    return await judge_repeats(ctx, lambda seed: answer(ctx, seed, stream=True), "as a stream", "plain and streamed")
 
 
 LAW = Law(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tailrace_conform.cases import Case, Finding, SaysNothing, asking, judged, sent
+from tailrace_conform.cases import Case, Finding, SaysNothing, judged, sent
 from tailrace_conform.context import LawContext
 from tailrace_conform.exchange import Exchange
 from tailrace_conform.law import Law
-from tailrace_conform.tools import QUESTION, TOOLS, forced, forced_problem
+from tailrace_conform.tools import forced_cases, forced_name, forced_problem
 from tailrace_conform.verdict import Verdict
 
 
@@ -23,21 +23,17 @@ def index_problem(made: Exchange) -> str | None:
 
 
 async def judge(ctx: LawContext, case: Case) -> Finding | None:
-    if "tools" not in case.body or "tool_choice" not in case.body:
-        raise SaysNothing("no function is forced")
+    wanted = forced_name(case)
     made, said = await sent(ctx, case, stream=True)
     choice = said.choice()
     if choice.finish_reason == "length" or not choice.tool_calls:
         raise SaysNothing("max_tokens cut the answers, or nothing is called")
-    seen = index_problem(made) or forced_problem(choice, case.body["tool_choice"]["function"]["name"])
+    seen = index_problem(made) or forced_problem(choice, wanted)
     return Finding(seen, (made,)) if seen else None
 
 
 async def check(ctx: LawContext) -> Verdict:
-    fields = {"tools": TOOLS, "temperature": 1.0, "max_tokens": 120}
-    names = ["find_age", "find_depth"] * ctx.budget.cases
-    tried = [asking("chat", QUESTION, tool_choice=forced(name), **fields) for name in names]
-    return await judged(ctx, tried[: max(4, ctx.budget.cases)], judge)
+    return await judged(ctx, forced_cases(ctx, temperature=1.0), judge)
 
 
 LAW = Law(

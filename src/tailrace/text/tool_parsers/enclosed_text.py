@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences
+
+
+class Closing(NamedTuple):
+    """The mark that closes a text, and the sequences before which the mark counts.
+
+    - followers: the mark closes the text if a follower comes next and the mark is in no call inside the text.
+    - ends: the complete end of the call first. A mark before one of these also closes the text, unless the text
+      continues: a mark before a follower comes before the next call, or a mark before the complete end, which the end
+      of the answer or another call follows.
+    - loose: if no mark closes the text, the first mark before one of these closes it.
+    """
+
+    mark: str
+    followers: Sequence[tuple[Part, ...]]
+    ends: Sequence[tuple[Part, ...]]
+    loose: Sequence[tuple[Part, ...]]
 
 
 class Enclosure:
@@ -20,69 +37,40 @@ class Enclosure:
     def __init__(self, call: tuple[Part, ...], closing: str, between: tuple[Part, ...]) -> None:
         self.call, self.opening, self.closing, self.between = call, str(call[0]), closing, between
 
-    def read(
-        self,
-        parser: CallParser,
-        close: str,
-        followers: Sequence[tuple[Part, ...]],
-        ends: Sequence[tuple[Part, ...]],
-        loose: Sequence[tuple[Part, ...]],
-    ) -> Parsing[str]:
+    def read(self, parser: CallParser, closing: Closing) -> Parsing[str]:
         """Read the text and the mark that closes it.
-
-        Args:
-            followers: sequences. A mark closes the text if a follower comes next and the mark is in no call inside the
-                text.
-            ends: sequences, the complete end of the call first. A mark before one of these also closes the text, unless
-                the text continues: a mark before a follower comes before the next call, or a mark before the complete
-                end, which the end of the answer or another call follows.
-            loose: sequences. If no mark closes the text, the first mark before one of these closes it.
 
         Raises:
             NotACallError: the text ends before a mark closes it.
         """
-        found, _ = yield from self.search(parser, close, followers, ends, loose)
+        found, _ = yield from self.search(parser, closing)
         if found is None:
-            raise NotACallError(close)
+            raise NotACallError(closing.mark)
         return found
 
-    def search(
-        self,
-        parser: CallParser,
-        close: str,
-        followers: Sequence[tuple[Part, ...]],
-        ends: Sequence[tuple[Part, ...]],
-        loose: Sequence[tuple[Part, ...]],
-    ) -> Parsing[tuple[str | None, str]]:
+    def search(self, parser: CallParser, closing: Closing) -> Parsing[tuple[str | None, str]]:
         """Read the text and the mark that closes it, like `read`. Return the text, and everything that was read.
 
         The text is None if no mark closes it.
         """
-        text, place = yield from self._read_enclosed(parser, close, followers, ends, loose, nests=True)
+        text, place = yield from self._read_enclosed(parser, closing, nests=True)
         if place is None:
             parser.give_back(text)
-            text, place = yield from self._read_enclosed(parser, close, followers, ends, loose, nests=False)
+            text, place = yield from self._read_enclosed(parser, closing, nests=False)
         if place is None:
             return None, text
         if place < len(text):
             parser.give_back(text[place:])
-        parser.take(len(close))
+        parser.take(len(closing.mark))
         return text[:place], text
 
-    def _read_enclosed(
-        self,
-        parser: CallParser,
-        close: str,
-        followers: Sequence[tuple[Part, ...]],
-        ends: Sequence[tuple[Part, ...]],
-        loose: Sequence[tuple[Part, ...]],
-        nests: bool,
-    ) -> Parsing[tuple[str, int | None]]:
+    def _read_enclosed(self, parser: CallParser, closing: Closing, nests: bool) -> Parsing[tuple[str, int | None]]:
         """Read up to the mark that closes the text, or else to the end.
 
         Return everything that was read, and the place in it where the text ends. The place is None if no mark closes
         the text. (More than 40 lines: one loop over marks.)
         """
+        close, followers, ends, loose = closing
         parts, depth = list[str](), 0
         place: int | None = None
         over: int | None = None  # where the text ends if the same call does not continue

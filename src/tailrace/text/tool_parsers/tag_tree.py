@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tailrace.base.json_schema import iter_subschemas
 from tailrace.text.tool_parsers.call_object import json_in_place
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, write_object
-from tailrace.text.tool_parsers.enclosed_text import Enclosure
+from tailrace.text.tool_parsers.enclosed_text import Closing, Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, escape_pattern, quote_literal
 from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences, read_torn_tag
@@ -88,7 +88,7 @@ class TagTree(NamedTuple):
             followers, ends = (followers, last) if not kinds or "string" in kinds else (followers + last, [])
         else:
             followers.append(end)
-        text, rest = yield from enclosure.search(parser, f"{self.mark}</{key}>", followers, ends, [()])
+        text, rest = yield from enclosure.search(parser, Closing(f"{self.mark}</{key}>", followers, ends, [()]))
         if text is None:  # the closing tag is missing
             parser.give_back(rest)
             text, found = yield from parser.up_to(f"{self.mark}<")

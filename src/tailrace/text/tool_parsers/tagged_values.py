@@ -140,9 +140,8 @@ class ValueReader:
         """
         parser, tags = self.parser, self.tags
         if (yield from match_sequences(parser, [(tags.close,)])):
-            if self.doubt is not None and self.doubt[1] and self.visible > self.paired:
-                return self._end_at_doubt()  # the closing tag is text of another parameter
-            self.counting, self.doubt = False, None
+            if (found := self._settle_doubt()) is not None:
+                return found
             if (yield from self._comes_behind((*tags.heads, *tags.last_before_call))):
                 parser.take(len(tags.close))
                 return Found("".join(self.parts), True)
@@ -216,6 +215,14 @@ class ValueReader:
             raise NotACallError("a value's end")
         return self._end_at(place, closed)
 
+    def _settle_doubt(self) -> Found | None:
+        """Decide at a closing tag whether the counted parameters belong to the value. Return the value if they do not:
+        then the closing tag is text of another parameter."""
+        if self.doubt is not None and self.doubt[1] and self.visible > self.paired:
+            return self._end_at_doubt()
+        self.counting, self.doubt = False, None
+        return None
+
     def _read_closing_tag(self) -> Parsing[Found | None]:
         """Read a closing tag. Return the value if the tag closes it."""
         parser, tags = self.parser, self.tags
@@ -230,9 +237,8 @@ class ValueReader:
             return None
         if self.pairs:
             return (yield from self._close_pair())
-        if self.doubt is not None and self.doubt[1] and self.visible > self.paired:
-            return self._end_at_doubt()  # the closing tag is text of another parameter
-        self.counting, self.doubt = False, None
+        if (found := self._settle_doubt()) is not None:
+            return found
         followers = (*tags.heads, *tags.nexts, *self.last)
         followed = surely or (yield from self._comes_behind(followers))
         ended = not followed and (yield from self._comes_behind(self.endings))

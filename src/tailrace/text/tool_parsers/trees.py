@@ -17,7 +17,7 @@ from tailrace.text.tool_parsers.call_parser import (
     in_json,
     write_object,
 )
-from tailrace.text.tool_parsers.enclosed_text import Enclosure
+from tailrace.text.tool_parsers.enclosed_text import Closing, Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import BLANK, CallGrammar, GrammarWriter, escape_pattern, quote_literal
 from tailrace.text.tool_parsers.json_quotes import FENCE, OPENINGS, StringPlace
@@ -48,7 +48,7 @@ class Gemma(NamedTuple):
         ends = [one for one in followers if self.closing in one]
         others = [one for one in followers if self.closing not in one]
         loose = [(WHITE, mark) for mark in (*",}]", self.closing)]
-        return (yield from enclosure.read(parser, self.quote, others, ends, loose))
+        return (yield from enclosure.read(parser, Closing(self.quote, others, ends, loose)))
 
     def list_followers(self, depth: int) -> list[tuple[Part, ...]]:
         """Return what may follow a value in an object. `depth`: 1 is the object of all arguments."""

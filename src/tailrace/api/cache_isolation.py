@@ -9,24 +9,25 @@ from tailrace.config import ServerConfig
 from tailrace.errors import ParameterError
 
 FIELD = "cache_salt"
+Isolation = Literal["none", "salt", "user"]
 
 
-def choose_isolation(config: ServerConfig) -> Literal["none", "salt", "user"]:
+def choose_isolation(config: ServerConfig) -> Isolation:
     """Return the operator's choice. auto: "user" with several keys, else "salt"."""
     if config.cache_isolation != "auto":
         return config.cache_isolation
     return "user" if len(config.keys) > 1 else "salt"
 
 
-def check_cache_salt(config: ServerConfig, salt: str) -> None:
+def check_cache_salt(isolation: Isolation, salt: str) -> None:
     """Raise ParameterError for a salt that would have no effect, because all requests share prefixes."""
-    if salt and choose_isolation(config) == "none":
+    if salt and isolation == "none":
         raise ParameterError(f"{FIELD} has no effect with --cache-isolation none; leave it out", FIELD)
 
 
-def make_cache_salt(config: ServerConfig, user: str, salt: str) -> bytes:
+def make_cache_salt(isolation: Isolation, user: str, salt: str) -> bytes:
     """Return the salt of a request's cached prefixes; b"" for the prefixes that all requests without a salt share."""
-    match choose_isolation(config):
+    match isolation:
         case "none":
             return b""
         case "salt":

@@ -80,7 +80,7 @@ class Received(Generic[R]):
         Raises:
             ParameterError: see check_cache_salt.
         """
-        check_cache_salt(self.service.config, ask.cache_salt or "")
+        check_cache_salt(self.service.isolation, ask.cache_salt or "")
         headers = self.request.headers
         parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
         self.request_id = ask.request_id or self.request_id

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from tailrace.api.access_log import Observer
-from tailrace.api.cache_isolation import make_cache_salt
+from tailrace.api.cache_isolation import Isolation, choose_isolation, make_cache_salt
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
 from tailrace.api.request_record import RequestRecord
@@ -98,7 +98,7 @@ class Service:
         client: of the model's engine; not started. defaults: sampling fields that requests may leave out.
 
     Attributes:
-        open_requests: requests that are being answered.
+        open_requests: requests that are being answered. isolation: which of them share cached prefixes.
         adapter, parent: the adapter that this service adds to the model `parent`; "" without an adapter.
     """
 
@@ -114,6 +114,7 @@ class Service:
         self.config, self.work_queue, self.observer = config, shared.work_queue, shared.observer
         self.client, self.tokenizer, self.model_name = client, tokenizer, model_name
         self.defaults = defaults
+        self.isolation: Isolation = choose_isolation(config)
         self.adapter = self.parent = ""
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
@@ -162,7 +163,7 @@ class Service:
     ) -> AsyncStream:
         """Ask the engine for the answer to a prompt of the recorded request, or for the explanation of one."""
         origin, most = record.origin, self.config.max_priority
-        salt = make_cache_salt(self.config, origin.user, origin.cache_salt)
+        salt = make_cache_salt(self.isolation, origin.user, origin.cache_salt)
         return self.client.submit(
             prompt,
             params,

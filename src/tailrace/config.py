@@ -30,6 +30,11 @@ def default_cache_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace")
 
 
+def split_commas(words: str) -> list[str]:
+    """Return the words between the commas, without empty ones."""
+    return [word for part in words.split(",") if (word := part.strip())]
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the sections."""
 
@@ -263,7 +268,7 @@ class ServerConfig(Section, frozen=True):
     @property
     def keys(self) -> list[str]:
         """The different keys of `api_keys`."""
-        return [*dict.fromkeys(filter(None, map(str.strip, self.api_keys.split(","))))]
+        return [*dict.fromkeys(split_commas(self.api_keys))]
 
 
 class Config(Section, frozen=True):

@@ -45,7 +45,7 @@ from tailrace.api.routes.tokenize import detokenize_tokens, tokenize_input
 from tailrace.api.trace_exporters import start_tracing
 from tailrace.api.trailing_slash import TrailingSlash
 from tailrace.api.worker_queries import answer_question
-from tailrace.config import ServerConfig
+from tailrace.config import ServerConfig, split_commas
 from tailrace.wire.async_client import AsyncClient
 
 if TYPE_CHECKING:
@@ -181,8 +181,3 @@ def make_middleware(config: ServerConfig) -> list[Middleware]:
     if keys := config.keys:
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
     return found
-
-
-def split_commas(words: str) -> list[str]:
-    """The words between the commas."""
-    return [word for part in words.split(",") if (word := part.strip())]

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from tailrace.api.front_end import FrontEnd, front_of
-from tailrace.api.response_store import make_missing_error
+from tailrace.api.response_store import Stored, make_missing_error
 from tailrace.api.user import user_of
 
 
@@ -29,24 +29,29 @@ def cut_requests(front: FrontEnd, user: str, name: str) -> bytes | None:
     return found[0].id.encode() if found else None
 
 
+def find_stored(front: FrontEnd, user: str, id: str) -> Stored | None:
+    """Return a stored response of the user, if this front end has it."""
+    share = front.responses.share_of(user)
+    return share.get(id) if id in share else None
+
+
 def find_response(front: FrontEnd, user: str, id: str) -> bytes | None:
     """A stored response as JSON."""
-    share = front.responses.share_of(user)
-    return share.get(id).body if id in share else None
+    stored = find_stored(front, user, id)
+    return None if stored is None else stored.body
 
 
 def find_conversation(front: FrontEnd, user: str, id: str) -> bytes | None:
     """The messages up to a stored response, as JSON."""
-    share = front.responses.share_of(user)
-    return share.get(id).messages if id in share else None
+    stored = find_stored(front, user, id)
+    return None if stored is None else stored.messages
 
 
 def find_inputs(front: FrontEnd, user: str, id: str) -> bytes | None:
     """The messages that a stored response answers, as JSON."""
-    share = front.responses.share_of(user)
-    if id not in share:
+    stored = find_stored(front, user, id)
+    if stored is None:
         return None
-    stored = share.get(id)
     return msgspec.json.encode(msgspec.json.decode(stored.messages, type=list[msgspec.Raw])[: stored.inputs])
 
 
@@ -57,19 +62,19 @@ def find_output_item(front: FrontEnd, user: str, id: str) -> bytes | None:
 
 def find_origin(front: FrontEnd, user: str, id: str) -> bytes | None:
     """What a stored response came from, in msgpack; b"" while it is in progress."""
-    share = front.responses.share_of(user)
-    return share.get(id).origin if id in share else None
+    stored = find_stored(front, user, id)
+    return None if stored is None else stored.origin
 
 
 def find_events(front: FrontEnd, user: str, argument: str) -> bytes | None:
     """The events of a stored response from a number on, as JSON; null where it was not streamed. argument: the number,
     a blank, and the id."""
     number, _, id = argument.partition(" ")
-    share = front.responses.share_of(user)
-    if id not in share:
+    stored = find_stored(front, user, id)
+    if stored is None:
         return None
-    frames = share.get(id).frames
-    return msgspec.json.encode(None if frames is None else [frame.decode() for frame in frames[int(number) :]])
+    frames = None if stored.frames is None else [frame.decode() for frame in stored.frames[int(number) :]]
+    return msgspec.json.encode(frames)
 
 
 def forget_response(front: FrontEnd, user: str, id: str) -> bytes | None:

@@ -22,7 +22,8 @@ def exchange_places(waiting: list[Sequence], new: Request) -> None:
             return
         if other.owner.user != new.owner.user:
             passed = True
-        if other.owner.user != new.owner.user or other.queued_s is not None:
+            continue
+        if other.queued_s is not None:
             continue
         if other.owner.rank <= new.owner.rank or (passed and other.most_tokens < new.most_tokens):
             return

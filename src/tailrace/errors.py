@@ -65,8 +65,12 @@ def format_json(value: object, limit: int = 100) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return one line about an error that is not ours: its type and the first line of its text."""
-    first = (str(error).strip().splitlines() or ["no reason given"])[0]
-    return f"{type(error).__name__}: {shorten_text(first, MAX_CHARS)}"
+    return f"{type(error).__name__}: {shorten_text(take_first_line(error, 'no reason given'), MAX_CHARS)}"
+
+
+def take_first_line(error: BaseException, otherwise: str = "") -> str:
+    """Return the first line of the error's text. Without a text: `otherwise`, or the name of the error's type."""
+    return (str(error).strip().splitlines() or [otherwise or type(error).__name__])[0]
 
 
 class RequestError(TailraceError):

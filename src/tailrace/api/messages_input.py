@@ -104,7 +104,7 @@ def check_results(messages: list[InputMessage]) -> None:
                 made.add(block.id)
             elif block.type == "tool_result" and block.tool_use_id not in made:
                 name = f"messages[{i}].content[{j}].tool_use_id"
-                id = format_json(block.tool_use_id, 100)
+                id = format_json(block.tool_use_id)
                 raise ParameterError(f"{name}: no tool_use of the id {id} comes before its tool_result", name)
 
 

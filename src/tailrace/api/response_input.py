@@ -80,7 +80,7 @@ def check_results(items: list[InputItem], made: set[str | None]) -> None:
             made.add(item.call_id)
         elif (item.type == "function_call_output" or item.role == "tool") and item.call_id not in made:
             name = f"input[{place}].call_id"
-            id = format_json(item.call_id, 100)
+            id = format_json(item.call_id)
             raise ParameterError(f"{name}: no tool call found for function call output with call_id {id}", name)
 
 

@@ -21,8 +21,8 @@ from tailrace.grammar.worker import FINAL_OUTCOMES, LENGTH, MAX_TEXT, MIB, Reply
 from tailrace.request.options import Grammar
 
 START_S = 120.0  # for a process to import a library and read the vocabulary; takes seconds on an idle machine
-EXIT_S = 5.0  # between the end of a process's pipe and its own
-CRASHES = (  # signals that a process gets for what it does itself
+EXIT_S = 5.0  # Most time between the close of a process's pipe and the end of the process.
+CRASHES = (  # Signals that a process gets for its own faults.
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
     *(signal.SIGALRM, signal.SIGXCPU),
 )

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, describe_error
 from tailrace.models.progress import Progress
 
 BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
@@ -83,8 +83,7 @@ def run_work(work: Callable[[], None]) -> int:
         send_line("error", f"{error.filename or 'a file'}: {error.strerror or error}")
         return 1
     except Exception as error:  # the parent must be able to quote any error
-        first = (str(error).strip().splitlines() or ["no reason given"])[0]
-        send_line("error", f"{type(error).__name__}: {first}")
+        send_line("error", describe_error(error))
         return 1
     return 0
 

@@ -17,7 +17,7 @@ import torch
 from gguf import dequantize
 from safetensors.torch import save_file
 
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.child import not_all_there, say_count
 from tailrace.models.convert_quantized import KeptBlocks
 from tailrace.models.gguf_architectures import read_settings
@@ -43,7 +43,7 @@ def empty_model(settings: Settings, dtype: torch.dtype) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:  # whatever a model's code raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = take_first_line(error)
         raise ModelLoadError(f"transformers can't build a model from its fields: {reason:.300}") from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.child import send_line
 from tailrace.models.gguf_fields import Fields, is_count
 from tailrace.models.gguf_special_tokens import (
@@ -58,7 +58,7 @@ def convert_tokenizer(fields: Fields, folder: Path) -> None:
     except ModelLoadError as error:
         raise ModelLoadError(f"the tokenizer of {source.name} can't be read: {error}") from error
     except Exception as error:  # whatever transformers' reader raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = take_first_line(error)
         lists = f"the fields {TOKENS} and {MERGES} make none"
         raise ModelLoadError(f"the tokenizer of {source.name} can't be read: {lists}: {reason:.300}") from error
     tokenizer.save_pretrained(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.local import check_folder
 
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+(@[\w./-]+)?$")
@@ -72,6 +72,6 @@ def _fetch_snapshot(hub_id: str, patterns: list[str], progress: bool, check: Cal
     except RepositoryNotFoundError as error:
         raise ModelLoadError(f"there is no model {name} on the hub (or it is private: run `hf auth login`)") from error
     except (OSError, ValueError, RuntimeError) as error:  # any error of the HTTP stack is one of these
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = take_first_line(error)
         raise ModelLoadError(f"the hub can't be reached for {name}: {reason}; {WITHOUT_NETWORK}") from error
     return check(Path(folder))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.child import not_all_there
 from tailrace.models.convert_quantized import list_owned_matrices
 
@@ -42,7 +42,7 @@ def meta_model(folder: Path, remote_code: bool) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
     except Exception as error:  # whatever a model's code raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = take_first_line(error)
         raise ModelLoadError(f"transformers can't build a model from its config.json: {reason}") from error
 
 

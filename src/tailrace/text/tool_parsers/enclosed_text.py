@@ -14,8 +14,8 @@ class Closing(NamedTuple):
 
     - followers: the mark closes the text if a follower comes next and the mark is in no call inside the text.
     - ends: the complete end of the call first. A mark before one of these also closes the text, unless the text
-      continues: a mark before a follower comes before the next call, or a mark before the complete end, which the end
-      of the answer or another call follows.
+      continues. It continues up to a later mark before a follower. It also continues up to a later mark before the
+      complete end, if another call or the end of the answer follows.
     - loose: if no mark closes the text, the first mark before one of these closes it.
     """
 

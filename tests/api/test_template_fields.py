@@ -8,6 +8,7 @@ import pytest
 
 from api.harness import LocalClient, front_of, make_tokenizer, saying
 from api.submitted import refusal
+from tailrace.api import body
 from tailrace.text.reasoning_probe import EFFORTS, SWITCHES
 from tailrace.text.tokenizer import Tokenizer
 
@@ -234,6 +235,30 @@ async def test_a_variable_that_the_template_does_not_read_has_a_warning(front, k
         assert answer.headers.get_list("warning") == ([] if names is None else [warning])
     answer = await front.http.post("/v1/responses", json={"input": "a", "chat_template_kwargs": kwargs})
     assert answer.headers.get_list("warning") == ([] if names is None else [warning])
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"thinking": {"type": "enabled"}}, "enable_thinking"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "none"}, None),
+        ({"enable_thinking": False}, None),
+        ({"verbosity": "low"}, "verbosity"),
+    ],
+)
+async def test_a_wish_that_the_template_has_no_variable_for_is_logged(tmp_path, monkeypatch, caplog, fields, name):
+    """Except thinking that is turned off: then a thought is closed."""
+    monkeypatch.setattr(body, "_logged", set())
+    make_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    async with front_of(LocalClient(saying(b"x")), Tokenizer.load(tmp_path)) as front:
+        for _ in range(2):
+            await prompt_of(front, **fields)
+    said = [record.getMessage() for record in caplog.records if "does not ask" in record.getMessage()]
+    named = f"unknown request field '{name} (the chat template does not ask for it)' is ignored"
+    assert said == ([] if name is None else [named])
 
 
 async def test_a_switch_of_a_template_without_one(tmp_path):

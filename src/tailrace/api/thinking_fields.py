@@ -133,10 +133,10 @@ def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
     """
     wish, reads = wish_of(ask), tokenizer.template_reads
     found = variables_of(wish, reads)
-    asked = {"reasoning_effort": wish.effort, **wish.variables}
-    for name in (name for name, value in asked.items() if value is not None):
-        if not (found if name == "reasoning_effort" else name in found):
-            log_once(f"{name} (the chat template does not ask for it)")
+    thinks = {} if wish.off_field else {"reasoning_effort": wish.effort, "enable_thinking": wish.switch}
+    unread = [name for name, value in thinks.items() if value is not None and not found]
+    for name in (*unread, *(name for name in wish.variables if name not in found)):
+        log_once(f"{name} (the chat template does not ask for it)")
     kwargs = {**found, **(ask.chat_template_kwargs or {})} or None
     settled = dict.fromkeys(("reasoning_effort", "enable_thinking", "thinking", "reasoning", "verbosity"))
     settled |= {"chat_template_kwargs": kwargs, "thinking_token_budget": wish.budget}

@@ -1,4 +1,5 @@
-"""Sixteen innocent streams that run all the time, in a process of their own: what they were told, and when.
+"""Sixteen innocent streams of five users, and the users' other questions (users.py), in a process of their own: what
+they were told, and when.
 
 python -m faults.hostile.neighbours PORT    a line says that the first round is over; it ends, and reports, when stdin
 is closed
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from faults.hostile.client import HOST, head
+from faults.hostile.users import ADDRESSES, PROBES, User
 
 HEALTH_EVERY_S = 0.05
 APART_S = 0.03
@@ -75,7 +77,8 @@ async def listen(port: int, place: int) -> Told:
     """One stream from its beginning to its end."""
     path, body = body_of(place)
     payload = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection(HOST, port)
+    user = ADDRESSES[place % len(ADDRESSES)]
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(user, 0))
     writer.write(head(path, len(payload)) + payload)
     status = await reader.readline()
     arrivals: list[float] = []
@@ -118,6 +121,7 @@ class Street:
         self.health: list[tuple[float, float]] = []
         self.differences: list[dict[str, Any]] = []
         self.rounds = [0] * len(ASKED)
+        self.users = [User(port, address) for address in ADDRESSES]
 
     async def live(self) -> None:
         """Until told that it is over; what each was told first is what all its others are compared with."""
@@ -125,7 +129,8 @@ class Street:
         first = await asyncio.gather(*map(self.told, places))
         print("ready", flush=True)
         probing = asyncio.create_task(self.probe())
-        await asyncio.gather(*map(self.stay, places, first))
+        asking = [user.live(self.over.is_set) for user in self.users]
+        await asyncio.gather(*map(self.stay, places, first), *asking)
         probing.cancel()
 
     async def stay(self, place: int, peace: dict[str, Any]) -> None:
@@ -174,8 +179,8 @@ class Neighbours:
             raise RuntimeError("the neighbours did not get through their first round")
 
     def report(self) -> dict[str, Any]:
-        """gaps and health: (time.monotonic(), seconds); health −1: not 200. rounds, that each had, and differences from
-        the first."""
+        """gaps and health: (time.monotonic(), seconds); health −1: not 200. probes: the same by name, of all users.
+        rounds, that each had, and differences from the first."""
         out, _ = self._process.communicate(timeout=300)
         return json.loads(out)
 
@@ -202,7 +207,8 @@ def main() -> None:
         "rounds": min(street.rounds),
         "gaps": street.gaps,
         "health": street.health,
-        "differences": street.differences,
+        "probes": {probe.name: sorted(at for user in street.users for at in user.took[probe.name]) for probe in PROBES},
+        "differences": street.differences + [found for user in street.users for found in user.differences],
     }
     print(json.dumps(report))
 

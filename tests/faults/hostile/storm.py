@@ -226,7 +226,7 @@ def run(server: Server, kinds: Sequence[Kind], variants: int, at_once: int, warm
         told = neighbours.report()
     metrics = server.idle()
     after = server.settled_mib()
-    gaps, health = told["gaps"], told["health"]
+    gaps, health, probes = told["gaps"], told["health"], told["probes"]
     return {
         "requests": sum(sum(c.values()) for c in report.answers.values()),
         "kinds": len(kinds),
@@ -239,6 +239,10 @@ def run(server: Server, kinds: Sequence[Kind], variants: int, at_once: int, warm
         "differences": told["differences"],
         "gaps_in_peace_ms": in_ms([gap for at, gap in gaps if calm < at <= begun]),
         "gaps_in_the_storm_ms": in_ms([gap for at, gap in gaps if begun < at <= ended]),
+        "probes_in_peace_ms": {
+            name: in_ms([s for at, s in took if calm < at <= begun]) for name, took in probes.items()
+        },
+        "probes_in_the_storm_ms": {name: in_ms([s for at, s in took if begun < at]) for name, took in probes.items()},
         "health_ms": in_ms([took for _, took in health if took >= 0]),
         "health_failed": sum(took < 0 for _, took in health),
         "memory_before_mib": {name: round(mib) for name, mib in before.items()},

@@ -4,7 +4,7 @@ long prompt, alone and beside each load.
 Five users ask for these things all the time, and sixteen of their streams run beside (tests/faults/hostile). Users are
 addresses of this machine. "Alone" is a phase of the same run in which the hostile user does nothing. Then each load is
 kept up for some seconds, with the load's number of requests at once. A load is data. An answer that differs from the
-one in peace is printed too.
+one in peace is printed too. A probe counts where it begins, so one that waits until a load is over counts in full.
 """
 
 from __future__ import annotations
@@ -34,20 +34,7 @@ if TYPE_CHECKING:
 LIMIT_S = 300.0
 GOAL = 3.0  # the p99 beside a load, as a multiple of the p99 alone
 RULES = 20_000  # of a grammar that takes seconds
-WORDS = [
-    "abandon",
-    "ability",
-    "able",
-    "about",
-    "above",
-    "absent",
-    "absorb",
-    "abstract",
-    "absurd",
-    "abuse",
-    "access",
-    "accident",
-]
+WORDS = ["abandon", "ability", "able", "about", "above", "absent", "absorb", "abstract", "absurd", "abuse"]
 
 
 class Load(NamedTuple):

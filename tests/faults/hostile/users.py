@@ -34,7 +34,7 @@ class User:
     """One user: where it comes from, and what it has seen.
 
     Attributes:
-        took: (time.monotonic() at the end, seconds) of each probe, by the probe's name.
+        took: (time.monotonic() at the beginning, seconds) of each probe, by the probe's name.
         differences: answers that should have been another one.
     """
 
@@ -65,8 +65,9 @@ class User:
         """Ask for one thing until `over`, and note how long each answer takes."""
         number, taken = 0, self.took.setdefault(probe.name, [])
         while not over():
+            begun = time.monotonic()
             reply = await probe.ask(self, number)
-            taken.append((time.monotonic(), reply.seconds))
+            taken.append((begun, reply.seconds))
             if reply.status != 200:
                 self.note(probe.name, 200, reply._replace(seconds=0))
             number += 1

@@ -11,6 +11,7 @@ import pytest
 FROZEN = "import gc, triton, tailrace.kernels.gpu.refine; from tailrace.base.memory_trim import freeze_objects; "
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_process_that_imports_triton_ends_in_silence(interpreted):
     env = os.environ | {"TRITON_INTERPRET": interpreted}

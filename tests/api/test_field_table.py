@@ -41,13 +41,13 @@ def test_every_field_of_a_request_has_a_row():
     assert not UNTESTED & set(ROWS)
 
 
-# of a field with a note each cell with one kind of markers, of the others every second cell; the rest is long
+# of a field with a note every second cell with one kind of markers, of the others every fourth; the rest is long
 CELLS = [
     pytest.param(
         name,
         column,
         kind,
-        marks=[] if (i + j + k) % (2 if ROWS[name].note else 4) == 0 else pytest.mark.long,
+        marks=[] if (i + j + k) % (4 if ROWS[name].note else 8) == 0 else pytest.mark.long,
         id=f"{name}-{column}-{kind}",
     )
     for i, name in enumerate(ROWS)

@@ -68,6 +68,7 @@ def test_what_a_grammar_takes_is_read_back(form, how):
     assert tagged > (5 if how == "text" else -1)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("form", FORMS)
 def test_texts_with_tags_can_be_forced(form):
     """As an agent writes them that edits a parser or a template."""

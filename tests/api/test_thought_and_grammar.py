@@ -87,7 +87,7 @@ async def test_forced_tokens_may_fill_the_grammar_up(world, scene):
 # ---- the thought's markers
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("scene", THINKING)
 @pytest.mark.parametrize("budget", [0, 1, 2, 3, 4, 5, 6, 50])
 async def test_a_budget_ends_a_thought_and_the_grammar_rules_from_there(world, scene, budget):
@@ -100,6 +100,7 @@ async def test_a_budget_ends_a_thought_and_the_grammar_rules_from_there(world, s
         assert len(world.ids(answer.thought)) <= budget + len("<tool_call>")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("tail", ['>{"', ">\n\n", ">a"])
 @pytest.mark.parametrize("drafts", [False, True])
 async def test_no_token_holds_the_end_of_a_thought_and_content(vocabularies, tail, drafts):
@@ -115,6 +116,7 @@ async def test_no_token_holds_the_end_of_a_thought_and_content(vocabularies, tai
             assert refused.error == "forced_token_ids: the grammar does not allow these tokens"
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("regex", ["[a-h]{4,8}", "[<a-z]{4,8}", "<[a-h]{4,8}"])
 async def test_a_model_may_open_a_thought_before_a_grammar(vocabulary, drafts, regex):
@@ -172,7 +174,7 @@ async def test_a_stream_with_stop_ids_says_what_the_whole_answer_says(world, sce
             assert (choices[-1]["finish_reason"], choices[-1].get("stop_reason")) == (whole.finish, whole.stop)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("scene", RULED)
 async def test_an_output_with_stop_ids_is_explained_afterwards_with_the_answers_text(world, scene):
     """A stop id that max_tokens makes the last token is text; one where the grammar may end is none."""

@@ -87,7 +87,7 @@ def test_the_model_says_something_and_codes_are_kept(model: Model):
     assert cache.scales is not None
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_same_tokens(model: Model, name: str):
     options = SCHEDULES[name]
@@ -116,7 +116,7 @@ def test_a_prefix_that_is_there_already(model: Model):
     assert [story.tokens for story in harness.stories.values()] == [model.alone[len(WAYS)]] * 2
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_forks_take_their_scales_along(model: Model, monkeypatch: pytest.MonkeyPatch):
     """Of three siblings, two write into copies of the prompt's last block, which is full in part only."""
 

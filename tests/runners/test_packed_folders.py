@@ -123,6 +123,7 @@ def tensor_of(folder: Path, name: str) -> torch.Tensor:
         return file.get_tensor(name)
 
 
+@pytest.mark.few(6)
 def test_every_weight_is_the_one_that_was_packed(made: Made, tmp_path: Path):
     folder = resolve(config_for(made.folder, tmp_path, weights="quantized", dtype="float32"), progress=False).folder
     settings = json.loads((folder / "config.json").read_text())["quantization_config"]
@@ -159,6 +160,7 @@ def test_dequantised_it_is_a_folder_like_others(made: Made, tmp_path: Path):
         assert torch.equal(tensor_of(folder, f"{name}.weight"), made.values[name].bfloat16())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", ["gptq, groups of 128", "awq", "compressed-tensors, int8 per output"], indirect=True)
 def test_logits_are_those_of_the_dequantised_folder(made: Made, tmp_path: Path):
     """But for activations in eight bits. The negative control: two layers' weights change places."""

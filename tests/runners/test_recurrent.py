@@ -60,7 +60,7 @@ def sequences(request, tmp_path_factory) -> Sequences:
     return Sequences(save(request.param, tmp_path_factory.mktemp("model")))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_neighbours_and_cuts_do_not_matter(sequences):
     [alone] = sequences.begin().step((0, 0, 50))
     _, beside = sequences.begin().step((1, 0, 33), (0, 0, 50))
@@ -72,7 +72,7 @@ def test_neighbours_and_cuts_do_not_matter(sequences):
     torch.testing.assert_close(torch.cat([first, second, third]), alone, atol=0, rtol=0)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rows", [2, 5])
 def test_going_back_leaves_no_trace(sequences, rows):
     """By as many tokens as the ring has entries, less one, after other tokens were computed in their place."""

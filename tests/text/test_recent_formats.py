@@ -4,7 +4,6 @@ suffix."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.reasoning import REASONING_FORMATS, format_of
+from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat, tool_schemas
 from tailrace.text.tool_parsers.tool_format import add_suffix
 from tool_examples import plain, written
@@ -173,10 +173,15 @@ THOUGHTS += (
 )
 
 
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
 @pytest.mark.parametrize("name", CALLS.split())
-def test_the_peers_names_of_calls_are_known(name: str, tmp_path: Path):
+def test_the_peers_names_of_calls_are_known(name: str, tokenizer: Tokenizer):
     check_parsers(ServerConfig(tool_parser=name))
-    assert tools_of(name, None, make_tokenizer(tmp_path)) is TOOL_FORMATS[ALIASES.get(name, name)]
+    assert tools_of(name, None, tokenizer) is TOOL_FORMATS[ALIASES.get(name, name)]
 
 
 @pytest.mark.parametrize("name", THOUGHTS.split())

@@ -442,6 +442,7 @@ def test_a_closing_tag_that_is_torn_is_no_text():
             assert read_all(form, text.replace(shape.close, torn, 1)) == ([("add", {"s": "x", "t": "y"})], "")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("form", [form for form in BARE if form not in of_shape(Gemma, Addressed)])
 def test_a_last_tag_that_is_torn_at_the_end_is_neither_content_nor_a_value(form):
     """Also where a limit cut the text, if no tag of a parameter begins like the torn tag."""

@@ -25,7 +25,7 @@ def options(name: str) -> dict[str, Any]:
     return {"budget": FAULTS[name].budget, "timeout_s": PATIENCE_S.get(name, 30.0)}
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", CASES)
 async def test_a_fault_is_found_by_its_law(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gone_client, "PATIENCE_S", 2.0)  # whoever is wrong is wrong for ever

@@ -88,7 +88,7 @@ CARELESS = (
 )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("only", [CARELESS, pytest.param((), marks=pytest.mark.long)], ids=["few", "all"])
 @pytest.mark.parametrize("name", ACCUSED)
 async def test_no_law_holds_for_want_of_a_text(name: str, only: tuple[str, ...]):

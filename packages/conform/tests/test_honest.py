@@ -51,6 +51,7 @@ async def test_places_become_free_without_metrics_too():
     assert [one.verdict.kind for one in run.judged] == ["holds"], said(run)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fault", "verdict"), [("", "holds"), ("gone-goes-on", "broken")])
 async def test_metrics_that_are_a_second_old_are_read_as_such(fault: str, verdict: str):
     """What ran a moment before still counts in them, and what was opened does not yet."""

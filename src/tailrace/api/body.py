@@ -1,8 +1,8 @@
 """The body of a request → a schema struct, or an error that names what is wrong. Knows no endpoint.
 
 msgspec checks the fields of the schema. Names and forms of other servers are read as the schema's fields
-(aliases.py). Other fields are ignored and logged once per name. Fields that would have changed the answer, were they
-served, are refused.
+(aliases.py). Other fields are ignored, logged once per name and named in the answer's headers, or refused, as the
+operator says. Fields that would have changed the answer, were they served, are always refused.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from starlette.requests import Request
 
 from tailrace import _cpu
 from tailrace.api import error_handlers
-from tailrace.api.aliases import ALIASES, READ, resolve_aliases
+from tailrace.api.aliases import ALIASES, READ, RENAMED, resolve_aliases
 from tailrace.api.json_place import OUT_OF_RANGE, not_a_number, out_of_range
 from tailrace.api.schema.common import TOLERATED, GenerateRequest
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.base.memory_trim import trim_memory
-from tailrace.errors import ParameterError, RequestError
+from tailrace.base.nearest import suggest_name
+from tailrace.errors import ParameterError, RequestError, shorten_text
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ LARGE = 1 << 18  # bytes; after larger bodies the C library keeps much of the me
 QUIET_S = 1.0
 MAX_FIELDS = 1024  # of the outermost object
 OTHERS = 4  # numbers that are decoded in the time of one string
+MAX_UNKNOWN = 8  # unknown fields of a body that are named to the client
+MAX_NAME = 64  # characters of such a name
 MAX_NEUTRAL = 1024  # bytes; a longer value of a refused field is not neutral
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -45,12 +48,20 @@ _logged: set[str] = set()
 _giving_back: asyncio.TimerHandle | None = None
 
 
+class BodyNames(NamedTuple):
+    """The names of a body's fields. used: field → the name that the body has for it. unknown: names that nobody knows,
+    each with a suggestion."""
+
+    used: dict[str, str]
+    unknown: dict[str, str]
+
+
 class Body(NamedTuple, Generic[T]):
-    """A body that has been read. size: its bytes. names: field → the name that the body has for it."""
+    """A body that has been read. size: its bytes."""
 
     ask: T
     size: int
-    names: dict[str, str]
+    names: BodyNames
 
 
 class BodyReader(Generic[T]):
@@ -65,6 +76,7 @@ class BodyReader(Generic[T]):
         self._aliased = issubclass(schema, GenerateRequest)
         self._known = self._fields | TOLERATED | others
         self._refused = refused
+        self._suggested = sorted(self._fields | (RENAMED.keys() if self._aliased else set()))
         unserved = sorted((TOLERATED | others | refused.keys()) - self._fields)
         self._unserved = [name for name in unserved if name.isidentifier()]  # a field of a struct has such a name
         # The schema and the fields that are known but not served: nearly every body is read by this alone, in one pass.
@@ -84,40 +96,44 @@ class BodyReader(Generic[T]):
 
     async def decode(self, request: Request, raw: bytes) -> Body[T]:
         """The same of bytes that have been read."""
-        front, names = request.app.state.front, dict[str, str]()
+        front, names = request.app.state.front, BodyNames({}, {})
         size = len(raw) // JSON_BYTES
         ask = await front.work_queue.run(request, lambda: self.decoded(raw, front.config.max_body_items, names), size)
+        if names.unknown and front.config.unknown_fields == "refuse":
+            raise make_unknown_error(names.unknown)
         return Body(ask, len(raw), names)
 
-    def decoded(self, raw: bytes, max_items: int, used: dict[str, str] | None = None) -> T:
+    def decoded(self, raw: bytes, max_items: int, names: BodyNames | None = None) -> T:
         """See `read`. Decoding holds the interpreter's lock to its end, so the size of the body is checked first.
-        used: gets field → the name that the body has for it."""
+        names: gets the names of the body's fields."""
         check_items(raw, max_items)
         try:
             body = self._decode_strict(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._decode_lenient(raw, {} if used is None else used)
+            return self._decode_lenient(raw, BodyNames({}, {}) if names is None else names)
         for name in self._unserved:
             if value := getattr(body, name):
                 self._check_refused(name, value)
                 setattr(body, name, None)  # a view of the whole body, which must not live as long as the request
         return body
 
-    def _decode_lenient(self, raw: bytes, used: dict[str, str]) -> T:
+    def _decode_lenient(self, raw: bytes, names: BodyNames) -> T:
         """A body with names of other servers, with fields that nobody knows, or one that is refused: then the error
         names what is wrong."""
         try:
             fields = _decode_fields(raw)
             if self._aliased:
-                fields, raw = self._resolve_fields(fields, raw, used)
-            for name in fields.keys() - self._known:
+                fields, raw = self._resolve_fields(fields, raw, names.used)
+            for name in (name for name in fields if name not in self._known):
                 if name in self._refused:
                     self._check_refused(name, fields[name])
                 else:
                     log_once(name)
+                    if len(names.unknown) < MAX_UNKNOWN:
+                        names.unknown[name] = suggest_name(name[:MAX_NAME], self._suggested)
             return self._decode(raw)
         except msgspec.ValidationError as error:
-            raise out_of_range(error_handlers.of_validation(error), raw).rename_fields(used) from error
+            raise out_of_range(error_handlers.of_validation(error), raw).rename_fields(names.used) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if named := not_a_number(error, raw):
                 raise named from error
@@ -265,6 +281,12 @@ def decode_value(name: str, value: msgspec.Raw) -> Any:
         within = f"{name}{error_handlers.of_validation(error).param or ''}"
         body = msgspec.json.encode({name: value})
         raise out_of_range(ParameterError(f"{within}: {OUT_OF_RANGE}", within), body) from error
+
+
+def make_unknown_error(unknown: Mapping[str, str]) -> ParameterError:
+    """Return the error for fields that nobody knows. unknown: name → suggestion."""
+    name, suggestion = next(iter(unknown.items()))
+    return ParameterError(f"{shorten_text(name, MAX_NAME)}: unknown field{suggestion}", name)
 
 
 def log_once(name: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tailrace.api.prompt_length import check_length
+from tailrace.api.response_warnings import list_names
 from tailrace.api.thinking_fields import list_unread_names, wish_of, with_thinking
 from tailrace.errors import ParameterError, format_json
 
@@ -35,7 +36,6 @@ RESERVED = frozenset(
 )
 UNSEEN_TOOLS = "the model's chat template does not write tools, so the model does not see them"
 DROPPED_TEXT = "the model's chat template leaves out text beside tool calls, so the model does not see that text"
-MAX_NAMES, MAX_NAME = 8, 64  # that a warning holds, and characters of each
 REFUSED_OF_MESSAGES = {"audio": "only text can be served", "function_call": "not supported; tool_calls has its place"}
 
 
@@ -82,19 +82,12 @@ async def encode_chat(
         if service.tokenizer.drops_text(messages, ask.tools if with_tools else None, ask.documents or None):
             received.warn(DROPPED_TEXT)
         if names := list_unread_names(service.tokenizer, ask.chat_template_kwargs or {}):
-            received.warn(unread_warning(names))
+            received.warn(f"chat_template_kwargs: the model's chat template does not read {list_names(names)}")
         if bound:
             check_length(service, text, field)
         return service.tokenizer.encode(text, add_special_tokens=bool(ask.add_special_tokens))
 
     return await received.run(encode_messages, received.size)
-
-
-def unread_warning(names: list[str]) -> str:
-    """Return the warning about names that the template does not read, of which a header may hold the words alone."""
-    named = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= MAX_NAME]
-    shown = ", ".join(named[:MAX_NAMES]) or "some names"
-    return f"chat_template_kwargs: the model's chat template does not read {shown}"
 
 
 def check_tools_seen(received: Received[Any], ask: Conversation) -> None:

@@ -14,13 +14,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.body import BodyReader, check_items
+from tailrace.api.body import Body, BodyReader, check_items
 from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.request_id import id_of, write_id
 from tailrace.api.request_record import MAX_TRACEPARENT, MAX_TRACESTATE, RequestOrigin
-from tailrace.api.response_warnings import write_warnings
+from tailrace.api.response_warnings import list_names, write_warnings
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.service import Service
 from tailrace.api.user import user_of
@@ -43,11 +43,13 @@ class Received(Generic[R]):
     - warnings: for the answer's headers.
     """
 
-    def __init__(self, request: Request, ask: R, service: Service, size: int, names: dict[str, str]) -> None:
-        self.request, self.ask, self.service = request, ask, service
-        self.size, self.names = size, names
+    def __init__(self, request: Request, body: Body[R], service: Service) -> None:
+        self.request, self.ask, self.service = request, body.ask, service
+        self.size, self.names = body.size, body.names.used
         self.request_id, self.user = id_of(request.scope), user_of(request.scope)
         self.warnings: dict[str, None] = {}
+        if body.names.unknown:
+            self.warn(f"ignored, because no such field is known: {list_names(body.names.unknown)}")
 
     @property
     def front(self) -> FrontEnd:
@@ -124,7 +126,7 @@ async def read_request(request: Request, reader: BodyReader[R]) -> Received[R]:
     model: str | None = getattr(body.ask, "model", None)
     service = front_of(request).find(model)
     service.supervisor.check()
-    return Received(request, body.ask, service, body.size, body.names)
+    return Received(request, body, service)
 
 
 def answers(reader: BodyReader[R]) -> Callable[[Endpoint[R]], Callable[[Request], Awaitable[Response]]]:

@@ -8,9 +8,16 @@ from collections.abc import Iterable
 from starlette.datastructures import MutableHeaders
 
 WARNING = "warning"
+MAX_NAMES, MAX_NAME = 8, 64  # that a warning holds, and characters of each
 
 
 def write_warnings(headers: MutableHeaders, texts: Iterable[str]) -> None:
     """Write the warnings of a request. 299 is any persistent warning; the agent is this server."""
     for text in texts:
         headers.append(WARNING, f'299 tailrace "{text}"')
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Return a client's names as a warning may hold them: a header holds plain words alone."""
+    plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= MAX_NAME]
+    return ", ".join(plain[:MAX_NAMES]) or "some names"

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.aliases import ALIASES, resolve_aliases
-from tailrace.api.body import Body, BodyReader, read_raw
+from tailrace.api.body import Body, BodyNames, BodyReader, read_raw
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.error_handlers import of_validation
 from tailrace.api.explanations import CHARS, encode_record, spell_output
@@ -103,12 +103,12 @@ async def explain_output(request: Request) -> Response:
     if asked.response_id is not None:
         await front.work_queue.run(request, partial(check_stored, raw), len(raw) // JSON_BYTES)
         stored = await stored_output(request, asked.response_id)
-        body = Body(GenerateRequest(model=stored.model), len(raw), {})
+        body = Body(GenerateRequest(model=stored.model), len(raw), BodyNames({}, {}))
     else:
         body = await ENDPOINTS[given[0]].reader.decode(request, raw)
     service = front.find(body.ask.model)
     service.supervisor.check()
-    received: Received[Any] = Received(request, body.ask, service, body.size, body.names)
+    received: Received[Any] = Received(request, body, service)
     return await received.answer(partial(explain_received, asked, given[0], stored))
 
 

@@ -57,6 +57,8 @@ class ModelConfig(Section, frozen=True):
       reads long prompts faster, and decodes more slowly. On a CPU this always holds.
     - processors: logits processors for requests: "name=package.module:function", separated by commas.
     - lora: LoRA adapters for requests: "name=folder", separated by commas.
+    - override_generation_config: sampling fields that requests may leave out, as a JSON object. They go before those of
+      the model's generation config.
     """
 
     model: str | None = None
@@ -74,6 +76,7 @@ class ModelConfig(Section, frozen=True):
     trust_remote_code: bool = False
     processors: str = ""
     lora: str = ""
+    override_generation_config: str = ""
 
     @property
     def adapters(self) -> dict[str, str]:

@@ -137,5 +137,5 @@ def test_the_log_says_which_sampling_defaults_are_the_models(tmp_path: Path, cap
     model = PreparedModel(Config(), tmp_path, "tiny", cast(Any, None))
     with caplog.at_level("INFO"):
         assert read_defaults(model, used) == ({"temperature": 0.6, "top_k": 20} if used else {})
-    said = "tiny: a request that leaves these fields out gets the model's own defaults: temperature 0.6, top_k 20"
+    said = "tiny: a request that leaves these fields out gets the model's defaults: temperature 0.6, top_k 20"
     assert caplog.messages == [said] * used

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.models import defaults, describe
-from tailrace.models.describe import eos_token_ids
+from tailrace.models import describe
+from tailrace.models.describe import defaults, eos_token_ids
 
 CONFIG = {"vocab_size": 100, "max_position_embeddings": 512, "eos_token_id": 2}
 
@@ -113,7 +113,7 @@ def test_defaults_out_of_range_are_refused(tmp_path: Path):
 def test_describing_imports_no_torch(tmp_path: Path):
     path = folder(tmp_path, config=CONFIG, tokenizer_config={"eos_token": "a"}, tokenizer={"added_tokens": []})
     code = (
-        "import sys; from pathlib import Path; from tailrace.models import defaults, describe; p = Path(sys.argv[1]);"
-        "describe(p, 'm'); defaults(p); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "import sys; from pathlib import Path; from tailrace.models.describe import defaults, describe;"
+        "p = Path(sys.argv[1]); describe(p, 'm'); defaults(p); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0

@@ -15,7 +15,7 @@ from tailrace.base.extras import require_extra
 from tailrace.cli.flags import given_sampling, read_config, read_sampling
 from tailrace.cli.local import PreparedModel, delta_of, engine, prepare
 from tailrace.errors import ConfigError, EngineDeadError, EngineError, RequestError
-from tailrace.models import defaults
+from tailrace.models import choose_sampling_defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 from tailrace.wire.sync_client import SyncClient
@@ -34,7 +34,8 @@ CONNECT_TIMEOUT_S = 10.0
 def local_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
     """Provide the answers of an engine process that lives as long as the block."""
     prepared = prepare(read_config(args))
-    params = read_sampling(args, defaults(prepared.folder) | {"max_tokens": MAX_TOKENS}, prepared.tokenizer)
+    start = choose_sampling_defaults(prepared.folder, prepared.config.model) | {"max_tokens": MAX_TOKENS}
+    params = read_sampling(args, start, prepared.tokenizer)
     check_single_answer(params)
     with engine(prepared) as client:
         yield lambda messages: local_answer(messages, params, prepared, client)

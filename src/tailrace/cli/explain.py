@@ -31,7 +31,7 @@ from tailrace.cli.generate import encode
 from tailrace.cli.local import delta_of, engine, prepare
 from tailrace.errors import ConfigError
 from tailrace.explain.record import ExplainOptions
-from tailrace.models import defaults
+from tailrace.models import choose_sampling_defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 
@@ -103,7 +103,7 @@ def local_answer(args: argparse.Namespace, options: ExplainOptions) -> Answer:
         TailraceError: the engine refused the request, or died.
     """
     prepared = prepare(read_config(args))
-    start = defaults(prepared.folder) | {"max_tokens": MAX_TOKENS}
+    start = choose_sampling_defaults(prepared.folder, prepared.config.model) | {"max_tokens": MAX_TOKENS}
     params = msgspec.structs.replace(read_sampling(args, start, prepared.tokenizer), explain=options)
     check_single_answer(params)
     prompt, labels = encode(args.prompt, args, prepared), Labels(prepared.tokenizer)

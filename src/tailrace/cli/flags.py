@@ -44,6 +44,8 @@ HELP: dict[str, str] = {
     "model.processors": "logits processors that requests may name: name=package.module:function, …",
     "model.lora": "LoRA adapters that requests may choose as their model: NAME=FOLDER (of PEFT's format), …; "
     "repeatable",
+    "model.override_generation_config": "sampling fields that requests may leave out, as a JSON object; they go "
+    "before those of the model's generation config",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",

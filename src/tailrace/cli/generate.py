@@ -14,7 +14,7 @@ import msgspec
 from tailrace.cli.flags import ENGINE_SECTIONS, add_config_flags, add_sampling_flags, read_config, read_sampling
 from tailrace.cli.local import PreparedModel, delta_of, engine, prepare
 from tailrace.errors import ConfigError
-from tailrace.models import defaults
+from tailrace.models import choose_sampling_defaults
 from tailrace.params import SamplingParams
 from tailrace.text.output import TextStream
 from tailrace.wire.messages import SequenceEvent, TokenLogprobs
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Complete every prompt. Return exit code 0."""
     prompts = read_prompts(args)
     prepared = prepare(read_config(args))
-    start = defaults(prepared.folder) | {"max_tokens": MAX_TOKENS}
+    start = choose_sampling_defaults(prepared.folder, prepared.config.model) | {"max_tokens": MAX_TOKENS}
     params = read_sampling(args, start, prepared.tokenizer)
     encoded = [encode(prompt, args, prepared) for prompt in prompts]
     several = len(prompts) * params.n > 1

@@ -20,7 +20,7 @@ from tailrace.base.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LOG_FORMATS, sta
 from tailrace.cli.flags import add_config_flags, read_config
 from tailrace.cli.local import PreparedModel, prepare_all
 from tailrace.config import SECTIONS, Config, ServerConfig
-from tailrace.models import defaults
+from tailrace.models import choose_sampling_defaults
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_defaults(model: PreparedModel, used: bool) -> dict[str, float | int]:
-    """Return the model's own sampling defaults and log them; {} unless they are used."""
-    found = defaults(model.folder) if used else {}
+    """Return the model's sampling defaults and log them. used: those of its generation config count."""
+    found = choose_sampling_defaults(model.folder, model.config.model, used)
     if found:
         values = ", ".join(f"{name} {value}" for name, value in found.items())
-        log.info("%s: a request that leaves these fields out gets the model's own defaults: %s", model.name, values)
+        log.info("%s: a request that leaves these fields out gets the model's defaults: %s", model.name, values)
     return found
 
 

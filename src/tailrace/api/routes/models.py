@@ -30,4 +30,5 @@ def make_model_card(service: Service) -> ModelCard:
         created=service.created_s,
         max_model_len=None if model is None else model.max_model_len,
         parent=service.parent or UNSET,
+        sampling_defaults=dict(service.defaults),
     )

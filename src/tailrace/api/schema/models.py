@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One served model. `max_model_len` (prompt and output together) is null until the engine is ready. `parent`: of an
-    adapter, the model that it changes."""
+    adapter, the model that it changes. `sampling_defaults`: fields of a request that leaves them out."""
 
     id: str
     created: int
@@ -16,6 +16,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     owned_by: str = "tailrace"
     parent: str | UnsetType = UNSET
+    sampling_defaults: dict[str, float | int] = {}
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from tailrace.cli.local import prepare_all
 from tailrace.config import Config
 from tailrace.errors import EngineDeadError
 from tailrace.integrations.ray.asgi_call import call_app
-from tailrace.models import defaults
+from tailrace.models import choose_sampling_defaults
 from tailrace.wire.async_client import AsyncClient
 
 REPLICA = b"x-tailrace-replica"  # the name of the replica that answered
@@ -33,7 +33,7 @@ class Replica:
         self._front = FrontEnd(server, named)
         for one in prepare_all(config):
             client = AsyncClient(one.config.engine, server.start_timeout_s, label=one.name if named else "")
-            found = defaults(one.folder) if server.model_defaults else {}
+            found = choose_sampling_defaults(one.folder, one.config.model, server.model_defaults)
             self._front.add(client, one.tokenizer, one.name, found, one.config.model.adapters)
         self._app, self._running = app_of(self._front), AsyncExitStack()
         await self._running.enter_async_context(self._app.router.lifespan_context(self._app))

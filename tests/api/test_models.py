@@ -205,6 +205,12 @@ async def test_all_are_listed(pair):
     assert (await pair.http.get("/v1/models/b")).status_code == 404
 
 
+async def test_the_sampling_defaults_are_shown(pair):
+    shown = [card["sampling_defaults"] for card in (await pair.http.get("/v1/models")).json()["data"]]
+    assert shown == [dict(service.defaults) for service in pair.front.services.values()]
+    assert any(shown)
+
+
 async def test_metrics_tell_them_apart(pair):
     for model, times in (("a", 1), ("team/b", 3)):
         for _ in range(times):

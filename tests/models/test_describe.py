@@ -114,6 +114,7 @@ def test_describing_imports_no_torch(tmp_path: Path):
     path = folder(tmp_path, config=CONFIG, tokenizer_config={"eos_token": "a"}, tokenizer={"added_tokens": []})
     code = (
         "import sys; from pathlib import Path; from tailrace.models.describe import defaults, describe;"
-        "p = Path(sys.argv[1]); describe(p, 'm'); defaults(p); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "p = Path(sys.argv[1]); describe(p, 'm'); defaults(p);"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0

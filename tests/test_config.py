@@ -177,3 +177,36 @@ def test_unknown_variables_are_warned_of_with_the_nearest_name(caplog):
         "(did you mean TAILRACE_SERVER_API_KEYS?)",
         "the variable TAILRACE_ZZZ has no effect: there is no such setting",
     ]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('[server.users.alice]\napi_key = "one two"\nrequests_per_minute = 3\n', ""),
+        ("[server.users.alice]\nrequests_per_minute = 3\n", r"api_key.*server\.users"),
+        ('[server.users.alice]\napi_key = ""\n', r"server\.users\.alice\.api_key must be printable"),
+        ('[server.users.alice]\napi_key = " one"\n', r"server\.users\.alice\.api_key must be printable"),
+        ('[server.users.alice]\napi_key = "é"\n', r"server\.users\.alice\.api_key must be printable"),
+        ("[server.users.alice]\napi_key = 3\n", r"server\.users"),
+        ('[server.users.alice]\napi_key = "one"\nlimit = 3\n', r"unknown field `limit`.*server\.users"),
+        ('[server.users.alice]\napi_key = "one"\ntokens_per_minute = -1\n', r">= 0.*server\.users"),
+        (
+            '[server.users.alice]\napi_key = "one"\n[server.users.bob]\napi_key = "one"\n',
+            "bob.api_key is the key of alice",
+        ),
+        ('[server.users.other]\napi_key = "one"\n', r"server\.users: a name must be .* not other, got 'other'"),
+        ('[server.users."a b"]\napi_key = "one"\n', r"server\.users: a name must be .* got 'a b'"),
+        ("[server]\nusers = 3\n", r"server\.users"),
+        ('[server.users]\nalice = "one"\n', r"server\.users"),
+    ],
+)
+def test_users_with_names_come_from_the_file(tmp_path: Path, table: str, said: str):
+    path = tmp_path / "settings.toml"
+    path.write_text(table)
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            load_config(env={}, file=path)
+        return
+    server = load_config({"server": {"api_keys": "two,one two"}}, env={}, file=path).server
+    assert server.keys == ["two", "one two"]
+    assert (server.users["alice"].requests_per_minute, server.users["alice"].tokens_per_minute) == (3, None)

@@ -23,6 +23,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # finite, as all numbers of JSON
 MODEL_NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+PerMinute = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
 
 def default_cache_dir() -> str:
@@ -195,6 +196,19 @@ class EngineConfig(Section, frozen=True):
     grammar: GrammarConfig = GrammarConfig()
 
 
+class UserConfig(Section, frozen=True):
+    """A user with a name. The settings file alone has such users.
+
+    - api_key: the user's key. It may call, as those of ServerConfig.api_keys.
+    - requests_per_minute, tokens_per_minute, max_requests: the user's own limits; None: those of all users, 0: none.
+    """
+
+    api_key: str
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
+    max_requests: Natural | None = None
+
+
 class ServerConfig(Section, frozen=True):
     """The HTTP front ends. Times are in seconds.
 
@@ -204,6 +218,9 @@ class ServerConfig(Section, frozen=True):
     - api_keys, cors_origins: separated by commas. Empty: everybody may call, but no pages of other sites.
     - cache_isolation: which requests share cached prefixes: all ("none"), those with the same cache_salt ("salt"), or
       those of one user with the same cache_salt ("user"). auto: "user" with several keys, else "salt".
+    - users: name → a user's key and limits.
+    - requests_per_minute, tokens_per_minute, max_requests_per_user: what one user may start, use and run at once in all
+      front ends together; 0: no limit.
     - max_priority: among other users' requests, a priority counts up to this number, and down to its negative. Beyond
       it, a priority counts among its own user's requests alone.
     - log_requests: write a log line for each request at its end.
@@ -242,6 +259,10 @@ class ServerConfig(Section, frozen=True):
     api_keys: str = ""
     cache_isolation: Literal["auto", "none", "salt", "user"] = "auto"
     cors_origins: str = ""
+    users: dict[str, UserConfig] = {}
+    requests_per_minute: PerMinute = 0
+    tokens_per_minute: PerMinute = 0
+    max_requests_per_user: Natural = 0
     max_priority: Natural = 0
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
@@ -272,8 +293,15 @@ class ServerConfig(Section, frozen=True):
 
     @property
     def keys(self) -> list[str]:
-        """The different keys of `api_keys`."""
-        return [*dict.fromkeys(split_commas(self.api_keys))]
+        """The different keys of `api_keys` and `users`."""
+        return [*dict.fromkeys([*split_commas(self.api_keys), *(user.api_key for user in self.users.values())])]
+
+    @property
+    def limits_users(self) -> bool:
+        """True if a user has a limit."""
+        own = ("requests_per_minute", "tokens_per_minute", "max_requests")
+        common = self.requests_per_minute or self.tokens_per_minute or self.max_requests_per_user
+        return bool(common) or any(getattr(user, field) for user in self.users.values() for field in own)
 
 
 class Config(Section, frozen=True):
@@ -310,4 +338,6 @@ class Config(Section, frozen=True):
 
 ENGINE_SECTIONS = ("model", "cache", "scheduler", "speculation", "grammar")
 SECTIONS = (*ENGINE_SECTIONS, "server")
+OTHER_USERS = "other"  # in metrics, the users without samples of their own
+TABLES = ("server.users",)  # fields that only the settings file can set
 MODELS = "models"

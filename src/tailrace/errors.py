@@ -12,6 +12,7 @@
     │   ├── ModelNotFoundError       no such model: 404
     │   ├── RequestNotFoundError     no such request is running (or stored): 404
     │   └── AuthenticationError      no API key, or a wrong one: 401
+    ├── RateLimitError               the user's limit is reached: 429, try later
     ├── ConfigError                  the operator's fault: refused at start
     │   ├── ModelLoadError           the model can't be found, fetched or loaded
     │   └── MissingExtraError        a package of an extra is not installed; also an ImportError
@@ -180,6 +181,22 @@ class AuthenticationError(RequestError):
     code = "invalid_api_key"
 
 
+class RateLimitError(TailraceError):
+    """The request's user has reached a limit of the operator. No field is at fault.
+
+    Args:
+        kind: of the limit, as OpenAI has it in the error's type: "requests" or "tokens".
+        wait_ms: after which the request would be within the limit.
+    """
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, kind: str = "requests", wait_ms: int = 1000) -> None:
+        super().__init__(message)
+        self.type, self.wait_ms = kind, wait_ms
+
+
 class ConfigError(TailraceError):
     """A flag, an environment variable or a configuration file has an impossible value."""
 
@@ -241,6 +258,7 @@ BY_CODE: dict[str, type[TailraceError]] = {
         ModelNotFoundError,
         RequestNotFoundError,
         AuthenticationError,
+        RateLimitError,
         ConfigError,
         ModelLoadError,
         EngineError,

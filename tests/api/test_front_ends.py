@@ -157,7 +157,7 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch, leaps):
     class Sleepers(workers.Workers):
         spawned = 0
 
-        def _spawn_worker(self) -> subprocess.Popen[bytes]:
+        def _spawn_worker(self, place: int) -> subprocess.Popen[bytes]:
             self.spawned += 1
             return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
 
@@ -228,3 +228,34 @@ def test_users_are_separate_whichever_of_them_is_asked(launch):
         for method, of in (("GET", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel"), ("DELETE", path)):
             assert everyone(server, method, of, headers=two) == {404}
         assert everyone(server, "GET", path, headers=one) == {200}
+
+
+@pytest.mark.long
+def test_limits_per_user_hold_for_the_server(launch):
+    """Connections spread over the front ends, and together get what one user has, whatever time it takes."""
+    with launch(front_ends=FRONT_ENDS, requests_per_minute=12) as server:
+        ready(server)
+        begun_s = time.monotonic()
+        answers = [alone(server, "POST", "/v1/completions", json=ENDLESS | {"max_tokens": 1}) for _ in range(40)]
+        most = 12 + 12 * (time.monotonic() - begun_s) / 60
+        statuses = [answer.status_code for answer in answers]
+        assert statuses[:12] == [200] * 12
+        assert 12 <= statuses.count(200) <= most
+        assert set(statuses) == ({200, 429} if most < 40 else {200})
+
+
+@pytest.mark.long
+def test_a_front_end_that_dies_leaves_no_running_requests(launch):
+    with launch(front_ends=FRONT_ENDS, max_requests_per_user=4) as server:
+        _, others = ready(server)
+        body = ENDLESS | {"ignore_eos": True}
+        readers = [server.stream() for _ in range(4)]
+        assert everyone(server, "POST", "/v1/completions", json=body) == {429}
+        for pid in others:
+            os.kill(pid, signal.SIGKILL)
+        assert all(gone(pid) for pid in others)
+        ready(server)
+        running = sum(reader.is_alive() for reader in readers)
+        for _ in range(4 - running):
+            server.stream()
+        assert everyone(server, "POST", "/v1/completions", json=body) == {429}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import datetime
 
 import anthropic
 import pytest
@@ -165,3 +166,33 @@ def test_keys(guarded, name):
     assert ask_with(guarded, {name: KEY}).usage.output_tokens == 5
     with pytest.raises(anthropic.AuthenticationError):
         ask_with(guarded, {name: "wrong"})
+
+
+def test_a_client_tries_again_as_the_limits_say(serve):
+    """A stream holds the user's only place. The client waits as long as it is told, and is served when the stream is
+    over."""
+    with (
+        serve("--requests-per-minute", "2", "--max-requests-per-user", "1") as server,
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=9, timeout=120) as client,
+    ):
+        ask = {"model": NAME, "messages": QUESTION}
+        stream = client.messages.create(**ask, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        waited = []
+
+        def calculate_timeout(*given, _calculate=client._calculate_retry_timeout, **named):
+            waited.append(_calculate(*given, **named))
+            stream.close()
+            return waited[-1]
+
+        client._calculate_retry_timeout = calculate_timeout
+        raw = client.messages.with_raw_response.create(**ask, max_tokens=1)
+        assert set(waited) == {1.0}
+        assert raw.headers["anthropic-ratelimit-requests-limit"] == "2"
+        assert int(raw.headers["anthropic-ratelimit-requests-remaining"]) in (0, 1)
+        assert datetime.fromisoformat(raw.headers["anthropic-ratelimit-requests-reset"]).tzinfo is not None
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            [client.with_options(max_retries=0).messages.create(**ask, max_tokens=1) for _ in range(3)]
+        error = caught.value
+        assert error.body["error"]["type"] == "rate_limit_error"
+        assert 0 < client._parse_retry_after_header(error.response.headers) <= 30

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from .conftest import KEY, NAME, Server
 
+SLOW = "scripted:count:5"  # 5 ms a token
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 WEATHER = {
     "name": "get_weather",
@@ -188,3 +189,42 @@ def test_keys(guarded):
         assert wrong.value.code == "invalid_api_key"
     with openai.OpenAI(base_url=guarded.v1, api_key=KEY, max_retries=0) as client:
         assert client.completions.create(model=NAME, prompt="a", max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_client_tries_again_as_the_limits_say(serve):
+    """A stream holds the user's only place. The client waits as long as it is told, and is served when the stream is
+    over."""
+    with (
+        serve("--model", SLOW, "--requests-per-minute", "2", "--max-requests-per-user", "1") as server,
+        openai.OpenAI(base_url=server.v1, api_key="none", max_retries=9, timeout=120) as client,
+    ):
+        ask = {"model": NAME, "prompt": [97]}
+        stream = client.completions.create(**ask, stream=True)
+        next(stream)
+        waited = []
+
+        def sleep_for_retry(*, response, _sleep=client._sleep_for_retry, **rest):
+            waited.append(client._parse_retry_after_header(response.headers))
+            stream.close()
+            _sleep(response=response, **rest)
+
+        client._sleep_for_retry = sleep_for_retry
+        raw = client.completions.with_raw_response.create(**ask, max_tokens=1)
+        assert set(waited) == {1.0}
+        assert raw.headers["x-ratelimit-limit-requests"] == "2"
+        assert int(raw.headers["x-ratelimit-remaining-requests"]) in (0, 1)
+        with pytest.raises(openai.RateLimitError) as caught:
+            [client.with_options(max_retries=0).completions.create(**ask, max_tokens=1) for _ in range(3)]
+        error = caught.value
+        assert (error.status_code, error.code, error.type) == (429, "rate_limit_exceeded", "requests")
+        assert 0 < client._parse_retry_after_header(error.response.headers) <= 30
+
+
+def test_a_request_beyond_its_users_limit_is_not_tried_again(serve):
+    with (
+        serve("--model", "scripted:next", "--tokens-per-minute", "50") as server,
+        openai.OpenAI(base_url=server.v1, api_key="none", max_retries=9, timeout=120) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.completions.create(model=NAME, prompt=[1, 2], max_tokens=49)
+    assert caught.value.param == "max_tokens"

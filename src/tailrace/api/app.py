@@ -21,7 +21,7 @@ from tailrace.api.disconnect import cancel_all
 from tailrace.api.error_handlers import HANDLERS
 from tailrace.api.event_loop_lag import observe_event_loop_lag
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.openapi import get_openapi
+from tailrace.api.openapi import GENERATING_PATHS, get_openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.response_warnings import WARNING
 from tailrace.api.routes.chat import create_chat_completion
@@ -44,6 +44,7 @@ from tailrace.api.routes.stored_responses import (
 from tailrace.api.routes.tokenize import detokenize_tokens, tokenize_input
 from tailrace.api.trace_exporters import start_tracing
 from tailrace.api.trailing_slash import TrailingSlash
+from tailrace.api.user_admission import EXPOSED, UserAdmission
 from tailrace.api.worker_queries import answer_question
 from tailrace.config import ServerConfig, split_commas
 from tailrace.wire.async_client import AsyncClient
@@ -135,7 +136,7 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
 
     app = Starlette(
         routes=make_routes(ROUTES + PAGE if front.config.page else ROUTES),
-        middleware=make_middleware(front.config),
+        middleware=make_middleware(front),
         exception_handlers=HANDLERS,
         lifespan=run_lifespan,
     )
@@ -162,8 +163,9 @@ def by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
     return call_endpoint
 
 
-def make_middleware(config: ServerConfig) -> list[Middleware]:
+def make_middleware(front: FrontEnd) -> list[Middleware]:
     """The middleware, outermost first."""
+    config = front.config
     found, origins = [Middleware(TrailingSlash), Middleware(RequestIdMiddleware)], split_commas(config.cors_origins)
     hosts = hosts_of(split_commas(config.allowed_hosts), config.host)
     if hosts is not None:
@@ -175,9 +177,11 @@ def make_middleware(config: ServerConfig) -> list[Middleware]:
                 allow_origins=origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID, WARNING],
+                expose_headers=[REQUEST_ID, WARNING, *(EXPOSED if front.limits is not None else ())],
             )
         )
     if keys := config.keys:
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
+    if front.limits is not None:
+        found.append(Middleware(UserAdmission, limits=front.limits, paths=GENERATING_PATHS))
     return found

@@ -147,6 +147,17 @@ class BeamRequest:
         self._failure: TailraceError | None = None
         self._cut: str | None = None
         self._aborted = False
+        self._drawn = 0  # tokens of all beams, also of those that were dropped
+
+    @property
+    def width(self) -> int:
+        """How many beams run at once, at most."""
+        return self._search.width
+
+    @property
+    def work(self) -> int:
+        """Tokens that were computed: the prompt, and those of all beams."""
+        return len(self.prompts[0]) + self._drawn
 
     @property
     def name(self) -> str:
@@ -236,6 +247,7 @@ class BeamRequest:
             if len(whole) < len(entries):
                 raise EngineError("the engine's stream ended without a token")
             self._record.first_token()
+            self._drawn += len(whole)
             search.step([list(zip(e.top_ids, e.top_logprobs, strict=True)) for e in whole])
 
     async def _expand_beam(self, beam: Beam) -> TokenLogprobs | None:

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from tailrace import _cpu
 from tailrace.api.anthropic_errors import anthropic_body, is_anthropic
+from tailrace.api.rate_bucket import divide_up
 from tailrace.api.request_id import id_of, write_id
 from tailrace.api.schema.errors import ErrorBody, Problem
 from tailrace.errors import (
@@ -29,6 +30,7 @@ from tailrace.errors import (
     EngineError,
     GrammarError,
     ParameterError,
+    RateLimitError,
     RequestError,
     TailraceError,
     format_json,
@@ -39,7 +41,7 @@ from tailrace.wire.messages import Failed
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499  # for the access log; no client reads it
-RETRY_AFTER_S = 1
+RETRY_AFTER_MS = 1000
 
 # HTTP's own refusals: status → code
 HTTP_CODES = {
@@ -152,8 +154,16 @@ def error_response(scope: Scope, error: TailraceError, request_id: str | None = 
     """An error that tailrace raised on purpose. A fault of the server is logged, a fault of the caller is not."""
     if error.status >= 500:
         log.error("%s %s: %s", scope["method"], scope["path"], error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
-    return make_error_response(scope, error.status, make_error_body(error), headers, request_id)
+    return make_error_response(scope, error.status, make_error_body(error), make_retry_headers(error), request_id)
+
+
+def make_retry_headers(error: TailraceError) -> dict[str, str] | None:
+    """When to try again: in seconds, and for OpenAI's and Anthropic's clients in milliseconds. None for an error that
+    stays."""
+    if error.status not in (429, 503):
+        return None
+    wait_ms = error.wait_ms if isinstance(error, RateLimitError) else RETRY_AFTER_MS
+    return {"retry-after": str(divide_up(wait_ms, 1000)), "retry-after-ms": str(wait_ms)}
 
 
 def of_http(status: int, message: str) -> ErrorBody:

@@ -14,6 +14,8 @@ from tailrace.api.access_log import Observer
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.api.response_store import ResponseStore
 from tailrace.api.service import Service, Shared, check_parsers
+from tailrace.api.user_limits import UserLimits
+from tailrace.api.user_table import TableLayout, UserTable
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import ModelNotFoundError, format_json
@@ -31,24 +33,31 @@ class FrontEnd:
     Args:
         named: the operator has named the models; metrics and log lines name them too.
         attached: another process owns the engines, and ends this one.
+        table: what all front ends know of users; None: this front end is the only one.
 
     Raises:
         ConfigError: see check_parsers.
 
     Attributes:
         over: set when the front end can't go on: a model could not be loaded at all, or no engine is left.
+        limits: of users; None: there are none.
     """
 
-    def __init__(self, config: ServerConfig, named: bool = False, attached: bool = False) -> None:
+    def __init__(
+        self, config: ServerConfig, named: bool = False, attached: bool = False, table: UserTable | None = None
+    ) -> None:
         check_parsers(config)
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
         self.adapted: dict[str, Service] = {}  # adapter name → service
         self.work_queue, self.responses = WorkQueue(), ResponseStore(max_bytes=config.stored_responses_mib << 20)
         self.observer = Observer(config, named)
-        self._shared = Shared(config, self.work_queue, self.observer, named)
+        if table is None and config.limits_users:
+            table = UserTable(TableLayout(1, 0))
+        self.limits = UserLimits(config, table) if table is not None else None
         self._counted: dict[str, Metrics] = {}
         self.metrics = Exposition(self._counted)
+        self._shared = Shared(config, self.work_queue, self.observer, named)
         for name, text, held in (
             ("num_responses_stored", "Responses kept for retrieval.", lambda: len(self.responses)),
             ("responses_stored_bytes", "Memory that they take.", lambda: self.responses.bytes),

@@ -83,6 +83,11 @@ class Generation:
         return self._origin.user
 
     @property
+    def work(self) -> int:
+        """Tokens that were computed: prompts and outputs."""
+        return self.usage.total_tokens
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))

@@ -89,6 +89,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/version"): Operation("The version of tailrace", None, Version),
     ("GET", "/metrics"): Operation("Prometheus' text format", None, None),
 }
+GENERATING_PATHS = frozenset(path for (_, path), known in OPERATIONS.items() if known.statuses == GENERATING)
 
 
 async def get_openapi(request: Request) -> Response:

@@ -48,6 +48,7 @@ Additions = tuple[Mapping[str, Any], str]
 BUDGET = "thinking_token_budget"
 # a field whose plain use needs no grammar → what of it does
 GUIDED_CALLS = {"tools": "tools: a forced call, strict tools, a choice among tools and one call at most"}
+UNNAMED = 256  # tokens that a sequence without a named limit reserves; what it uses beyond is settled at its end
 UNLIMITED = -1  # a limit of tokens in chats and completions: none, as in llama.cpp and LM Studio
 
 
@@ -82,11 +83,14 @@ class TokenLimit(NamedTuple):
 
 
 class PreparedRequest(NamedTuple):
-    """What the engine is given. grammar_field: what the client calls the grammar, for the engine's errors."""
+    """What the engine is given. limit: the client's, of tokens. grammar_field, prompt_field: what the client calls the
+    grammar and the prompt."""
 
     prompts: list[list[int]]
     params: SamplingParams
+    limit: TokenLimit
     grammar_field: str = "grammar"
+    prompt_field: str = "prompt"
 
 
 class ChatInput(NamedTuple):
@@ -138,7 +142,7 @@ async def prepare_request(
         check_copies(params, len(prompts.token_ids), field)
         for ids in prompts.token_ids:
             params.scored_places(len(ids))
-        return PreparedRequest(prompts.token_ids, params, grammar_field)
+        return PreparedRequest(prompts.token_ids, params, limit, grammar_field, prompts.field)
 
     return await received.run(build_request, estimate_effort(ask, received.size))
 
@@ -181,14 +185,46 @@ def check_gathered(prepared: PreparedRequest) -> None:
     check_records(params.explain, len(prepared.prompts) * params.n * (params.max_tokens or 0), "explain")
 
 
+def reserve_tokens(origin: RequestOrigin, prepared: PreparedRequest, sequences: int) -> None:
+    """Reserve what the request may use, or about that if it names no limit of tokens. sequences: of each prompt.
+
+    Raises:
+        ParameterError: the request would never be within the limit. RateLimitError: the user has fewer tokens left.
+    """
+    admission = origin.admission
+    if admission is None or not (most := admission.rates.tokens):
+        return
+    prompt_tokens, outputs = sum(map(len, prepared.prompts)), sequences * len(prepared.prompts)
+    length = prepared.params.max_tokens or 0
+    room = (most - prompt_tokens) // outputs
+    if room < min(1, length):
+        raise ParameterError(
+            f"{prepared.prompt_field}: {prompt_tokens} tokens of prompts and {outputs} outputs are more than the "
+            f"{most} tokens that a user has per minute (--tokens-per-minute)",
+            prepared.prompt_field,
+        )
+    limit = prepared.limit
+    if limit.max_tokens is None:
+        length = min(length, UNNAMED, room)
+    if length > room:
+        raise ParameterError(
+            f"{limit.field} must be at most {room} for {prompt_tokens} tokens of prompts and {outputs} outputs: a user "
+            f"has {most} tokens per minute (--tokens-per-minute), got {length}",
+            limit.field,
+        )
+    admission.reserve(prompt_tokens + outputs * length)
+
+
 def start_generation(service: Service, id: str, prepared: PreparedRequest, origin: RequestOrigin) -> Generation:
     """The generation of a request that is prepared.
 
     Raises:
-        ParameterError: a whole answer would have too many records of why its tokens came.
+        ParameterError: a whole answer would have too many records of why its tokens came; or see reserve_tokens.
+        RateLimitError: see reserve_tokens.
     """
     if not origin.streamed:
         check_gathered(prepared)
+    reserve_tokens(origin, prepared, prepared.params.n)
     return Generation(service, id, prepared.prompts, prepared.params, origin, prepared.grammar_field)
 
 
@@ -198,7 +234,8 @@ def start_request(
     """The generation, or the beam search that the request asks for.
 
     Raises:
-        ParameterError: fields that only one of the two takes.
+        ParameterError: fields that only one of the two takes; or see start_generation. RateLimitError: see
+            reserve_tokens.
     """
     if not ask.use_beam_search:
         check_no_beams(ask)
@@ -210,4 +247,6 @@ def start_request(
         )
     if len(prepared.prompts) > 1:
         raise ParameterError("prompt must be one prompt with use_beam_search", "prompt")
-    return beam_request(service, ask, id, prepared.prompts[0], prepared.params, origin)
+    found = beam_request(service, ask, id, prepared.prompts[0], prepared.params, origin)
+    reserve_tokens(origin, prepared, found.width)
+    return found

@@ -24,6 +24,7 @@ from tailrace.api.response_warnings import list_names, write_warnings
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.service import Service
 from tailrace.api.user import user_of
+from tailrace.api.user_admission import ADMISSION
 from tailrace.errors import ParameterError, RequestError, TailraceError
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -99,6 +100,7 @@ class Received(Generic[R]):
             ask.stream_interval_ms,
             self.user,
             ask.cache_salt or "",
+            self.request.scope.get(ADMISSION),
         )
 
     async def answer(self, endpoint: Endpoint[R]) -> Response:

@@ -62,6 +62,11 @@ class ExplainedOutput(Generation):
             raise (CutShortError if asked else EngineError)(f"the explanation was cut off before its end: {cut}")
 
     @property
+    def work(self) -> int:
+        """Tokens that were computed: the prompt, and the output that is explained."""
+        return len(self.prompts[0]) + len(self._replay.output)
+
+    @property
     def usage(self) -> Usage:
         """The prompt's tokens; nothing is generated."""
         prompt = len(self.prompts[0])

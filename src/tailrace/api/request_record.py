@@ -10,11 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from secrets import token_hex
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.api.schema.common import Usage
 from tailrace.errors import TailraceError
 from tailrace.params import SamplingParams
+
+if TYPE_CHECKING:
+    from tailrace.api.user_limits import Admission
 
 MAX_TRACEPARENT = 128  # characters; W3C's own has 55. A longer header is ignored
 MAX_TRACESTATE = 512  # characters: so many must be passed on. A longer header is ignored
@@ -29,6 +32,7 @@ class RequestOrigin(NamedTuple):
     deadline_s: seconds after which the request is cut. The server's own limit may come before.
     interval, interval_ms: tokens, and milliseconds, of one event of its stream. None: the server's setting.
     user: the id of the user who sent it (user.py). cache_salt: the client's, for cached prefixes; "": none.
+    admission: what it has of its user's limits; None: there are no limits.
     """
 
     operation: str = "chat"
@@ -43,6 +47,7 @@ class RequestOrigin(NamedTuple):
     interval_ms: float | None = None
     user: str = ""
     cache_salt: str = ""
+    admission: Admission | None = None
 
 
 UNKNOWN = RequestOrigin()  # of what did not come over HTTP
@@ -85,6 +90,11 @@ class RequestRecord:
     def finish_reasons(self) -> list[str]:
         """Of the choices that have ended, in their order."""
         return [self._reasons[choice] for choice in sorted(self._reasons)]
+
+    @property
+    def is_void(self) -> bool:
+        """The request failed before its first token."""
+        return self.error is not None and self.first_token_s is None
 
     @property
     def age_s(self) -> float:

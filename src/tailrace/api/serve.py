@@ -30,6 +30,7 @@ from tailrace.api.connection_limits import ConnectionLimits
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.listen import bind_sockets
+from tailrace.api.user_table import TableLayout, UserTable, make_shared_file
 from tailrace.api.workers import ServedModel, Workers, WorkerStart
 from tailrace.base.memory_trim import freeze_objects
 from tailrace.config import ServerConfig
@@ -69,7 +70,9 @@ def serve_models(
     """
     check_files()
     sockets = bind_sockets(config)
-    front = FrontEnd(config, named)
+    users = make_shared_file(layout_of(config)) if config.limits_users and config.front_ends > 1 else None
+    table = None if users is None else UserTable(layout_of(config), users)
+    front = FrontEnd(config, named, table=table)
     for model, tokenizer in zip(models, tokenizers, strict=True):
         label = model.name if named else ""
         client = AsyncClient(model.engine, config.start_timeout_s, label=label)
@@ -78,8 +81,8 @@ def serve_models(
     try:
         workers = None
         if config.front_ends > 1:
-            start = WorkerStart(config, list(models), named, sockets[0].fileno())
-            workers = Workers(config.front_ends - 1, start)
+            start = WorkerStart(config, list(models), named, sockets[0].fileno(), users)
+            workers = Workers(config.front_ends - 1, start, table)
         return run_server(Server(front, settings, workers), sockets)
     except SystemExit as error:  # stopped before it listened
         return int(error.code or 0)
@@ -97,7 +100,8 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
     # others live.
     several = len(start.models) > 1
     waiting = start.server if several else msgspec.structs.replace(start.server, on_engine_death="restart")
-    front = FrontEnd(waiting, start.named, attached=True)
+    table = None if start.users is None else UserTable(layout_of(waiting), start.users, start.front_end)
+    front = FrontEnd(waiting, start.named, attached=True, table=table)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
         client = AsyncClient(partial(events.next_engine, model.name), waiting.start_timeout_s)
         front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
@@ -105,6 +109,11 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
         return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), [shared])
     except SystemExit as error:
         return int(error.code or 0)
+
+
+def layout_of(config: ServerConfig) -> TableLayout:
+    """The size of the table of users."""
+    return TableLayout(config.front_ends, 0)
 
 
 def run_server(server: Server, sockets: list[socket.socket]) -> int:

@@ -69,6 +69,11 @@ class OpenRequest(Protocol):
         """Its tokens so far."""
         ...
 
+    @property
+    def work(self) -> int:
+        """Tokens that were computed for it so far, of its prompts too."""
+        ...
+
     def cut(self, cause: str) -> None:
         """End it with what there is."""
         ...
@@ -200,7 +205,13 @@ class Service:
                 timer.cancel()
             request.abort("closed")
             self.open_requests.discard(request)
+            self._settle(request, record)
             record.end(request.usage)
+
+    def _settle(self, request: OpenRequest, record: RequestRecord) -> None:
+        """Count the request for its user. Nobody pays for a failure before the first token."""
+        if (admission := record.origin.admission) is not None:
+            admission.finish(0 if record.is_void else request.work)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""

@@ -18,6 +18,7 @@ from typing import IO
 
 import msgspec
 
+from tailrace.api.user_table import UserTable
 from tailrace.config import EngineConfig, ServerConfig
 from tailrace.errors import TailraceError
 from tailrace.wire.remote_engine import EngineEvent, EngineFailure
@@ -48,19 +49,25 @@ class ServedModel(msgspec.Struct):
 
 
 class WorkerStart(msgspec.Struct):
-    """The first line that a worker reads. `named`: see FrontEnd. `socket`: the descriptor to accept from."""
+    """The first line that a worker reads.
+
+    named: see FrontEnd. socket: the descriptor to accept from. users: that of the UserTable's file; None: there is no
+    table. front_end: the worker's number in the table.
+    """
 
     server: ServerConfig
     models: list[ServedModel]
     named: bool
     socket: int
+    users: int | None = None
+    front_end: int = 0
 
 
 class Workers:
-    """`count` worker processes."""
+    """`count` worker processes. table: what all front ends know of users."""
 
-    def __init__(self, count: int, start: WorkerStart | None = None) -> None:
-        self._count, self._start = count, start
+    def __init__(self, count: int, start: WorkerStart | None = None, table: UserTable | None = None) -> None:
+        self._count, self._start, self._table = count, start, table
         self._processes: list[subprocess.Popen[bytes]] = []
         self._engines: dict[str, str] = {}
         self._ending = False
@@ -70,7 +77,7 @@ class Workers:
         self._engines[model] = url
         self._send_event(EngineEvent(model, engine=url))
         while len(self._processes) < self._count:
-            self._processes.append(self._spawn_worker())
+            self._processes.append(self._spawn_worker(len(self._processes)))
 
     def on_lost(self, model: str, error: TailraceError) -> None:
         """The engine is gone."""
@@ -88,7 +95,7 @@ class Workers:
                     await asyncio.sleep(REPLACE_AFTER_S)
                     if not self._ending:
                         try:
-                            self._processes[place] = self._spawn_worker()
+                            self._processes[place] = self._spawn_worker(place)
                         except OSError as error:  # no memory, no files: the next turn tries again
                             log.error("a front end could not be started: %s", error)
 
@@ -118,15 +125,19 @@ class Workers:
                 process.kill()
                 process.wait()
 
-    def _spawn_worker(self) -> subprocess.Popen[bytes]:
+    def _spawn_worker(self, place: int) -> subprocess.Popen[bytes]:
         assert self._start is not None
+        start = msgspec.structs.replace(self._start, front_end=place + 1)
+        if self._table is not None:
+            with self._table as table:
+                table.forget_running(start.front_end)
         process = subprocess.Popen(
             [sys.executable, "-m", "tailrace.api.worker"],
             stdin=subprocess.PIPE,
-            pass_fds=(self._start.socket,),
+            pass_fds=[file for file in (start.socket, start.users) if file is not None],
             start_new_session=True,  # Ctrl-C in the terminal goes to the first front end alone, which ends the workers
         )
-        write_line(process.stdin, self._start)
+        write_line(process.stdin, start)
         for model, url in self._engines.items():
             write_line(process.stdin, EngineEvent(model, engine=url))
         return process

@@ -15,7 +15,9 @@ from tailrace.config import (
     ENGINE_SECTIONS,
     MODEL_NAME,
     MODELS,
+    OTHER_USERS,
     SECTIONS,
+    TABLES,
     CacheConfig,
     Config,
     GrammarConfig,
@@ -65,6 +67,7 @@ def load_config(
         merged[name].update({field: value for field, value in given.items() if value is not None})
     check_taken(merged)
     check_keys(merged["server"].get("api_keys"))
+    check_users(merged["server"].get("users"))
     merged[MODELS] = {name: model_sections(name, own, merged) for name, own in merged[MODELS].items()}
     try:
         return msgspec.convert(merged, Config, strict=False)
@@ -108,6 +111,29 @@ def check_keys(keys: Any) -> None:
         )
 
 
+def check_users(users: Any) -> None:
+    """Raise ConfigError for a user's name that can't be a label, and for a key that is empty, that two users have, or
+    that not all clients can send."""
+    seen: dict[str, str] = {}
+    for name, user in users.items() if isinstance(users, Mapping) else ():
+        key = user.get("api_key") if isinstance(user, Mapping) else None
+        if not MODEL_NAME.fullmatch(name) or name == OTHER_USERS:
+            raise ConfigError(
+                "server.users: a name must be 1 to 128 letters, digits or any of . _ : @ / + -, and not "
+                f"{OTHER_USERS}, got {name!r:.200}"
+            )
+        if not isinstance(key, str):
+            continue  # the error about its type comes later
+        if not (key and key.isascii() and key.isprintable() and key == key.strip()):
+            raise ConfigError(
+                f"server.users.{name}.api_key must be printable ASCII characters without blanks around: a header holds "
+                "the key"
+            )
+        if key in seen:
+            raise ConfigError(f"server.users.{name}.api_key is the key of {seen[key]}")
+        seen[key] = name
+
+
 def model_sections(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of one model: its own fields over the common ones, with its name."""
     if not MODEL_NAME.fullmatch(name):
@@ -122,8 +148,8 @@ def model_sections(name: str, own: Mapping[str, Any], common: Mapping[str, Any])
 
 
 def list_fields(section: str) -> tuple[str, ...]:
-    """Return the field names of a section."""
-    return {
+    """Return the names of a section's fields that a flag or a variable can set."""
+    fields = {
         "model": ModelConfig,
         "cache": CacheConfig,
         "scheduler": SchedulerConfig,
@@ -131,3 +157,4 @@ def list_fields(section: str) -> tuple[str, ...]:
         "grammar": GrammarConfig,
         "server": ServerConfig,
     }[section].__struct_fields__
+    return tuple(field for field in fields if f"{section}.{field}" not in TABLES)

@@ -109,6 +109,9 @@ HELP: dict[str, str] = {
     "its own, else any",
     "server.cache_isolation": "requests that share cached prefixes: all (none), those of the same cache_salt "
     "(salt), of the same user and cache_salt (user); auto: user with several keys, else salt",
+    "server.requests_per_minute": "requests that a user (a key, else an address) may start per minute; 0: no limit",
+    "server.tokens_per_minute": "tokens of prompts and outputs that a user may use per minute; 0: no limit",
+    "server.max_requests_per_user": "requests of a user that may run at once; 0: no limit",
     "server.max_priority": "how far a request's priority counts among other users' requests; beyond it, and with 0 "
     "always, it orders the requests of its own user alone",
     "server.log_requests": "a line in the log for every request that has ended",
@@ -178,9 +181,9 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], s
     defaults = load_config(env={})
     for section in sections:
         group = parser.add_argument_group(f"{section} (or TAILRACE_{section.upper()}_…)")
-        kind = type(getattr(defaults, section))
-        for field, hint in get_type_hints(kind).items():
-            key = f"{section}.{field}"
+        hints = get_type_hints(type(getattr(defaults, section)))
+        for field in list_fields(section):
+            key, hint = f"{section}.{field}", hints[field]
             value = getattr(getattr(defaults, section), field)
             shown = f"{HELP[key]} (default: {str(value).replace('%', '%%')})"
             if several and key == MODEL:

@@ -89,7 +89,7 @@ def warn_if_open(server: ServerConfig) -> None:
     """Log a warning if other machines may reach a server without keys."""
     from tailrace.api.auth import is_loopback
 
-    if not server.api_keys and not is_loopback(server.host.lower()):
+    if not server.keys and not is_loopback(server.host.lower()):
         log.warning(
             "ANYBODY WHO REACHES %s:%d MAY USE THIS SERVER: it has no keys, and listens beyond this machine. "
             "Set TAILRACE_SERVER_API_KEYS, or listen on 127.0.0.1 (--host)",

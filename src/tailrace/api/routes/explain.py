@@ -22,6 +22,7 @@ from tailrace.api.json_place import out_of_range
 from tailrace.api.prepare import PreparedRequest
 from tailrace.api.received import Received
 from tailrace.api.replay import ExplainedOutput
+from tailrace.api.request_record import RequestOrigin
 from tailrace.api.response_store import OutputOrigin, origins
 from tailrace.api.routes.chat import prepare_completion
 from tailrace.api.routes.completions import prepare_texts, prompts_of
@@ -131,9 +132,29 @@ async def explain_received(
         what_if=None if asked.what_if is None else await other_parameters(received, output, asked.what_if),
     )
     origin = received.origin("chat", received.ask)._replace(streamed=False, cache_salt=output.cache_salt)
+    reserve_replay(origin, output)
     explained = ExplainedOutput(service, f"explain-{origin.request_id}", output, replay, origin)
     answer = make_answer(service, explained, output)
     return json_response(await unless_disconnected(request.receive, answer, lambda: explained.abort("disconnect")))
+
+
+def reserve_replay(origin: RequestOrigin, output: OutputOrigin) -> None:
+    """Reserve what an explanation of an output computes: its prompt and the output.
+
+    Raises:
+        ParameterError: the two would never be within the limit. RateLimitError: the user has fewer tokens left.
+    """
+    admission = origin.admission
+    if admission is None or not (most := admission.rates.tokens):
+        return
+    prompt_tokens, output_tokens = len(output.prompt), len(output.output)
+    if prompt_tokens + output_tokens > most:
+        raise ParameterError(
+            f"output_token_ids: {output_tokens} tokens and {prompt_tokens} of the prompt are more than the {most} "
+            "tokens that a user has per minute (--tokens-per-minute)",
+            "output_token_ids",
+        )
+    admission.reserve(prompt_tokens + output_tokens)
 
 
 async def make_answer(service: Service, explained: ExplainedOutput, output: OutputOrigin) -> ExplainAnswer:

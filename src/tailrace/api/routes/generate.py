@@ -70,8 +70,8 @@ async def generate_outputs(received: Received[NativeRequest]) -> Response:
             received, completion, Prompts(ids, "prompt"), limit, wanted, lambda: make_completion_additions(completion)
         )
         check_report_size(completion, prepared)
-    origin = received.origin("generate", completion)
-    generation = start_generation(service, origin.request_id, prepared, origin)
+        origin = received.origin("generate", completion)
+        generation = start_generation(service, origin.request_id, prepared, origin)
     several = prepared.params.n > 1 or prompts not in ([ask.text], [ask.input_ids])
     outputs = NativeOutputs(service.labels, ask, generation, several, shown=not only_echo(completion))
     return await make_response(

@@ -221,6 +221,8 @@ class ServerConfig(Section, frozen=True):
     - users: name → a user's key and limits.
     - requests_per_minute, tokens_per_minute, max_requests_per_user: what one user may start, use and run at once in all
       front ends together; 0: no limit.
+    - metrics_by_user: maximum number of users with samples of their own in /metrics. All others share one; 0: no
+      metrics by user.
     - max_priority: among other users' requests, a priority counts up to this number, and down to its negative. Beyond
       it, a priority counts among its own user's requests alone.
     - log_requests: write a log line for each request at its end.
@@ -263,6 +265,7 @@ class ServerConfig(Section, frozen=True):
     requests_per_minute: PerMinute = 0
     tokens_per_minute: PerMinute = 0
     max_requests_per_user: Natural = 0
+    metrics_by_user: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     max_priority: Natural = 0
     max_request_s: Amount = 0.0
     keep_alive_s: Seconds = 15.0
@@ -302,6 +305,11 @@ class ServerConfig(Section, frozen=True):
         own = ("requests_per_minute", "tokens_per_minute", "max_requests")
         common = self.requests_per_minute or self.tokens_per_minute or self.max_requests_per_user
         return bool(common) or any(getattr(user, field) for user in self.users.values() for field in own)
+
+    @property
+    def tracks_users(self) -> bool:
+        """True if the front ends must know what each user does."""
+        return self.limits_users or self.metrics_by_user > 0
 
 
 class Config(Section, frozen=True):

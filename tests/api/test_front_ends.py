@@ -233,7 +233,7 @@ def test_users_are_separate_whichever_of_them_is_asked(launch):
 @pytest.mark.long
 def test_limits_per_user_hold_for_the_server(launch):
     """Connections spread over the front ends, and together get what one user has, whatever time it takes."""
-    with launch(front_ends=FRONT_ENDS, requests_per_minute=12) as server:
+    with launch(front_ends=FRONT_ENDS, requests_per_minute=12, metrics_by_user=1) as server:
         ready(server)
         begun_s = time.monotonic()
         answers = [alone(server, "POST", "/v1/completions", json=ENDLESS | {"max_tokens": 1}) for _ in range(40)]
@@ -242,6 +242,9 @@ def test_limits_per_user_hold_for_the_server(launch):
         assert statuses[:12] == [200] * 12
         assert 12 <= statuses.count(200) <= most
         assert set(statuses) == ({200, 429} if most < 40 else {200})
+        text = server.http.get("/metrics").text
+        assert metric(text, "tailrace_user_requests_total") == statuses.count(200)
+        assert metric(text, "tailrace_user_requests_refused_total") == statuses.count(429)
 
 
 @pytest.mark.long

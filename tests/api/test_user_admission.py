@@ -85,7 +85,7 @@ def test_the_paths_that_count():
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_no_headers_without_limits(tokenizer, path: str):
-    async with front_of(LocalClient(saying(b"Hello")), tokenizer, ServerConfig()) as front:
+    async with front_of(LocalClient(saying(b"Hello")), tokenizer, ServerConfig(metrics_by_user=3)) as front:
         answer = await post(front, path)
         assert (answer.status_code, rate_headers(answer)) == (200, {})
         assert front.app.state.front.limits is None

@@ -15,6 +15,7 @@ from tailrace.api.metrics import Exposition, Metrics
 from tailrace.api.response_store import ResponseStore
 from tailrace.api.service import Service, Shared, check_parsers
 from tailrace.api.user_limits import UserLimits
+from tailrace.api.user_metrics import UserMetrics
 from tailrace.api.user_table import TableLayout, UserTable
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
@@ -52,12 +53,18 @@ class FrontEnd:
         self.adapted: dict[str, Service] = {}  # adapter name → service
         self.work_queue, self.responses = WorkQueue(), ResponseStore(max_bytes=config.stored_responses_mib << 20)
         self.observer = Observer(config, named)
-        if table is None and config.limits_users:
-            table = UserTable(TableLayout(1, 0))
-        self.limits = UserLimits(config, table) if table is not None else None
+        if table is None and config.tracks_users:
+            table = UserTable(TableLayout(1, config.metrics_by_user))
+        self.limits = UserLimits(config, table) if table is not None and config.limits_users else None
         self._counted: dict[str, Metrics] = {}
         self.metrics = Exposition(self._counted)
-        self._shared = Shared(config, self.work_queue, self.observer, named)
+        user_metrics = None
+        if table is not None and config.metrics_by_user:
+            user_metrics = UserMetrics(config, table)
+            self.metrics.register(user_metrics)
+            if self.limits is not None:
+                self.limits.on_refused = user_metrics.count_refusal
+        self._shared = Shared(config, self.work_queue, self.observer, named, user_metrics)
         for name, text, held in (
             ("num_responses_stored", "Responses kept for retrieval.", lambda: len(self.responses)),
             ("responses_stored_bytes", "Memory that they take.", lambda: self.responses.bytes),

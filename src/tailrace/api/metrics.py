@@ -97,6 +97,10 @@ class Exposition:
         """Add a gauge of this front end that is read at each scrape."""
         Gauge(name, text, registry=self._registry).set_function(value)
 
+    def register(self, collector: Collector) -> None:
+        """Add families of this front end."""
+        self._registry.register(collector)
+
     def own(self) -> bytes:
         """What this front end has counted, as text."""
         return generate_latest(self._registry)

@@ -70,7 +70,7 @@ def serve_models(
     """
     check_files()
     sockets = bind_sockets(config)
-    users = make_shared_file(layout_of(config)) if config.limits_users and config.front_ends > 1 else None
+    users = make_shared_file(layout_of(config)) if config.tracks_users and config.front_ends > 1 else None
     table = None if users is None else UserTable(layout_of(config), users)
     front = FrontEnd(config, named, table=table)
     for model, tokenizer in zip(models, tokenizers, strict=True):
@@ -113,7 +113,7 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
 
 def layout_of(config: ServerConfig) -> TableLayout:
     """The size of the table of users."""
-    return TableLayout(config.front_ends, 0)
+    return TableLayout(config.front_ends, config.metrics_by_user)
 
 
 def run_server(server: Server, sockets: list[socket.socket]) -> int:

@@ -21,6 +21,7 @@ from tailrace.api.metrics import Metrics
 from tailrace.api.request_record import RequestRecord
 from tailrace.api.schema.common import Usage
 from tailrace.api.supervise import Supervisor
+from tailrace.api.user_metrics import UserMetrics
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError, NotReadyError, TailraceError
@@ -94,6 +95,7 @@ class Shared(NamedTuple):
     work_queue: WorkQueue
     observer: Observer
     named: bool
+    user_metrics: UserMetrics | None
 
 
 class Service:
@@ -117,6 +119,7 @@ class Service:
     ) -> None:
         config = shared.config
         self.config, self.work_queue, self.observer = config, shared.work_queue, shared.observer
+        self.user_metrics = shared.user_metrics
         self.client, self.tokenizer, self.model_name = client, tokenizer, model_name
         self.defaults = defaults
         self.isolation: Isolation = choose_isolation(config)
@@ -189,6 +192,8 @@ class Service:
         """
         self.supervisor.check()
         self.open_requests.add(request)
+        if self.user_metrics is not None:
+            self.user_metrics.begin_request(record)
         limits = [limit for limit in (record.origin.deadline_s, self.config.max_request_s) if limit]
         timer = asyncio.get_running_loop().call_later(min(limits), request.cut, "deadline") if limits else None
         try:
@@ -212,6 +217,8 @@ class Service:
         """Count the request for its user. Nobody pays for a failure before the first token."""
         if (admission := record.origin.admission) is not None:
             admission.finish(0 if record.is_void else request.work)
+        if self.user_metrics is not None:
+            self.user_metrics.end_request(record, request.usage)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""

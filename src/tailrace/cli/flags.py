@@ -112,6 +112,8 @@ HELP: dict[str, str] = {
     "server.requests_per_minute": "requests that a user (a key, else an address) may start per minute; 0: no limit",
     "server.tokens_per_minute": "tokens of prompts and outputs that a user may use per minute; 0: no limit",
     "server.max_requests_per_user": "requests of a user that may run at once; 0: no limit",
+    "server.metrics_by_user": "users with samples of their own in /metrics; all others share one; 0: no metrics by "
+    "user",
     "server.max_priority": "how far a request's priority counts among other users' requests; beyond it, and with 0 "
     "always, it orders the requests of its own user alone",
     "server.log_requests": "a line in the log for every request that has ended",

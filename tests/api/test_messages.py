@@ -394,7 +394,7 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
                 "messages": [
                     {
                         "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "i", "content": [{"type": "image"}]}],
+                        "content": [{"type": "tool_result", "tool_use_id": "i", "content": [{"type": "thinking"}]}],
                     }
                 ]
             },

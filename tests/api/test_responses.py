@@ -152,8 +152,8 @@ async def test_parts_of_a_tools_output_reach_the_prompt(front):
             )
         ]
         assert counts[0] == counts[1]
-    image = [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "x"}]}]
-    refused = await post(front, input=image)
+    odd = [{"type": "function_call_output", "call_id": "c", "output": [{"type": "refusal", "text": "x"}]}]
+    refused = await post(front, input=odd)
     assert refused.json()["error"]["param"] == "input[0].output"
 
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from tailrace.api.body import Body, BodyReader, check_items
 from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
+from tailrace.api.foreign_content import WARNING, replace_foreign_content
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.request_id import id_of, write_id
 from tailrace.api.request_record import MAX_TRACEPARENT, MAX_TRACESTATE, RequestOrigin
@@ -51,6 +52,8 @@ class Received(Generic[R]):
         self.warnings: dict[str, None] = {}
         if body.names.unknown:
             self.warn(f"ignored, because no such field is known: {list_names(body.names.unknown)}")
+        if kinds := replace_foreign_content(body.ask, service.config.foreign_content):
+            self.warn(WARNING.format(", ".join(kinds)))
 
     @property
     def front(self) -> FrontEnd:

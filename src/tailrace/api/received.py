@@ -14,10 +14,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api import foreign_content, foreign_tools
 from tailrace.api.body import Body, BodyReader, check_items
 from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
-from tailrace.api.foreign_content import WARNING, replace_foreign_content
+from tailrace.api.foreign_content import replace_foreign_content
+from tailrace.api.foreign_tools import drop_foreign_tools, restore_places
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.request_id import id_of, write_id
 from tailrace.api.request_record import MAX_TRACEPARENT, MAX_TRACESTATE, RequestOrigin
@@ -53,7 +55,13 @@ class Received(Generic[R]):
         if body.names.unknown:
             self.warn(f"ignored, because no such field is known: {list_names(body.names.unknown)}")
         if kinds := replace_foreign_content(body.ask, service.config.foreign_content):
-            self.warn(WARNING.format(", ".join(kinds)))
+            self.warn(foreign_content.WARNING.format(", ".join(kinds)))
+        dropped, self._tools_left = drop_foreign_tools(body.ask) if service.config.foreign_tools == "drop" else ([], [])
+        if dropped:
+            self.warn(foreign_tools.WARNING.format(list_names(dropped)))
+            service.warn_once(
+                "tools that only a vendor can run are dropped; --foreign-tools refuse makes them an error"
+            )
 
     @property
     def front(self) -> FrontEnd:
@@ -113,12 +121,17 @@ class Received(Generic[R]):
             response = await endpoint(self)
         except TailraceError as error:
             # No variable holds the renamed error: its traceback holds this frame, so only a collection would free both.
-            response = error_response(
-                scope, error.rename_fields(self.names) if isinstance(error, RequestError) else error, self.request_id
-            )
+            response = error_response(scope, self._rename_fields(error), self.request_id)
         write_id(response.headers, scope, self.request_id)
         write_warnings(response.headers, self.warnings)
         return response
+
+    def _rename_fields(self, error: TailraceError) -> TailraceError:
+        """Return the error under the client's names and places."""
+        if not isinstance(error, RequestError):
+            return error
+        error = error.rename_fields(self.names)
+        return restore_places(error, self._tools_left) if self._tools_left else error
 
 
 async def read_request(request: Request, reader: BodyReader[R]) -> Received[R]:

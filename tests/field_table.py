@@ -322,6 +322,11 @@ ROWS: dict[str, Row] = {
         lambda case: same(case) and case.answer.thought == "",
         note="the thought stays in the content, before the text of the grammar",
     ),
+    "include_reasoning": Row(
+        {"include_reasoning": False},
+        lambda case: same(case) and case.answer.thought == "",
+        note="the thought is left out of the answer",
+    ),
     # only of a beam search
     "best_of": Row({"best_of": 2}, same, refused=dict.fromkeys(ALONE, "best_of")),
     "length_penalty": Row({"length_penalty": 2.0}, same, refused=dict.fromkeys(ALONE, "length_penalty")),

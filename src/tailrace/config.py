@@ -246,6 +246,7 @@ class ServerConfig(Section, frozen=True):
     - stored_responses_mib: memory for the stored responses of all users, of one front end.
     - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
       reads the model's vocabulary and chat template. none leaves everything in the content.
+    - reasoning_field: what the answer of a chat calls the thoughts of the model.
     - foreign_tools: tools that only a vendor's server can run: drop them with a warning if other tools are left, or
       refuse the request.
     - foreign_content: images, sounds, films and files, which no model here reads: put a line of text in their place, or
@@ -291,6 +292,7 @@ class ServerConfig(Section, frozen=True):
     stream_buffer_kib: Positive = 1024
     stored_responses_mib: Positive = 64
     slow_readers: Literal["cut", "keep"] = "cut"
+    reasoning_field: Literal["both", "reasoning_content", "reasoning"] = "both"
     foreign_tools: Literal["drop", "refuse"] = "drop"
     foreign_content: Literal["auto", "placeholder", "refuse"] = "auto"
     unknown_fields: Literal["warn", "refuse"] = "warn"

@@ -76,7 +76,7 @@ async def test_what_would_change_the_answer_is_refused_unless_it_asks_for_nothin
 
 REPORTED = {
     "extra_key": "secret",
-    "include_reasoning": False,
+    "stream_reasoning": False,
     "watermarking": True,
     "reasoning_budget_message": "enough",
     "detokenize": False,

@@ -37,6 +37,42 @@ async def both(front, **fields) -> tuple[dict, list[dict]]:
     return whole, [chunk["choices"][0] for chunk in chunks]
 
 
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ("both", {"reasoning_content", "reasoning"}),
+        ("reasoning", {"reasoning"}),
+        ("reasoning_content", {"reasoning_content"}),
+    ],
+)
+async def test_the_operator_names_the_field_of_thoughts(tokenizer, setting, names):
+    config = ServerConfig(reasoning_parser="think", tool_parser="hermes", reasoning_field=setting)
+    async with fronting(tokenizer, "<think>2 + 2</think>4", config) as front:
+        whole, streamed = await both(front)
+        for name in ("reasoning_content", "reasoning"):
+            expected = "2 + 2" if name in names else ""
+            assert whole["message"].get(name, "") == expected
+            assert "".join(choice["delta"].get(name, "") for choice in streamed) == expected
+        asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
+        said = (await front.http.post("/v1/messages", json=asked)).json()["content"]
+        assert [block.get("thinking") or block["text"] for block in said] == ["2 + 2", "4"]
+
+
+@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}], ids=str)
+async def test_thoughts_may_be_left_out_of_the_answer(tokenizer, fields):
+    async with fronting(tokenizer, "<think>2 + 2</think>4") as front:
+        reports = {"logprobs": True, "return_token_ids": True}
+        bare, _ = await both(front, **reports)
+        whole, streamed = await both(front, **reports, **fields)
+        assert not {"reasoning", "reasoning_content"} & whole["message"].keys()
+        assert "2 + 2" not in json.dumps([choice["delta"] for choice in streamed])
+        assert (whole["message"]["content"], whole["finish_reason"]) == ("4", "stop")
+        assert whole["token_ids"] == bare["token_ids"] == [id for choice in streamed for id in choice["token_ids"]]
+        assert whole["logprobs"] == bare["logprobs"]
+        usage = (await front.chat(**fields)).json()["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
 async def test_thinking_has_a_field_of_its_own(tokenizer):
     async with fronting(tokenizer, "<think>2 + 2</think>4") as front:
         whole, streamed = await both(front, logprobs=True, return_token_ids=True)

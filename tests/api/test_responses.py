@@ -431,6 +431,7 @@ async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
         ({"input": []}, "input"),
         ({"input": [{"role": "user"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
         ({"input": [{"type": "function_call_output"}]}, "input[0]"),
         ({"max_tokens": 3}, "max_tokens"),

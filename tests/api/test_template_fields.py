@@ -133,7 +133,6 @@ async def test_what_no_template_can_write_is_refused_by_its_place(front, message
         ({"reasoning": {"max_tokens": 3}}, "reasoning.max_tokens"),
         ({"reasoning": {"max_tokens": -3}}, "reasoning.max_tokens"),
         ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
-        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
         ({"reasoning": {"mode": "pro"}}, "reasoning"),
         ({"verbosity": "loud"}, "verbosity"),
         ({"documents": "x"}, "documents"),

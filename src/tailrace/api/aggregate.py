@@ -54,6 +54,7 @@ class AggregatedChoice:
     """One choice so far."""
 
     text: list[str] = field(default_factory=list)
+    reasoning_content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_calls: dict[int, AggregatedCall] = field(default_factory=dict)
     chat_logprobs: list[msgspec.Raw] | None = None
@@ -150,7 +151,8 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
         for choice in chunk.choices:
             so_far = choice_of(choice.index)
             so_far.text.append(choice.delta.content or "")
-            so_far.reasoning.append(choice.delta.reasoning_content or "")
+            so_far.reasoning_content.append(choice.delta.reasoning_content or "")
+            so_far.reasoning.append(choice.delta.reasoning or "")
             for call in choice.delta.tool_calls or ():
                 so_far.tool_calls.setdefault(call.index, AggregatedCall()).add(call)
             if choice.logprobs is not None:
@@ -182,7 +184,8 @@ def _chat_choice(index: int, whole: AggregatedChoice) -> ChatChoice:
         index=index,
         message=AnswerMessage(
             "".join(whole.text) or (None if whole.tool_calls else ""),
-            reasoning_content="".join(whole.reasoning) or UNSET,
+            reasoning_content="".join(whole.reasoning_content) or UNSET,
+            reasoning="".join(whole.reasoning) or UNSET,
             tool_calls=[whole.tool_calls[index].whole() for index in sorted(whole.tool_calls)] or UNSET,
         ),
         logprobs=None if whole.chat_logprobs is None else ChatLogprobs(whole.chat_logprobs),

@@ -66,8 +66,8 @@ class MessageEvents:
             yield MessageEvent(type="message_start", message=self.message)
         for choice in chunk.choices:
             delta = choice.delta
-            if delta.reasoning_content:
-                yield from self._extend_block(ThinkingBlock, delta.reasoning_content)
+            if delta.thought:
+                yield from self._extend_block(ThinkingBlock, delta.thought)
             if delta.content:
                 yield from self._extend_block(TextBlock, delta.content)
             for call in delta.tool_calls or ():

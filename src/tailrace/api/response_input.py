@@ -36,6 +36,8 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     for name in ABSENT:
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with /v1/responses", name)
+    if ask.reasoning is not None and ask.reasoning.exclude:
+        raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
     messages = [] if ask.instructions is None else [ChatMessage(role="system", content=ask.instructions)]
     if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])

@@ -75,8 +75,6 @@ def wish_of(ask: Conversation) -> Wish:
         switches.append(GivenField("reasoning.enabled", reasoning.enabled))
         efforts.append(GivenField("reasoning.effort", reasoning.effort))
         budgets.append(GivenField("reasoning.max_tokens", reasoning.max_tokens))
-        if reasoning.exclude:
-            raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
     own = [
         GivenField(f"{OWN}{name}", kwargs[name] == on, kwargs[name])
         for name, (on, off) in SWITCHES.items()

@@ -124,6 +124,7 @@ HELP: dict[str, str] = {
     "server.stream_buffer_kib": "KiB of a stream that may wait for a client that reads slowly",
     "server.stored_responses_mib": "memory for stored responses, per front end; the user with the most loses first",
     "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
+    "server.reasoning_field": "what a chat's answer calls what the model thinks",
     "server.foreign_tools": "tools that only a vendor's server can run: drop them with a warning where other tools are "
     "left, or refuse the request",
     "server.foreign_content": "images, sounds, films and files, which no model reads: a line of text in their place, "

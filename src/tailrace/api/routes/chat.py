@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,6 +42,11 @@ from tailrace.text.output import Delta
 from tailrace.text.splitter import ReasoningTokens, Segment, Splitter
 from tailrace.text.tool_parsers.functions import check_tools
 
+THOUGHT_NAMES = {
+    "both": ("reasoning_content", "reasoning"),
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+}  # --reasoning-field → the fields of an answer
 READER = BodyReader(ChatRequest, CHAT_REFUSED)
 
 
@@ -95,6 +100,7 @@ class ChatChunks:
         self._service, self._ask, self._generation = service, ask, generation
         self._channels, self._called = channels, called
         self._with_ids = bool(ask.return_token_ids)
+        self._thought_names = () if hides_thoughts(ask) else THOUGHT_NAMES[service.config.reasoning_field]
         self._splitters: dict[int, Splitter] = {}  # of the choices that have begun
 
     async def stream(self) -> AsyncGenerator[ChatChunk, None]:
@@ -123,7 +129,7 @@ class ChatChunks:
                     counters[index].add(delta.offsets)
                 for piece in split_delta(delta, self._with_ids):
                     reports = await self._make_reports(piece, top)
-                    for choice in choices_of(index, piece, splitter, reports):
+                    for choice in choices_of(index, piece, splitter, reports, self._thought_names):
                         if choice.finish_reason == "stop" and splitter.called:
                             choice = msgspec.structs.replace(choice, finish_reason=self._called)
                         yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
@@ -173,14 +179,18 @@ class ChatReports(NamedTuple):
         return ChatReports(None, UNSET if self.token_ids is UNSET else [])
 
 
-def choices_of(index: int, piece: Delta, channels: Splitter, reports: ChatReports) -> Iterator[ChatChunkChoice]:
-    """The choices for one piece: its text by channels, with the reports in the first; or its end."""
+def choices_of(
+    index: int, piece: Delta, channels: Splitter, reports: ChatReports, thought_names: Sequence[str]
+) -> Iterator[ChatChunkChoice]:
+    """The choices for one piece: its text by channels, with the reports in the first; or its end. thought_names: what
+    thoughts are called; none: thoughts are left out."""
+    segments = channels.feed(piece.text) if piece.finish_reason is None else channels.flush(piece.cut)
+    deltas = [delta_of(s, thought_names) for s in segments if thought_names or s.channel != "reasoning"]
     if piece.finish_reason is not None:
-        for segment in channels.flush(piece.cut):
-            yield ChatChunkChoice(index, delta_of(segment), token_ids=reports.rest.token_ids)
+        for delta in deltas:
+            yield ChatChunkChoice(index, delta, token_ids=reports.rest.token_ids)
         yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, reports.token_ids)
         return
-    deltas = [delta_of(segment) for segment in channels.feed(piece.text)]
     if not deltas and reports != NOTHING:
         deltas = [ChatDelta(content="")]  # the text is held back, or was a marker
     for delta in deltas:
@@ -192,20 +202,25 @@ def choices_of(index: int, piece: Delta, channels: Splitter, reports: ChatReport
 NOTHING = ChatReports(None, UNSET)
 
 
-def delta_of(segment: Segment) -> ChatDelta:
-    """A segment as the delta of a chunk."""
+def delta_of(segment: Segment, thought_names: Sequence[str]) -> ChatDelta:
+    """A segment as the delta of a chunk. thought_names: what thoughts are called."""
     if segment.call is not None:
         place, name, arguments, id = segment.call
         if not name:
             return ChatDelta(tool_calls=[ToolCallDelta(index=place, function=FunctionDelta(arguments=arguments))])
         function, id = FunctionDelta(name=name, arguments=arguments), id or f"call_{uuid4().hex[:24]}"
         return ChatDelta(tool_calls=[ToolCallDelta(index=place, id=id, type="function", function=function)])
-    return (
-        ChatDelta(reasoning_content=segment.text) if segment.channel == "reasoning" else ChatDelta(content=segment.text)
-    )
+    if segment.channel == "reasoning":
+        return msgspec.structs.replace(ChatDelta(), **dict.fromkeys(thought_names, segment.text))
+    return ChatDelta(content=segment.text)
 
 
 # ---- what is asked
+
+
+def hides_thoughts(ask: ChatRequest) -> bool:
+    """Return whether the answer leaves out what the model thinks."""
+    return ask.include_reasoning is False or bool(ask.reasoning and ask.reasoning.exclude)
 
 
 def token_limit(ask: ChatRequest) -> TokenLimit:

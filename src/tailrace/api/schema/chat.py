@@ -40,7 +40,8 @@ class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """OpenRouter's and OpenAI's names. `max_tokens`: `thinking_token_budget`. `enabled`: `enable_thinking`. `summary`,
-    `generate_summary` are accepted: the answer has the whole thought. `exclude`: only false."""
+    `generate_summary` are accepted: the answer has the whole thought. `exclude`: leave what the model thinks out of the
+    answer of a chat."""
 
     effort: ReasoningEffort | None = None
     max_tokens: Budget | None = None
@@ -97,7 +98,8 @@ class Conversation(Protocol):
 
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
-    `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `stop_scope`: "content"
+    `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `include_reasoning`: false
+    leaves it out of the answer. `stop_scope`: "content"
     looks for stop strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens
     after which a thought is closed. `reasoning_effort`: how much the model should think, where its chat template asks.
     `add_special_tokens`: add what the tokenizer puts before a text to the prompt that the chat template wrote, false.
@@ -125,6 +127,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     verbosity: Verbosity | None = None
     documents: list[dict[str, Any]] | None = None
     separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
     use_beam_search: bool | None = None
@@ -204,12 +207,19 @@ class AnswerToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """New content or reasoning, or a tool call. The first of a choice carries the role, the last is empty."""
+    """New content or reasoning, or a tool call. The first of a choice carries the role, the last is empty.
+    `reasoning_content` and `reasoning` are two names of one text."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+    @property
+    def thought(self) -> str:
+        """The reasoning, whatever its name."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -249,6 +259,7 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 

@@ -155,7 +155,8 @@ export class Fold {
       this.#said.promptIds = event.prompt_token_ids ?? event.choices[0].prompt_token_ids;
     const [choice] = event.choices ?? [];
     if (!choice) return;
-    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? { content: choice.text };
+    const { content, reasoning_content, reasoning, tool_calls: calls } = choice.delta ?? { content: choice.text };
+    const thought = reasoning_content ?? reasoning;
     if (content) [this.#content, this.#channel] = [this.#content + content, "content"];
     if (thought) this.#channel = "thought";
     if (calls) [this.#channel] = ["tool", calls.forEach((call) => this.#call(call))];

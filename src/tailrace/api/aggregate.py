@@ -22,7 +22,7 @@ from tailrace.api.schema.chat import (
     FunctionCall,
     ToolCallDelta,
 )
-from tailrace.api.schema.common import PromptLogprobEntries, Usage
+from tailrace.api.schema.common import PromptLogprobEntries, Timings, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
 ChunkT = TypeVar("ChunkT", ChatChunk, Completion)
@@ -103,6 +103,7 @@ class Folded(NamedTuple, Generic[ChunkT]):
     usage: Usage
     choices: dict[int, AggregatedChoice]
     sampling_params: dict[str, Any] | UnsetType
+    timings: Timings | UnsetType
 
 
 async def fold_chunks(
@@ -116,15 +117,17 @@ async def fold_chunks(
     choices: defaultdict[int, AggregatedChoice] = defaultdict(AggregatedChoice)
     usage: Usage | None = None
     sampling_params: dict[str, Any] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     chunk: ChunkT | None = None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             usage = chunk.usage or usage
             sampling_params = chunk.sampling_params or sampling_params
+            timings = chunk.timings or timings
             add(chunk, choices.__getitem__)
     assert chunk is not None
     assert usage is not None, "a stream to be folded ends with its usage"
-    return Folded(chunk, usage, dict(sorted(choices.items())), sampling_params)
+    return Folded(chunk, usage, dict(sorted(choices.items())), sampling_params, timings)
 
 
 async def last_seen(events: AsyncGenerator[E, None], of: Callable[[E], T | UnsetType | None]) -> T:
@@ -176,6 +179,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatChunk, None]) -> ChatCompletion:
         prompt_logprobs=prompt_logprobs,
         prompt_token_id_logprobs=named_logprobs,
         sampling_params=whole.sampling_params,
+        timings=whole.timings,
     )
 
 
@@ -222,6 +226,7 @@ async def fold_completion(chunks: AsyncGenerator[Completion, None]) -> Completio
         usage=whole.usage,
         choices=[_completion_choice(index, choice) for index, choice in whole.choices.items()],
         sampling_params=whole.sampling_params,
+        timings=whole.timings,
     )
 
 

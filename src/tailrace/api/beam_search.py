@@ -22,7 +22,7 @@ import msgspec
 from tailrace.api import error_handlers
 from tailrace.api.generation import details_of
 from tailrace.api.request_record import UNKNOWN, RequestOrigin
-from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Usage
+from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Timings, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.text.output import Delta, TextStream
@@ -168,6 +168,11 @@ class BeamRequest:
     def user(self) -> str:
         """The id of the user who asked."""
         return self._origin.user
+
+    @property
+    def timings(self) -> Timings:
+        """How long the answer took so far."""
+        return self._record.measure_timings(self.usage)
 
     @property
     def usage(self) -> Usage:

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.api.beam_search import BeamRequest
 from tailrace.api.generation import Generation
-from tailrace.api.schema.common import GenerateRequest, Usage
+from tailrace.api.schema.common import GenerateRequest, Timings, Usage
 from tailrace.api.service import Service
 from tailrace.text.output import Delta
 
@@ -57,6 +57,20 @@ class UsageReporter:
         if self.request.reports_usage_always:
             return self.whole()
         return None if self.request.reports_usage else UNSET
+
+    def at_end(self) -> Usage | UnsetType:
+        """The field of the last chunk."""
+        return self.whole() if self.request.reports_usage else UNSET
+
+    @property
+    def has_last_chunk(self) -> bool:
+        """A chunk without choices ends the answer."""
+        return self.request.reports_usage or self.timings is not UNSET
+
+    @property
+    def timings(self) -> Timings | UnsetType:
+        """How long the answer took, if the request asks for it."""
+        return self.generation.timings if getattr(self.request, "timings_per_token", None) else UNSET
 
     def whole(self) -> Usage:
         """The counts. With max_tokens 0 the engine samples one token all the same; it does not count."""

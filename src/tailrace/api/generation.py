@@ -18,7 +18,7 @@ from tailrace.api.merge_iterators import merge_iterators
 from tailrace.api.prompt_scores import PromptScores
 from tailrace.api.request_record import UNKNOWN, RequestOrigin
 from tailrace.api.response_store import OutputOrigin
-from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
+from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from tailrace.api.token_clock import TokenClock
 from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError
@@ -86,6 +86,11 @@ class Generation:
     def work(self) -> int:
         """Tokens that were computed: prompts and outputs."""
         return self.usage.total_tokens
+
+    @property
+    def timings(self) -> Timings:
+        """How long the answer took so far."""
+        return self._record.measure_timings(self.usage)
 
     @property
     def usage(self) -> Usage:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
-from tailrace.api.schema.common import Usage
+from tailrace.api.schema.common import Timings, Usage
 from tailrace.errors import TailraceError
 from tailrace.params import SamplingParams
 
@@ -101,6 +101,26 @@ class RequestRecord:
         """Seconds since the request was accepted."""
         return time.perf_counter() - self._begun_s
 
+    def measure_timings(self, usage: Usage) -> Timings:
+        """Return how long the answer took so far. usage: its tokens so far."""
+        first_s, now_s = self.first_token_s, self.age_s
+        prompt_ms = 1e3 * (now_s if first_s is None else first_s)
+        predicted_ms = 0.0 if first_s is None else 1e3 * (now_s - first_s)
+        cached, outputs = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+        computed, drafts = usage.prompt_tokens - cached, usage.drafts
+        return Timings(
+            cached,
+            computed,
+            prompt_ms,
+            divide(prompt_ms, computed),
+            divide(1e3 * computed, prompt_ms),
+            outputs,
+            predicted_ms,
+            divide(predicted_ms, outputs),
+            divide(1e3 * outputs, predicted_ms),
+            *drafts,
+        )
+
     def first_token(self) -> None:
         """A token has come. Only the first call counts."""
         if self.first_token_s is None:
@@ -122,3 +142,8 @@ class RequestRecord:
         """The request is over, however it went. Call exactly once."""
         self.total_s = self.age_s
         self._ended(self, usage)
+
+
+def divide(amount: float, by: float) -> float:
+    """Return the quotient; 0 where there is nothing to divide by."""
+    return amount / by if by else 0.0

@@ -29,15 +29,7 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     Raises:
         ParameterError: naming the field.
     """
-    if ask.max_tokens is not None:
-        raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
-    if ask.n not in (None, 1):
-        raise ParameterError(f"n must be 1, got {ask.n}", "n")
-    for name in ABSENT:
-        if getattr(ask, name):
-            raise ParameterError(f"{name} can't be had with /v1/responses", name)
-    if ask.reasoning is not None and ask.reasoning.exclude:
-        raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
+    check_absent(ask)
     messages = [] if ask.instructions is None else [ChatMessage(role="system", content=ask.instructions)]
     if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])
@@ -69,6 +61,19 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     )
     check_messages(chat)
     return chat
+
+
+def check_absent(ask: ResponsesRequest) -> None:
+    """Raise ParameterError for a field of all endpoints that means nothing here, or has another name."""
+    if ask.max_tokens is not None:
+        raise ParameterError("max_tokens: here it is max_output_tokens", "max_tokens")
+    if ask.n not in (None, 1):
+        raise ParameterError(f"n must be 1, got {ask.n}", "n")
+    for name in ABSENT:
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be had with /v1/responses", name)
+    if ask.reasoning is not None and ask.reasoning.exclude:
+        raise ParameterError("reasoning.exclude: not supported; leave it out (or false)", "reasoning.exclude")
 
 
 def check_results(items: list[InputItem], made: set[str | None]) -> None:

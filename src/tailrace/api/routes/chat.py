@@ -133,8 +133,8 @@ class ChatChunks:
                         if choice.finish_reason == "stop" and splitter.called:
                             choice = msgspec.structs.replace(choice, finish_reason=self._called)
                         yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
-        if self._ask.reports_usage:
-            yield ChatChunk(**shared, choices=[], usage=generation.usage)
+        if usage.has_last_chunk:
+            yield ChatChunk(**shared, choices=[], usage=usage.at_end(), timings=usage.timings)
 
     async def _make_reports(self, piece: Delta, top: int | None) -> ChatReports:
         """What is reported of a piece's tokens."""

@@ -145,8 +145,8 @@ class CompletionChunks:
                 for piece in split_delta(only_end(delta) if only_echo(ask) else delta, self._with_ids):
                     choice = await self._make_choice(index, piece)
                     yield Completion(**shared, choices=[choice], usage=usage.so_far())
-        if ask.reports_usage:
-            yield Completion(**shared, choices=[], usage=usage.whole())
+        if usage.has_last_chunk:
+            yield Completion(**shared, choices=[], usage=usage.at_end(), timings=usage.timings)
 
     async def _first_of(self, index: int) -> CompletionChoice | None:
         """The first chunk of a choice: the echoed prompt, its ids and its logprobs. None if none is asked for."""

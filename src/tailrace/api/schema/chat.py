@@ -13,6 +13,7 @@ from tailrace.api.schema.common import (
     GenerateRequest,
     PromptLogprobEntries,
     SamplingMaskJson,
+    Timings,
     Usage,
 )
 from tailrace.api.schema.explain import ExplanationJson
@@ -99,9 +100,10 @@ class Conversation(Protocol):
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `include_reasoning`: false
-    leaves it out of the answer. `stop_scope`: "content"
-    looks for stop strings and patterns neither in what it thinks nor in tool calls. `thinking_token_budget`: tokens
-    after which a thought is closed. `reasoning_effort`: how much the model should think, where its chat template asks.
+    leaves it out of the answer. `timings_per_token`: the last chunk says how long the answer took.
+    `stop_scope`: "content" looks for stop strings and patterns neither in what it thinks nor in tool calls.
+    `thinking_token_budget`: tokens after which a thought is closed.
+    `reasoning_effort`: how much the model should think, where its chat template asks.
     `add_special_tokens`: add what the tokenizer puts before a text to the prompt that the chat template wrote, false.
     `enable_thinking`, `thinking`, `reasoning`: whether, and how much, under the names of others. `verbosity`: for
     templates that ask for it.
@@ -128,6 +130,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
+    timings_per_token: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
     use_beam_search: bool | None = None
@@ -249,6 +252,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
@@ -290,3 +294,4 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobEntries | UnsetType = UNSET
     prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET

@@ -183,6 +183,27 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class Timings(msgspec.Struct, frozen=True):
+    """How long an answer took, in llama.cpp's shape. Times are milliseconds, rates are tokens per second.
+
+    - cache_n: prompt tokens from the prefix cache. prompt_n: the other prompt tokens.
+    - prompt_ms: from the request's acceptance to the first token. predicted_ms: from the first token to the last one.
+    - predicted_n: output tokens. draft_n: draft tokens. draft_n_accepted: accepted draft tokens.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: int
+    draft_n_accepted: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request: each prompt once, every choice's tokens, the stopping token included.
     completion_tokens_details: where tokens were guessed ahead, or tokens of thoughts are counted."""

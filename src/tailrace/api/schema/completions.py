@@ -13,6 +13,7 @@ from tailrace.api.schema.common import (
     GenerateRequest,
     PromptLogprobEntries,
     SamplingMaskJson,
+    Timings,
     TokenId,
     Usage,
 )
@@ -32,6 +33,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     early_stopping: EarlyStopping | None = None
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
+    timings_per_token: bool | None = None
     negative_prompt: str | list[TokenId] | None = None
 
 
@@ -84,3 +86,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET

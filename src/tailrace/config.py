@@ -243,7 +243,9 @@ class ServerConfig(Section, frozen=True):
     - stream_interval_ms: send the available tokens after this time; 0: only their number decides.
     - stream_buffer_kib: unread data of a slow client.
     - slow_readers: beyond stream_buffer_kib, end the request with its output so far ("cut") or keep all data ("keep").
-    - stored_responses_mib: memory for the stored responses of all users, of one front end.
+    - stored_responses_mib: size of the stored responses of all users: in the file, or in the memory of one front end.
+    - stored_responses_file: a file for stored responses, so that they survive a restart. None: they are in memory.
+    - stored_responses_days: age at which a stored response is dropped; 0: never.
     - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
       reads the model's vocabulary and chat template. none leaves everything in the content.
     - reasoning_field: what the answer of a chat calls the thoughts of the model.
@@ -291,6 +293,8 @@ class ServerConfig(Section, frozen=True):
     stream_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
     stream_buffer_kib: Positive = 1024
     stored_responses_mib: Positive = 64
+    stored_responses_file: str | None = None
+    stored_responses_days: Amount = 30.0
     slow_readers: Literal["cut", "keep"] = "cut"
     reasoning_field: Literal["both", "reasoning_content", "reasoning"] = "both"
     foreign_tools: Literal["drop", "refuse"] = "drop"

@@ -16,6 +16,7 @@
     ├── ConfigError                  the operator's fault: refused at start
     │   ├── ModelLoadError           the model can't be found, fetched or loaded
     │   └── MissingExtraError        a package of an extra is not installed; also an ImportError
+    ├── StorageError                 the file of stored responses can't be read or written: 503, try later
     └── EngineError                  the engine's fault: 500
         ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
         ├── OverloadedError          too many requests wait: 429, try later
@@ -211,6 +212,13 @@ class ModelLoadError(ConfigError):
 
 class MissingExtraError(ConfigError, ImportError):
     """A package of an extra (base/extras.py) is not installed. The message has the command that installs it."""
+
+
+class StorageError(TailraceError):
+    """The file of stored responses can't be read or written."""
+
+    status = 503
+    code = "storage_error"
 
 
 class EngineError(TailraceError):

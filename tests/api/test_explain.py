@@ -12,7 +12,7 @@ import torch
 from api.harness import CONTEXT, VOCAB, Front, LocalClient, events, front_of, saying
 from tailrace.api import sampling
 from tailrace.api.replay import ExplainedOutput
-from tailrace.api.response_store import ENTRY_BYTES
+from tailrace.api.stored import ENTRY_BYTES
 from tailrace.api.user import make_user_id
 from tailrace.config import ServerConfig
 from tailrace.explain.sentences import Sentences
@@ -295,7 +295,9 @@ async def test_a_stored_response_holds_no_records(babbling):
         assert again.json()["output"][0]["content"][0]["text"]
         assert kept.text.count("\ndata: ") == len(live)
         share = babbling.app.state.front.responses.share_of(make_user_id("address", "127.0.0.1"))
-        sizes[asks] = share.get(id).size - ENTRY_BYTES
+        stored = share.find(id)
+        assert stored is not None
+        sizes[asks] = stored.size - ENTRY_BYTES
         found = await post(babbling, "/v1/explain", response_id=id)
         assert len(found["explanations"]) == 9
     assert sizes[True] < 2 * sizes[False], "its deltas are cut at tokens"

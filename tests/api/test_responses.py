@@ -8,10 +8,10 @@ import json
 import pytest
 
 from api.harness import LocalClient, endless, front_of, saying
-from tailrace.api.response_store import ResponseStore
+from tailrace.api.response_store import ResponseShare, ResponseStore
 from tailrace.api.schema.responses import OutputItem, ResponseObject, TextOptions
+from tailrace.api.stored import Stored
 from tailrace.config import ServerConfig
-from tailrace.errors import RequestNotFoundError
 from tailrace.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
@@ -21,6 +21,13 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 async def post(front, **fields):
     return await front.http.post(PATH, json={"input": "hi", "temperature": 0} | fields)
+
+
+def read(share: ResponseShare, id: str) -> Stored:
+    """A response that is stored."""
+    stored = share.find(id)
+    assert stored is not None
+    return stored
 
 
 def events_of(text: str) -> list[dict]:
@@ -289,7 +296,7 @@ async def test_who_waits_for_events_is_woken():
     await asyncio.wait_for(store.beyond("r", 0), 60)
     await asyncio.wait_for(store.beyond("absent", 0), 60)
     for change in (lambda: store.record("r", b"two"), lambda: store.discard("r")):
-        first, second = (asyncio.ensure_future(store.beyond("r", len(store.get("r").frames or ()))) for _ in range(2))
+        first, second = (asyncio.ensure_future(store.beyond("r", len(read(store, "r").frames or ()))) for _ in range(2))
         await asyncio.sleep(0)
         assert not first.done()
         second.cancel()
@@ -480,13 +487,11 @@ def test_the_store_is_bounded_and_the_oldest_go_first():
     for name in "abcd":
         store.put(response(name), [])
     assert len(store) == 3
-    with pytest.raises(RequestNotFoundError):
-        store.get("a")
+    assert store.find("a") is None
     store.put(response("b", "again"), [])
     store.put(response("e"), [])
-    assert "again" in store.get("b").body.decode()
-    with pytest.raises(RequestNotFoundError):
-        store.get("c")
+    assert "again" in read(store, "b").body.decode()
+    assert store.find("c") is None
     store.put(response("big", "x" * 4000), [])
     assert store.bytes <= 8000
     for name in ("b", "d", "e", "big"):
@@ -581,7 +586,7 @@ def test_items_go_with_their_response():
     made.output = [OutputItem("msg_a", "message", content=[])]
     store.put(made, [])
     store.put(made, [])
-    assert json.loads(store.get_item("msg_a") or b"")["type"] == "message"
+    assert json.loads(store.find_item("msg_a") or b"")["type"] == "message"
     store.put(response("resp_b"), [])
-    assert store.get_item("msg_a") is None
+    assert store.find_item("msg_a") is None
     assert not store._of_item

@@ -119,7 +119,10 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
     @asynccontextmanager
     async def run_lifespan(app: Starlette) -> AsyncIterator[None]:
         front.observer.tracing = start_tracing(os.environ)
-        tasks = [asyncio.create_task(observe_event_loop_lag(front.metrics.event_loop_lag))]
+        tasks = [
+            asyncio.create_task(observe_event_loop_lag(front.metrics.event_loop_lag)),
+            asyncio.create_task(front.clean_responses()),
+        ]
         for service in front.services.values():
             tasks += [asyncio.create_task(front.keep(service)), asyncio.create_task(service.supervisor.watch())]
         if listens_when_ready:

@@ -14,7 +14,7 @@ from tailrace.explain.sentences import sentences_of
 from tailrace.text.output import Delta, TextStream
 
 if TYPE_CHECKING:
-    from tailrace.api.response_store import OutputOrigin
+    from tailrace.api.stored import OutputOrigin
     from tailrace.text.tokenizer import Tokenizer
 
 CHARS = 16  # writing one shown token of a record costs as much as tokenizing so many characters

@@ -12,7 +12,8 @@ from starlette.requests import Request
 
 from tailrace.api.access_log import Observer
 from tailrace.api.metrics import Exposition, Metrics
-from tailrace.api.response_store import ResponseStore
+from tailrace.api.response_file import ResponseFile
+from tailrace.api.response_store import ResponseStore, make_bounds
 from tailrace.api.service import Service, Shared, check_parsers
 from tailrace.api.user_limits import UserLimits
 from tailrace.api.user_metrics import UserMetrics
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CLEAN_S = 10.0  # between two cleanups of the stored responses
+CLEAN_SLICE = 1000  # responses in memory that one cleanup looks at
+
 
 class FrontEnd:
     """One per app, in `app.state.front`. `add` its models before it serves; the first is the default.
@@ -37,7 +41,7 @@ class FrontEnd:
         table: what all front ends know of users; None: this front end is the only one.
 
     Raises:
-        ConfigError: see check_parsers.
+        ConfigError: see check_parsers and ResponseFile.
 
     Attributes:
         over: set when the front end can't go on: a model could not be loaded at all, or no engine is left.
@@ -51,7 +55,10 @@ class FrontEnd:
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
         self.adapted: dict[str, Service] = {}  # adapter name → service
-        self.work_queue, self.responses = WorkQueue(), ResponseStore(max_bytes=config.stored_responses_mib << 20)
+        bounds = make_bounds(config)
+        self.work_queue, self.responses = WorkQueue(), ResponseStore(*bounds)
+        path = config.stored_responses_file
+        self.file = None if path is None else ResponseFile(path, bounds, owner=not attached)
         self.observer = Observer(config, named)
         if table is None and config.tracks_users:
             table = UserTable(TableLayout(1, config.metrics_by_user))
@@ -66,8 +73,13 @@ class FrontEnd:
                 self.limits.on_refused = user_metrics.count_refusal
         self._shared = Shared(config, self.work_queue, self.observer, named, user_metrics)
         for name, text, held in (
-            ("num_responses_stored", "Responses kept for retrieval.", lambda: len(self.responses)),
-            ("responses_stored_bytes", "Memory that they take.", lambda: self.responses.bytes),
+            ("num_responses_stored", "Responses kept for retrieval.", lambda: self.count_stored()[0]),
+            ("responses_stored_bytes", "Bytes that they take.", lambda: self.count_stored()[1]),
+            (
+                "num_responses_not_stored",
+                "Responses that could not be stored in the file, since the start.",
+                lambda: 0 if self.file is None else self.file.failures,
+            ),
         ):
             self.metrics.watch(f"tailrace_{name}", text, held)
         self.others_gone: Callable[[], Awaitable[None]] = no_others  # waits for the other users of the engines
@@ -135,13 +147,29 @@ class FrontEnd:
         carrier = min(ready, key=lambda service: service.supervisor.stall is not None, default=None)
         return [] if carrier is None else await carrier.client.ask(question, argument)
 
+    def count_stored(self) -> tuple[int, int]:
+        """The responses that this front end counts, and their bytes. All front ends share a file; the first counts."""
+        if self.file is None:
+            return len(self.responses), self.responses.bytes
+        return (self.file.database.responses, self.file.database.bytes) if self.file.owner else (0, 0)
+
+    async def clean_responses(self) -> None:
+        """Drop stored responses that are too old, again and again, until cancelled."""
+        while True:
+            self.responses.expire(CLEAN_SLICE)
+            if self.file is not None:
+                await self.file.clean()
+            await asyncio.sleep(CLEAN_S)
+
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""
         await asyncio.gather(*(service.drain(timeout_s) for service in self.services.values()))
 
     async def close(self) -> None:
-        """End the engines and their open requests."""
+        """End the engines and their open requests; then close the file of stored responses."""
         await asyncio.gather(*(service.client.close() for service in self.services.values()))
+        if self.file is not None:
+            await self.file.close()
 
 
 async def no_others() -> None:

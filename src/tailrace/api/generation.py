@@ -17,8 +17,8 @@ from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
 from tailrace.api.prompt_scores import PromptScores
 from tailrace.api.request_record import UNKNOWN, RequestOrigin
-from tailrace.api.response_store import OutputOrigin
 from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from tailrace.api.stored import OutputOrigin
 from tailrace.api.token_clock import TokenClock
 from tailrace.api.work_queue import SLICE_S
 from tailrace.errors import EngineError, TailraceError

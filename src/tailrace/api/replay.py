@@ -8,8 +8,8 @@ import msgspec
 
 from tailrace.api.generation import Generation
 from tailrace.api.request_record import RequestOrigin
-from tailrace.api.response_store import OutputOrigin
 from tailrace.api.schema.common import PromptTokensDetails, Usage
+from tailrace.api.stored import OutputOrigin
 from tailrace.errors import CutShortError, EngineError
 from tailrace.explain.record import Explanation
 from tailrace.wire.messages import Difference, Replay, Replayed, SequenceEvent

@@ -1,102 +1,56 @@
-"""Responses stored for retrieval, in a share per user. Bounded in number and bytes."""
+"""Responses stored for retrieval, in a share per user. Bounded in number, bytes and age.
+
+This store is the memory of one front end. response_database.py keeps the same in a file.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-import msgspec
-from msgspec import UNSET
-
-from tailrace.api.schema.responses import Event, OutputItem, OutputPart, ResponseObject
-from tailrace.errors import RequestNotFoundError, format_json
-from tailrace.params import SamplingParams
+from tailrace.api.schema.responses import ResponseObject
+from tailrace.api.stored import OutputOrigin, Stored, find_output_item, make_stored
+from tailrace.config import ServerConfig
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20
-ENTRY_BYTES = 1024  # about the memory of an entry besides its contents
+DAY_S = 86_400.0
 
 
-class OutputOrigin(msgspec.Struct, frozen=True):
-    """An output's token ids and all that explains them: the model's name, the prompt, the parameters and the noise key.
-    Without a key the seed gives it. cache_salt: of its request."""
+class StoreBounds(NamedTuple):
+    """The bounds of a store: responses of one user, bytes of all users, seconds since a response began."""
 
-    model: str
-    prompt: list[int]
-    params: SamplingParams
-    key: int | None
-    output: list[int]
-    cache_salt: str = ""
+    max_responses: int = MAX_RESPONSES
+    max_bytes: int = MAX_BYTES
+    max_age_s: float = math.inf
 
-
-origins = msgspec.msgpack.Decoder(OutputOrigin)
+    def oldest(self, now: float) -> float:
+        """Return the time at which responses that expire now began."""
+        return now - self.max_age_s
 
 
-class Stored(NamedTuple):
-    """A stored response.
-
-    - body: the response as JSON.
-    - messages: the conversation up to the response, as the chat template takes it, as JSON.
-    - inputs: how many of the messages the response answers.
-    - frames: the events of its stream so far, by number; None if it was not streamed.
-    - origin: an OutputOrigin in msgpack; b"" until the response is over.
-    - items: the ids of its output.
-    """
-
-    body: bytes
-    messages: bytes
-    inputs: int
-    frames: list[bytes] | None
-    origin: bytes
-    items: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Bytes of memory, about."""
-        return ENTRY_BYTES + len(self.body) + len(self.messages) + len(self.origin) + sum(map(len, self.frames or ()))
+def make_bounds(config: ServerConfig) -> StoreBounds:
+    """Return the bounds that the operator set."""
+    days = config.stored_responses_days
+    return StoreBounds(MAX_RESPONSES, config.stored_responses_mib << 20, days * DAY_S if days else math.inf)
 
 
-class StoredOutput(msgspec.Struct):
-    """What is read of a stored response to find an item."""
+class Responses(Protocol):
+    """The stored responses of one user, wherever they are."""
 
-    output: list[msgspec.Raw]
+    def find(self, id: str) -> Stored | None:
+        """Return the stored response, and count it as used; None if it is not stored (any more)."""
+        ...
 
-
-class StoredItem(msgspec.Struct):
-    """What is read of each item."""
-
-    id: str
-
-
-def without_records(event: Event) -> Event:
-    """The event as it is stored: records of why tokens came are large, an event after the other repeats them, and they
-    can be made again (POST /v1/explain)."""
-    if event.explanations is UNSET and event.part is UNSET and event.item is UNSET and event.response is UNSET:
-        return event
-    return msgspec.structs.replace(
-        event,
-        explanations=UNSET,
-        part=event.part if event.part is UNSET else plain_part(event.part),
-        item=event.item if event.item is UNSET else plain_item(event.item),
-        response=event.response if event.response is UNSET else plain_response(event.response),
-    )
-
-
-def plain_response(response: ResponseObject) -> ResponseObject:
-    """Without records."""
-    return msgspec.structs.replace(response, output=[plain_item(item) for item in response.output])
-
-
-def plain_item(item: OutputItem) -> OutputItem:
-    """Without records."""
-    return msgspec.structs.replace(item, content=[plain_part(part) for part in item.content]) if item.content else item
-
-
-def plain_part(part: OutputPart) -> OutputPart:
-    """Without records."""
-    return part if part.explanations is UNSET else msgspec.structs.replace(part, explanations=UNSET)
+    def find_item(self, id: str) -> bytes | None:
+        """Return an item of a stored output as JSON; None if it is not stored (any more)."""
+        ...
 
 
 class ResponseStore:
@@ -104,16 +58,24 @@ class ResponseStore:
 
     A user has at most `max_responses`. If all users together have more than `max_bytes`, the largest share drops its
     least recently used response. So a user with at most an equal part of the bytes loses no response to other users.
+    A response that is older than `max_age_s` is not found. `expire` drops it.
     """
 
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
-        self.max_responses, self.max_bytes = max_responses, max_bytes
+    def __init__(
+        self,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        max_age_s: float = math.inf,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.bounds, self.clock = StoreBounds(max_responses, max_bytes, max_age_s), clock
         self._known: WeakValueDictionary[str, ResponseShare] = WeakValueDictionary()
         self._filled: dict[str, ResponseShare] = {}  # keeps the shares that hold a response
+        self.ages: OrderedDict[tuple[str, str], float] = OrderedDict()  # user and id → created, about the oldest first
         self.bytes = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._filled.values()))
+        return len(self.ages)
 
     def share_of(self, user: str) -> ResponseShare:
         """Return the share of this user, which may be empty."""
@@ -121,6 +83,16 @@ class ResponseStore:
         if share is None:
             share = self._known[user] = ResponseShare(self, user)
         return share
+
+    def is_expired(self, created: float) -> bool:
+        """Return whether a response that began then is too old."""
+        return created <= self.bounds.oldest(self.clock())
+
+    def expire(self, most: int) -> None:
+        """Drop responses that are too old, at most so many."""
+        expired = [key for key, created in islice(self.ages.items(), most) if self.is_expired(created)]
+        for user, id in expired:
+            self._filled[user].discard(id)
 
     def count_bytes(self, share: ResponseShare, change: int) -> None:
         """Add a change to the bytes of a share that has changed."""
@@ -133,8 +105,8 @@ class ResponseStore:
 
     def trim(self) -> None:
         """Drop what is beyond the limit of all users together."""
-        while self.bytes > self.max_bytes:
-            max(self._filled.values(), key=lambda filled: filled.bytes).drop_oldest()
+        while self.bytes > self.bounds.max_bytes:
+            max(self._filled.values(), key=lambda filled: (filled.bytes, filled.user)).drop_oldest()
 
 
 class ResponseShare:
@@ -165,15 +137,14 @@ class ResponseShare:
         Stored."""
         before = self._stored.get(response.id)
         frames = ([] if streamed else None) if before is None else before.frames
+        created = self._store.clock() if before is None else before.created
         self.discard(response.id)
-        made = b"" if origin is None else msgspec.msgpack.encode(origin)
-        body = msgspec.json.encode(plain_response(response))
-        items = tuple(item.id for item in response.output)
-        entry = Stored(body, msgspec.json.encode(messages), inputs, frames, made, items)
-        if len(self) >= self._store.max_responses:
+        entry = make_stored(response, messages, inputs, frames, origin, created)
+        if len(self) >= self._store.bounds.max_responses:
             self.drop_oldest()
         self._stored[response.id] = entry
-        self._of_item |= dict.fromkeys(items, response.id)
+        self._store.ages[self.user, response.id] = created
+        self._of_item |= dict.fromkeys(entry.items, response.id)
         self._store.count_bytes(self, entry.size)
         self._store.trim()
 
@@ -202,16 +173,14 @@ class ResponseShare:
             if not change.done():
                 change.set_result(None)
 
-    def get(self, id: str) -> Stored:
-        """Return the stored response, and count it as used.
-
-        Raises:
-            RequestNotFoundError: it is not stored (any more).
-        """
-        if id not in self._stored:
-            raise make_missing_error(id)
+    def find(self, id: str) -> Stored | None:
+        """Return the stored response, and count it as used; None if it is not stored (any more)."""
+        entry = self._stored.get(id)
+        if entry is None or self._store.is_expired(entry.created):
+            self.discard(id)
+            return None
         self._stored.move_to_end(id)
-        return self._stored[id]
+        return entry
 
     def discard(self, id: str) -> None:
         """Drop it, if it is stored."""
@@ -219,6 +188,7 @@ class ResponseShare:
         if entry is not None:
             for item in entry.items:
                 self._of_item.pop(item, None)
+            del self._store.ages[self.user, id]
             self._store.count_bytes(self, -entry.size)
             self._wake_waiters(id)
 
@@ -226,14 +196,7 @@ class ResponseShare:
         """Drop the least recently used response."""
         self.discard(next(iter(self._stored)))
 
-    def get_item(self, id: str) -> bytes | None:
+    def find_item(self, id: str) -> bytes | None:
         """Return an item of a stored output as JSON; None if it is not stored (any more)."""
-        if id not in self._of_item:
-            return None
-        body = msgspec.json.decode(self.get(self._of_item[id]).body, type=StoredOutput)
-        return next((bytes(raw) for raw in body.output if msgspec.json.decode(raw, type=StoredItem).id == id), None)
-
-
-def make_missing_error(id: str, param: str | None = None) -> RequestNotFoundError:
-    """The error for a response that is not stored. param: the field that named it, if one did."""
-    return RequestNotFoundError(f"no response {format_json(id, 200)} is stored", param)
+        stored = self.find(self._of_item.get(id, ""))
+        return None if stored is None else find_output_item(stored.body, id)

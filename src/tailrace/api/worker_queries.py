@@ -1,7 +1,7 @@
 """Queries between the front ends of the same engines: who runs a request, who stores a response, what each has counted.
 
-A front end looks at its own data first. A single front end asks nobody. A question is about one user's data: the id of
-the user and a blank come before its argument.
+A front end looks at its own data first, and in the file of stored responses. A single front end asks nobody. A question
+is about one user's data: the id of the user and a blank come before its argument.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import msgspec
 from starlette.requests import Request
 
 from tailrace.api.front_end import FrontEnd, front_of
-from tailrace.api.response_store import Stored, make_missing_error
+from tailrace.api.response_store import Responses
+from tailrace.api.stored import make_missing_error, select_frames
 from tailrace.api.user import user_of
 
 
@@ -29,60 +30,66 @@ def cut_requests(front: FrontEnd, user: str, name: str) -> bytes | None:
     return found[0].id.encode() if found else None
 
 
-def find_stored(front: FrontEnd, user: str, id: str) -> Stored | None:
-    """Return a stored response of the user, if this front end has it."""
-    share = front.responses.share_of(user)
-    return share.get(id) if id in share else None
-
-
-def find_response(front: FrontEnd, user: str, id: str) -> bytes | None:
+def read_body(responses: Responses, id: str) -> bytes | None:
     """A stored response as JSON."""
-    stored = find_stored(front, user, id)
+    stored = responses.find(id)
     return None if stored is None else stored.body
 
 
-def find_conversation(front: FrontEnd, user: str, id: str) -> bytes | None:
+def read_conversation(responses: Responses, id: str) -> bytes | None:
     """The messages up to a stored response, as JSON."""
-    stored = find_stored(front, user, id)
+    stored = responses.find(id)
     return None if stored is None else stored.messages
 
 
-def find_inputs(front: FrontEnd, user: str, id: str) -> bytes | None:
+def read_inputs(responses: Responses, id: str) -> bytes | None:
     """The messages that a stored response answers, as JSON."""
-    stored = find_stored(front, user, id)
+    stored = responses.find(id)
     if stored is None:
         return None
     return msgspec.json.encode(msgspec.json.decode(stored.messages, type=list[msgspec.Raw])[: stored.inputs])
 
 
-def find_output_item(front: FrontEnd, user: str, id: str) -> bytes | None:
+def read_item(responses: Responses, id: str) -> bytes | None:
     """An item of a stored response's output, as JSON."""
-    return front.responses.share_of(user).get_item(id)
+    return responses.find_item(id)
 
 
-def find_origin(front: FrontEnd, user: str, id: str) -> bytes | None:
+def read_origin(responses: Responses, id: str) -> bytes | None:
     """What a stored response came from, in msgpack; b"" while it is in progress."""
-    stored = find_stored(front, user, id)
+    stored = responses.find(id)
     return None if stored is None else stored.origin
 
 
-def find_events(front: FrontEnd, user: str, argument: str) -> bytes | None:
+def read_events(responses: Responses, argument: str) -> bytes | None:
     """The events of a stored response from a number on, as JSON; null where it was not streamed. argument: the number,
     a blank, and the id."""
     number, _, id = argument.partition(" ")
-    stored = find_stored(front, user, id)
+    stored = responses.find(id)
     if stored is None:
         return None
-    frames = None if stored.frames is None else [frame.decode() for frame in stored.frames[int(number) :]]
-    return msgspec.json.encode(frames)
+    return msgspec.json.encode(None if stored.frames is None else select_frames(stored.frames, int(number)))
+
+
+# about one stored response of the user, in memory or in the file
+READS: dict[str, Callable[[Responses, str], bytes | None]] = {
+    "response": read_body,
+    "conversation": read_conversation,
+    "inputs": read_inputs,
+    "item": read_item,
+    "origin": read_origin,
+    "events": read_events,
+}
 
 
 def forget_response(front: FrontEnd, user: str, id: str) -> bytes | None:
-    """Forget a stored response."""
+    """Forget a response that this front end has in memory. What it is about to store is deleted from the file too."""
     share = front.responses.share_of(user)
-    if id not in share:
+    if share.find(id) is None:
         return None
     share.discard(id)
+    if front.file is not None:
+        front.file.spawn(front.file.delete(user, id))
     return b""
 
 
@@ -93,12 +100,6 @@ def read_counts(front: FrontEnd, user: str, argument: str) -> bytes | None:
 
 QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
     "cut": cut_requests,
-    "response": find_response,
-    "conversation": find_conversation,
-    "inputs": find_inputs,
-    "item": find_output_item,
-    "origin": find_origin,
-    "events": find_events,
     "forget": forget_response,
     "counts": read_counts,
 }
@@ -107,6 +108,8 @@ QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
 def answer_question(front: FrontEnd, question: str, argument: str) -> bytes | None:
     """This front end's own answer. argument: the id of the user, a blank, and the rest."""
     user, _, rest = argument.partition(" ")
+    if question in READS:
+        return READS[question](front.responses.share_of(user), rest)
     return QUESTIONS[question](front, user, rest)
 
 
@@ -118,17 +121,45 @@ async def ask_all(request: Request, question: str, argument: str = "") -> list[b
 
 
 async def ask_first(request: Request, question: str, argument: str) -> bytes | None:
-    """The answer of the first front end that has one."""
-    front, argument = front_of(request), f"{user_of(request.scope)} {argument}"
-    own = answer_question(front, question, argument)
-    return next(iter(await front.ask(question, argument)), None) if own is None else own
+    """The first answer about a stored response of the request's user, one of READS.
+
+    A running response is in the memory of the front end that runs it. The file has its end, or, if that front end is
+    gone, the state that it left.
+
+    Raises:
+        StorageError: the file can't be read.
+    """
+    front, user = front_of(request), user_of(request.scope)
+    found = READS[question](front.responses.share_of(user), argument)
+    if found is None and front.file is not None:
+        found = await front.file.read(READS[question], user, argument, ended=True)
+    if found is None:
+        found = next(iter(await front.ask(question, f"{user} {argument}")), None)
+    if found is None and front.file is not None:
+        found = await front.file.read(READS[question], user, argument, ended=False)
+    return found
+
+
+async def forget_stored(request: Request, id: str) -> None:
+    """Delete a stored response of the request's user, wherever it is.
+
+    Raises:
+        RequestNotFoundError: it is not stored for the request's user (any more). StorageError: the file can't be
+            written.
+    """
+    front, user = front_of(request), user_of(request.scope)
+    found = bool(await ask_all(request, "forget", id))
+    if front.file is not None:
+        found |= await front.file.run(lambda database: database.delete(user, id))
+    if not found:
+        raise make_missing_error(id)
 
 
 async def ask_stored(request: Request, question: str, id: str, param: str | None = None) -> bytes:
     """The answer about a stored response, from the front end that stores it.
 
     Raises:
-        RequestNotFoundError: no front end stores it for the request's user (any more).
+        RequestNotFoundError: it is not stored for the request's user (any more). StorageError: the file can't be read.
     """
     found = await ask_first(request, question, id)
     if found is None:

@@ -122,7 +122,11 @@ HELP: dict[str, str] = {
     "server.stream_interval_ms": "milliseconds after which a stream sends what there is; 0: the number of "
     "tokens decides",
     "server.stream_buffer_kib": "KiB of a stream that may wait for a client that reads slowly",
-    "server.stored_responses_mib": "memory for stored responses, per front end; the user with the most loses first",
+    "server.stored_responses_mib": "size of all stored responses, in the file or, without one, in each front end's "
+    "memory; the user with the most loses first",
+    "server.stored_responses_file": "file that keeps stored responses through a restart; without one they are in "
+    "memory",
+    "server.stored_responses_days": "days after which a stored response is dropped; 0: never",
     "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
     "server.reasoning_field": "what a chat's answer calls what the model thinks",
     "server.foreign_tools": "tools that only a vendor's server can run: drop them with a warning where other tools are "

@@ -23,7 +23,6 @@ from tailrace.api.prepare import PreparedRequest
 from tailrace.api.received import Received
 from tailrace.api.replay import ExplainedOutput
 from tailrace.api.request_record import RequestOrigin
-from tailrace.api.response_store import OutputOrigin, origins
 from tailrace.api.routes.chat import prepare_completion
 from tailrace.api.routes.completions import prepare_texts, prompts_of
 from tailrace.api.routes.responses import prepare_response
@@ -34,6 +33,7 @@ from tailrace.api.schema.completions import COMPLETION_REFUSED, CompletionReques
 from tailrace.api.schema.explain import OF_EXPLANATIONS, ExplainAnswer, ExplainRequest
 from tailrace.api.schema.responses import RESPONSES_REFUSED, ResponsesRequest
 from tailrace.api.service import Service
+from tailrace.api.stored import OutputOrigin, origins
 from tailrace.api.streaming import json_response
 from tailrace.api.verdict import write_verdict
 from tailrace.api.work_queue import JSON_BYTES
@@ -203,12 +203,18 @@ async def stored_output(request: Request, id: str) -> OutputOrigin:
     """That of a stored response.
 
     Raises:
-        RequestNotFoundError: it is not stored (any more). ParameterError: it is not over.
+        RequestNotFoundError: it is not stored (any more). ParameterError: it is not over, or another version has
+            stored it.
     """
     found = await ask_stored(request, "origin", id, "response_id")
     if not found:
         raise ParameterError("response_id: the response is not over, or has no output", "response_id")
-    return origins.decode(found)
+    try:
+        return origins.decode(found)
+    except msgspec.DecodeError as error:
+        raise ParameterError(
+            "response_id: another version of tailrace has stored the response; it can't be explained", "response_id"
+        ) from error
 
 
 async def given_output(received: Received[Any], asked: ExplainRequest, field: str) -> tuple[int, OutputOrigin]:

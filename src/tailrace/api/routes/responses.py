@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -31,9 +31,9 @@ from tailrace.api.prepare import (
 )
 from tailrace.api.received import Received, answers
 from tailrace.api.response_events import ResponseEvents
-from tailrace.api.response_input import to_chat, to_messages
+from tailrace.api.response_input import to_chat
 from tailrace.api.response_logprobs import ScoredSegments
-from tailrace.api.response_store import OutputOrigin, ResponseShare, without_records
+from tailrace.api.response_saver import ResponseSaver
 from tailrace.api.routes.tokenize import check_body_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
@@ -51,7 +51,7 @@ from tailrace.api.schema.responses import (
     TextOptions,
 )
 from tailrace.api.service import Service
-from tailrace.api.streaming import NAMED, json_response, make_response, named_frame
+from tailrace.api.streaming import NAMED, json_response, make_response
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
@@ -75,11 +75,12 @@ async def create_response(received: Received[ResponsesRequest]) -> Response:
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
     share = received.front.responses.share_of(received.user)
-    stored = StoredResponse(share, response_of(service, ask, generation), messages, ask.streamed)
+    response = response_of(service, ask, generation)
+    saver = ResponseSaver(share, received.front.file, response, messages, ask.streamed)
     splitter = channels.make_splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
     segments = ScoredSegments(splitter, service.labels_for(ask), top, explains=generation.params.explain is not None)
-    chunks = stream_events(generation, stored, segments)
+    chunks = stream_events(generation, saver, segments)
     return await make_response(received.request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
@@ -126,48 +127,22 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
     )
 
 
-class StoredResponse(NamedTuple):
-    """A response, the messages that it answers, and the share of the store that keeps it. origin: what made it, once
-    it is over."""
-
-    share: ResponseShare
-    response: ResponseObject
-    messages: list[dict[str, Any]]
-    streamed: bool
-
-    def save(self, origin: OutputOrigin | None = None) -> None:
-        """Store the response as it is now, with the conversation that it ends, if it is to be stored."""
-        if self.response.store:
-            messages = [*self.messages, *to_messages(self.response.output)]
-            self.share.put(self.response, messages, len(self.messages), self.streamed, origin)
-
-    def note(self, event: Event) -> None:
-        """Keep an event for those who read the stream later."""
-        if self.streamed and self.response.store:
-            self.share.record(self.response.id, named_frame(without_records(event)))
-
-    def update(self, origin: OutputOrigin | None = None) -> None:
-        """The same, unless the response was deleted meanwhile."""
-        if self.response.id in self.share:
-            self.save(origin)
-
-
 async def stream_events(
-    generation: Generation, stored: StoredResponse, segments: ScoredSegments
+    generation: Generation, saver: ResponseSaver, segments: ScoredSegments
 ) -> AsyncGenerator[Event, None]:
     """The response as it comes.
 
     Raises:
         TailraceError: it failed before its first event. Later it ends with an event that says so.
     """
-    response, writer, begun = stored.response, ResponseEvents(stored.response, stored.note), False
+    response, writer, begun = saver.response, ResponseEvents(saver.response, saver.note), False
     ids: list[int] = []
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for _, delta in deltas:
                 if not begun:
                     begun = True
-                    stored.save()
+                    saver.begin()
                     for event in writer.begin():
                         yield event
                 ids += delta.token_ids
@@ -182,7 +157,7 @@ async def stream_events(
                 if delta.finish_reason is not None:
                     usage, whole = usage_of(generation), not segments.splitter.cut_call
                     final = list(writer.end(delta.finish_reason, delta.stop_reason, usage, whole))
-                    stored.update(generation.origin_of(0, ids))
+                    await saver.finish(generation.origin_of(0, ids))
                     for event in final:
                         yield event
     except TailraceError as error:
@@ -190,13 +165,13 @@ async def stream_events(
             raise
         response.error, response.usage = ResponseError(error.code, str(error)), usage_of(generation)
         final = list(writer.fail_response())
-        stored.update()
+        await saver.finish()
         for event in final:
             yield event
     finally:
         if response.status == "in_progress" and begun:  # the client left
             list(writer.end("abort", "cancelled", usage_of(generation)))
-            stored.update()
+            saver.end()
 
 
 async def last_response(stream: AsyncGenerator[Event, None]) -> ResponseObject:

@@ -12,19 +12,17 @@ from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
 from tailrace.api.response_input import to_items
-from tailrace.api.response_store import make_missing_error
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
+from tailrace.api.stored import is_last, make_missing_error
 from tailrace.api.streaming import EventFormat, json_response, make_response, named_frame
 from tailrace.api.user import user_of
 from tailrace.api.work_queue import JSON_BYTES
-from tailrace.api.worker_queries import ask_all, ask_first, ask_stored
+from tailrace.api.worker_queries import ask_all, ask_first, ask_stored, forget_stored
 from tailrace.errors import ParameterError, format_json
 
 JSON = "application/json"
-# the last event of a stream is one of these
-LAST = tuple(f"event: response.{name}\n" for name in ("completed", "incomplete", "failed"))
 POLL_S = 0.02  # between two looks at a stream of another front end
 
 
@@ -44,7 +42,7 @@ async def retrieve_response(request: Request) -> Response:
     so_far = await frames_from(request, id, 0)
     if so_far is None:
         raise ParameterError("stream: only a response that was created with stream can be streamed again", "stream")
-    if after >= 0 and (after >= len(so_far) or so_far[after].startswith(LAST)):
+    if after >= 0 and (after >= len(so_far) or is_last(so_far[after])):
         raise ParameterError(f"starting_after: there is no event behind {after} so far", "starting_after")
     return await make_response(request, SecondReader(), replay_events(request, id, after + 1), last_frame, True, FRAMES)
 
@@ -94,7 +92,7 @@ async def replay_events(request: Request, id: str, number: int) -> AsyncGenerato
         for text in new:
             yield Frame(text.encode())
         number += len(new)
-        if new and new[-1].startswith(LAST):
+        if new and is_last(new[-1]):
             return
         await (share.beyond(id, number) if id in share else asyncio.sleep(POLL_S))
 
@@ -157,7 +155,7 @@ def whole_number(request: Request, name: str, default: int, low: int, high: int)
 async def delete_response(request: Request) -> Response:
     """Delete a stored response."""
     id = request.path_params["id"]
-    await ask_stored(request, "forget", id)
+    await forget_stored(request, id)
     return json_response(Deleted(id))
 
 

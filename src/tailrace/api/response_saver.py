@@ -1,0 +1,112 @@
+"""Stores one response: in memory while it runs, and then in memory or in the file."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from tailrace.api.response_events import ResponseEvents
+from tailrace.api.response_file import ResponseFile
+from tailrace.api.response_input import to_messages
+from tailrace.api.response_store import ResponseShare
+from tailrace.api.schema.responses import Event, ResponseError, ResponseObject
+from tailrace.api.stored import OutputOrigin, Stored, make_stored, without_records
+from tailrace.api.streaming import named_frame
+from tailrace.errors import StorageError
+
+LOST = "the end of this response was not stored: the server ended before it, or could not store it"
+
+
+class ResponseSaver:
+    """Stores a response and the messages that it answers, if it is to be stored.
+
+    Without a file the response stays in memory. With a file it is in memory until its end is in the file. If the end
+    can't be stored, `store` of the response becomes False, so that its last event says so.
+
+    Args:
+        share: the user's, in memory. file: None: there is none.
+    """
+
+    def __init__(
+        self,
+        share: ResponseShare,
+        file: ResponseFile | None,
+        response: ResponseObject,
+        messages: list[dict[str, Any]],
+        streamed: bool,
+    ) -> None:
+        self.response = response
+        self._share, self._file, self._messages, self._streamed = share, file, messages, streamed
+        self._kept = response.store
+        self._add_error: StorageError | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Store the response as it begins."""
+        if not self._kept:
+            return
+        self._save(None)
+        entry = self._share.find(self.response.id)
+        if self._file is not None and entry is not None:
+            self._file.spawn(self._add(self._make_lost_state(entry.created)))
+
+    def note(self, event: Event) -> None:
+        """Keep an event for those who read the stream later."""
+        if self._streamed and self._kept:
+            self._share.record(self.response.id, named_frame(without_records(event)))
+
+    def end(self, origin: OutputOrigin | None = None) -> None:
+        """Store the response as it ends, unless it was deleted meanwhile. origin: what made it."""
+        id = self.response.id
+        if id not in self._share:
+            return
+        self._save(origin)
+        entry = self._share.find(id)
+        if self._file is not None and entry is not None:
+            self._ending = self._file.spawn(self._end(entry))
+
+    async def finish(self, origin: OutputOrigin | None = None) -> None:
+        """The same. Return when the end is in the file, or can't be stored."""
+        self.end(origin)
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
+
+    def _save(self, origin: OutputOrigin | None) -> None:
+        messages = [*self._messages, *to_messages(self.response.output)]
+        self._share.put(self.response, messages, len(self._messages), self._streamed, origin)
+
+    def _make_lost_state(self, created: float) -> Stored:
+        """Return what the file holds until the end of the response: it has failed, without output."""
+        lost = msgspec.structs.replace(self.response, output=[])
+        frames: list[bytes] = []
+        writer = ResponseEvents(lost, lambda event: frames.append(named_frame(event)))
+        list(writer.begin())
+        lost.error = ResponseError("server_error", LOST)
+        list(writer.fail_response())
+        return make_stored(
+            lost, self._messages, len(self._messages), frames if self._streamed else None, created=created
+        )
+
+    async def _add(self, entry: Stored) -> None:
+        assert self._file is not None
+        user, id = self._share.user, self.response.id
+        try:
+            await self._file.run(lambda database: database.add(user, id, entry))
+        except StorageError as error:
+            self._add_error = error
+
+    async def _end(self, entry: Stored) -> None:
+        assert self._file is not None
+        user, id = self._share.user, self.response.id
+        try:
+            self.response.store = await self._file.run(lambda database: database.end(user, id, entry))
+            error = None if self.response.store else self._add_error
+        except StorageError as failure:
+            self.response.store, error = False, failure
+        if error is not None:
+            self._file.report_failure(error)
+        elif self.response.store:
+            self._file.report_success()
+        self._share.discard(id)

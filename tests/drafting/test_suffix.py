@@ -3,6 +3,7 @@ texts finds."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from examples import examples
 from tailrace.drafting import suffix
 from tailrace.drafting.base import Drafter, DraftRequest
-from tailrace.drafting.suffix import Suffix, SuffixAutomaton
+from tailrace.drafting.suffix import Suffix, find_fair_share
+from tailrace.drafting.suffix_automaton import SuffixAutomaton
 from tailrace.errors import ConfigError
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -213,3 +215,101 @@ def test_it_is_a_drafter():
 def test_out_of_range(fields, name):
     with pytest.raises(ConfigError, match=name):
         Suffix(**fields)
+
+
+class Owners:
+    """A drafter that several users share."""
+
+    def __init__(self, capacity: int = 1 << 17) -> None:
+        self.drafter = Suffix(capacity=capacity, min_share=0.0)
+        self._slots = itertools.count()
+
+    def say(self, tokens: list[int], salt: bytes, user: str = "", count: int = 8) -> list[int]:
+        """A whole sequence. Returns its drafts."""
+        slot = next(self._slots)
+        found = self.drafter.draft([DraftRequest(slot, tokens, count, salt=salt, user=user)])[0].tokens
+        self.drafter.remove(slot)
+        return found
+
+
+@pytest.mark.parametrize("salt", [b"", b"a", b"b"])
+@pytest.mark.parametrize("other", [b"", b"a", b"b"])
+def test_texts_are_searched_within_their_salt(salt: bytes, other: bytes):
+    owners = Owners()
+    owners.say([1, 2, 3, 4, 5], salt)
+    assert owners.say([9, 1, 2, 3], other) == ([4, 5] if salt == other else [])
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), TEXT), max_size=12), TEXTS)
+def test_drafts_are_the_same_whatever_other_users_said(noise, texts):
+    """Running and finished, before, between and after: no draft changes."""
+    alone, beside = Owners(), Owners()
+    said = iter(noise)
+    for text in texts:
+        for slot, (user, other) in enumerate(itertools.islice(said, 3)):
+            beside.drafter.draft([DraftRequest(900 + slot, other, 4, salt=b"x%d" % user, user=str(user))])
+        for end in range(1, len(text) + 1):
+            assert beside.say(text[:end], b"me", "me") == alone.say(text[:end], b"me", "me")
+
+
+def test_a_user_with_an_equal_part_loses_no_text(monkeypatch: pytest.MonkeyPatch):
+    """However much another user says, under however many salts."""
+    monkeypatch.setattr(suffix, "REVIEW", 16)
+    rng, owners, capacity = random.Random(5), Owners(capacity=600), 600
+    mine = [5000 + i for i in range(100)]
+    owners.say(mine, b"mine", "me")
+    for place in range(400):
+        text = [rng.randrange(3000) for _ in range(40)]
+        owners.say(text, b"other%d" % (place % 300 if place > 100 else 0), "other")
+        assert owners.drafter.num_states <= 2 * capacity + 2 * 40
+    assert owners.say(mine[:50], b"mine", "me", 4) == mine[50:54]
+
+
+def test_a_user_alone_has_all_and_gives_way_to_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(suffix, "REVIEW", 16)
+    rng, owners = random.Random(6), Owners(capacity=600)
+
+    def fill(user: str) -> list[int]:
+        texts = [[rng.randrange(3000) for _ in range(40)] for _ in range(60)]
+        for text in texts:
+            owners.say(text, user.encode(), user)
+        return texts[-1]
+
+    last = {}
+    for users in ("a", "ab", "abc"):
+        for user in users:
+            last[user] = fill(user)
+            assert 600 <= owners.drafter.num_states <= 2 * 600 + 2 * 40
+        for user in users:
+            assert owners.say(last[user][:20], user.encode(), user, 4) == last[user][20:24], "each has its newest text"
+
+
+def test_the_texts_of_all_are_nobodys():
+    """Requests without a salt share one domain, whoever sends them first."""
+    owners = Owners()
+    owners.say([1, 2, 3, 4, 5], b"", "a")
+    assert owners.say([9, 1, 2, 3], b"", "b") == [4, 5]
+    assert [domain.user for domain in owners.drafter._domains.values()] == [""]  # pyright: ignore[reportPrivateUsage]
+
+
+def test_domains_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """The user with the most loses the least recently used one; a running sequence loses nothing."""
+    monkeypatch.setattr(suffix, "MAX_DOMAINS", 4)
+    owners = Owners()
+    running = DraftRequest(1000, [1, 2, 3, 1, 2], 1, salt=b"running", user="other")
+    assert owners.drafter.draft([running])[0].tokens == [3]
+    owners.say([1, 2, 3, 4], b"mine", "me")
+    for place in range(9):
+        owners.say([1, 2, 3, 4], b"other%d" % place, "other")
+    salts = list(owners.drafter._domains)  # pyright: ignore[reportPrivateUsage]
+    assert salts == [b"running", b"mine", b"other7", b"other8"]
+    assert owners.drafter.draft([running])[0].tokens == [3]
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "share"),
+    [([7], 10, 10), ([1, 9], 10, 9), ([5, 9], 10, 5), ([9, 9], 10, 5), ([1, 2, 99], 12, 9), ([4, 99, 99], 13, 4)],
+)
+def test_a_fair_share(used: list[int], total: int, share: int):
+    assert find_fair_share(used, total) == share

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.harness import Harness
+from tailrace.drafting.suffix import Suffix
 from tailrace.engine.block_hash import block_hash, prefix_hash, root_of
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.lifecycle import Lifecycle
@@ -155,3 +156,29 @@ def test_a_preempted_sequence_finds_its_own_blocks(monkeypatch: pytest.MonkeyPat
     assert harness.engine.counters.preemptions
     assert watched.taken[b"a"]
     assert watched.taken[b"b"]
+
+
+@pytest.mark.parametrize("first", SALTS)
+@pytest.mark.parametrize("second", SALTS)
+def test_the_drafts_of_the_suffix_drafter_show_no_other_salts_text(first: bytes, second: bytes):
+    """A request has as many drafts, accepted ones and steps after its own text under another salt as after another
+    text."""
+
+    def work_after(prompt: list[int]) -> tuple[int, int, int]:
+        harness = Harness(drafter=lambda sampler: Suffix(), prefix_reuse=False)
+        submit(harness, "before", prompt, first, max_tokens=30)
+        harness.run()
+        counters = harness.engine.counters
+        before = counters.drafted_tokens, counters.accepted_tokens
+        submit(harness, "own", PROMPT, second, max_tokens=30)
+        steps = 0
+        while harness.engine.has_work:
+            harness.engine.step()
+            steps += 1
+        return counters.drafted_tokens - before[0], counters.accepted_tokens - before[1], steps
+
+    same, other = work_after(PROMPT), work_after([token + 30 for token in PROMPT])
+    assert (same == other) == (first != second)
+    if first == second:
+        assert same[1] > other[1]
+        assert same[2] < other[2]

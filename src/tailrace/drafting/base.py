@@ -29,6 +29,7 @@ class DraftRequest:
     - blocks: its blocks in the target's cache, which cover len(tokens) + count positions.
     - computed: how many of these positions are computed: len(tokens) − 1, since the last token's is not. No other
       sequence shares the positions from `computed` on.
+    - salt: texts of requests with other salts must not change the drafts. user: whose request it is.
     """
 
     slot: int
@@ -37,6 +38,8 @@ class DraftRequest:
     rule: Rule = "exact"
     blocks: Sequence[int] = ()
     computed: int = 0
+    salt: bytes = b""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,42 @@
-"""Suffix automaton: drafts the tokens that followed the last tokens in any earlier text of this process.
+"""Drafts the tokens that followed the last tokens in any earlier text of the same users.
 
-The text may be of this sequence or another, running or finished (Blumer et al. 1985, "The smallest automaton
-recognizing the subwords of a text"; for speculation Oliaro et al., arXiv 2411.04975). It needs no weights. It is good
-if requests resemble each other: agents, edits of the same files, forms.
+The text may be of this sequence or another, running or finished (Oliaro et al., arXiv 2411.04975). It needs no weights.
+It is good if requests resemble each other: agents, edits of the same files, forms.
 
 Privacy: another request's text never changes the output, since verification is exact, but it changes the speed of
-tokens. A client that measures the time between tokens can test whether another request contained a given continuation.
-If parties that must not learn of each other share a server, use n-grams (drafting/ngram.py).
+tokens. A client that measures the time between tokens can test whether a searched text contained a given continuation.
+So only texts of requests with the same salt are searched, as with cached prefixes (decision 0088).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.prefix import count_valid_prefix
+from tailrace.drafting.suffix_automaton import HOPS, SuffixAutomaton
 from tailrace.errors import ConfigError
 
 BITE = 4096  # New tokens read in one step, of all texts. They take 10 ms, so a long prompt delays no one.
-HOPS = 64  # Links along which an occurrence is counted. A run of one token has as many as its length.
+REVIEW = 1024  # New tokens after which the shares are computed again.
+MAX_DOMAINS = 256  # Beyond them a domain without running sequences is dropped.
 MAX_CAPACITY = 1 << 30
 
 
 class Suffix(Drafter):
-    """Drafter that searches the texts of all requests.
+    """Drafter that searches the texts of all requests of a domain: those with the same salt.
 
     It looks for the longest suffix of at least min_match tokens that was seen before. It drafts the token that followed
     it most often, then the token that followed that, and so on. The draft ends where its tokens together, by these
     counts, are less likely than min_share. A suffix of n tokens allows at most n·per_match drafts.
 
-    Memory: two generations of at most `capacity` states, of 0.2 to 0.4 kB each. A token takes one state or two. One
-    that repeats a text from its beginning takes none. A full generation is searched until the next one is full, then
-    dropped.
+    Memory: a domain has two generations of states, of 0.2 to 0.4 kB each. A token takes one state or two. One that
+    repeats a text from its beginning takes none. A full generation is searched until the next one is full, then
+    dropped. All domains together have about 2·capacity states, and at most 2·REVIEW more. The domains of one user have
+    at most the user's fair share: what is left when each other user has what it uses, or an equal part. A single domain
+    has all of it.
 
     Raises:
         ConfigError: a parameter out of range.
@@ -53,20 +57,21 @@ class Suffix(Drafter):
         self._min_match = min_match
         self._min_share = min_share
         self._per_match = per_match
-        self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
+        self._domains: OrderedDict[bytes, _Domain] = OrderedDict()  # the least recently used first
+        self._unreviewed = 0  # new tokens since the shares were computed
         self._texts: dict[int, _ReadText] = {}
 
     @property
     def num_states(self) -> int:
-        """The number of states of both generations."""
-        return len(self._young.edges) + len(self._old.edges)
+        """The number of states of all domains."""
+        return sum(domain.num_states for domain in self._domains.values())
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one-hot drafts; none where nothing matches, or while a long text is still being read."""
         left, drafts = BITE, []
         for request in requests:
-            text = self._texts.setdefault(request.slot, _ReadText())
-            text.cut(request.tokens, self._young, self._old)
+            text = self._find_text(request)
+            text.cut(request.tokens)
             new = request.tokens[len(text.tokens) : len(text.tokens) + left]
             left -= len(new)
             for token in new:
@@ -78,21 +83,62 @@ class Suffix(Drafter):
 
     def remove(self, slot: int) -> None:
         """Drop the slot's reading position. The automaton keeps its text."""
-        self._texts.pop(slot, None)
+        text = self._texts.pop(slot, None)
+        if text is not None:
+            del text.domain.texts[slot]
+
+    def _find_text(self, request: DraftRequest) -> _ReadText:
+        text = self._texts.get(request.slot)
+        if text is None:
+            if request.salt not in self._domains:
+                self._domains[request.salt] = _Domain(request.user if request.salt else "")
+                self._unreviewed = REVIEW
+            domain = self._domains[request.salt]
+            self._domains.move_to_end(request.salt)
+            text = self._texts[request.slot] = domain.texts[request.slot] = _ReadText(domain)
+        return text
 
     def _grow_text(self, text: _ReadText, token: int) -> None:
-        if len(self._young.edges) + 2 > self._capacity:  # a token adds two states at most
-            self._old, self._young = self._young, SuffixAutomaton()
-            for other in self._texts.values():
-                other.shift_generation(self._old)
-        text.path.append(self._young.grow(text.path[-1], token))
-        text.old = self._old.step(*text.old, token)
+        domain = text.domain
+        self._unreviewed += 1
+        if self._unreviewed > REVIEW:
+            self._review_shares()
+        if len(domain.young.edges) + 2 > domain.limit:  # a token adds two states at most
+            domain.shift_generation()
+        text.path.append(domain.young.grow(text.path[-1], token))
+        text.old = domain.old.step(*text.old, token)
         text.tokens.append(token)
+
+    def _review_shares(self) -> None:
+        """Compute the shares, and drop what is beyond them."""
+        self._unreviewed = 0
+        while len(self._domains) > MAX_DOMAINS and self._drop_idle():
+            pass
+        used, number = Counter[str](), Counter[str]()
+        for domain in self._domains.values():
+            used[domain.user] += domain.num_states
+            number[domain.user] += 1
+        share = find_fair_share(used.values(), 2 * self._capacity)
+        for domain in self._domains.values():
+            for _ in range(2):  # its older generation, then its younger one
+                if used[domain.user] > share:
+                    used[domain.user] -= domain.shift_generation()
+        for domain in self._domains.values():
+            room = share - used[domain.user] + domain.num_states
+            domain.limit = max(3, share // number[domain.user] // 2, room // 2)
+
+    def _drop_idle(self) -> bool:
+        """Drop a domain without running sequences of the user with the most such domains, the least recently used."""
+        idle = [(salt, domain.user) for salt, domain in self._domains.items() if not domain.texts]
+        number = Counter(user for _, user in idle)
+        salt = max(idle, key=lambda each: number[each[1]], default=(None, ""))[0]
+        return salt is not None and self._domains.pop(salt) is not None
 
     def _follow_match(self, text: _ReadText, count: int) -> list[int]:
         """Draft from the generation that agrees over more tokens; if both do, from the younger."""
-        young, old = self._young.find_fallback(text.path[-1]), self._old.find_fallback(*text.old)
-        automaton, (state, matched) = (self._young, young) if young[1] >= old[1] else (self._old, old)
+        domain = text.domain
+        young, old = domain.young.find_fallback(text.path[-1]), domain.old.find_fallback(*text.old)
+        automaton, (state, matched) = (domain.young, young) if young[1] >= old[1] else (domain.old, old)
         count = min(count, max(1, int(matched * self._per_match)))
         draft, sure = [], 1.0
         while len(draft) < count and matched >= self._min_match:
@@ -105,6 +151,34 @@ class Suffix(Drafter):
         return draft
 
 
+class _Domain:
+    """The texts that may be drafted from for each other.
+
+    - user: whose share the states count in. The domain without a salt is nobody's.
+    - texts: the reading positions of its sequences, by slot.
+    - limit: most states of a generation.
+    """
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.young, self.old = SuffixAutomaton(), SuffixAutomaton()
+        self.texts: dict[int, _ReadText] = {}
+        self.limit = 3
+
+    @property
+    def num_states(self) -> int:
+        """The number of states of both generations."""
+        return len(self.young.edges) + len(self.old.edges)
+
+    def shift_generation(self) -> int:
+        """Drop the older generation. The younger one takes its place. Return how many states are gone."""
+        before = self.num_states
+        self.old, self.young = self.young, SuffixAutomaton()
+        for text in self.texts.values():
+            text.shift_generation()
+        return before - self.num_states
+
+
 class _ReadText:
     """The reading position of one sequence.
 
@@ -113,20 +187,21 @@ class _ReadText:
     - old: its state in the older generation, and how many of the last tokens the state stands for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, domain: _Domain) -> None:
+        self.domain = domain
         self.tokens: list[int] = []
         self.since = 0
         self.path = array("i", [0])
         self.old = (0, 0)
 
-    def shift_generation(self, old: SuffixAutomaton) -> None:
-        """Adjust to a change of generations: the younger one has become `old`, and an empty one has replaced it."""
-        self.old = (self.path[-1], old.length[self.path[-1]])
+    def shift_generation(self) -> None:
+        """Adjust to a change of generations: the younger one has become the older, and an empty one has replaced it."""
+        self.old = (self.path[-1], self.domain.old.length[self.path[-1]])
         self.since, self.path = len(self.tokens), array("i", [0])
 
-    def cut(self, tokens: Sequence[int], young: SuffixAutomaton, old: SuffixAutomaton) -> None:
+    def cut(self, tokens: Sequence[int]) -> None:
         """Go back to the point up to which `tokens` agrees with the tokens read."""
-        mine = self.tokens
+        mine, young, old = self.tokens, self.domain.young, self.domain.old
         if (shared := count_valid_prefix(mine, tokens)) == len(mine):
             return
         del mine[shared:]
@@ -138,105 +213,15 @@ class _ReadText:
             self.old = old.step(*self.old, token)
 
 
-class SuffixAutomaton:
-    """The suffix automaton of several texts, which may grow in turns and branch from anywhere.
+def find_fair_share(used: Iterable[int], total: int) -> int:
+    """Return what one user may use of a total, if each other one has what it uses, or an equal part.
 
-    A state stands for the strings that end at the same places of the texts. Its longest string has length[state]
-    tokens. The others are suffixes of it, down to one token more than length[link[state]]. State 0 is the empty string.
-    All texts begin there, so no string reaches from one into another.
-
-    - edges[state]: token → state.
-    - count[state]: the number of places, a lower bound if more than HOPS suffixes have states of their own.
+    The user with the most is not limited by what it uses now.
     """
-
-    def __init__(self) -> None:
-        self.edges: list[dict[int, int]] = [{}]
-        self.link = array("i", [-1])
-        self.length = array("i", [0])
-        self.count = array("i", [0])
-
-    def grow(self, text: int, token: int) -> int:
-        """Append `token` to a text that ends in state `text`. Return the state in which it ends now.
-
-        States in which texts end stay valid: a state that is split keeps its longest string.
-        """
-        known = self.edges[text].get(token)
-        if known is not None:
-            state = self._split_state(text, token, known)
-        else:
-            state, at = self._add_state(self.length[text] + 1, {}, 0, 0), text
-            while at >= 0 and token not in self.edges[at]:
-                self.edges[at][token] = state
-                at = self.link[at]
-            if at >= 0:
-                self.link[state] = self._split_state(at, token, self.edges[at][token])
-        for each in self._walk_suffixes(state):
-            self.count[each] += 1
-        return state
-
-    def forget(self, state: int) -> None:
-        """Decrement the counts of this state and its suffixes: the text that ended here was removed."""
-        for each in self._walk_suffixes(state):
-            self.count[each] -= 1
-
-    def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """Advance a string by one token, amortised O(1). Its last `matched` tokens lead to `state`.
-
-        Returns the state and the length of the longest known suffix.
-        """
-        while token not in self.edges[state]:
-            if state == 0:
-                return 0, 0
-            state = self.link[state]
-            matched = self.length[state]
-        return self.edges[state][token], matched + 1
-
-    def find_fallback(self, state: int, matched: int | None = None) -> tuple[int, int]:
-        """Return the longest suffix that a token follows, and its length; (0, 0) if there is no such suffix."""
-        matched = self.length[state] if matched is None else matched
-        while state:
-            for target in self.edges[state].values():
-                if self.count[target] > 0:
-                    return state, matched
-            state = self.link[state]
-            matched = min(matched, self.length[state])
-        return 0, 0
-
-    def likeliest(self, state: int) -> tuple[int, float]:
-        """Return the token that followed most often, the last one seen of several, and its share. A token must follow
-        the state.
-        """
-        count, best, most, total = self.count, 0, 0, 0
-        for token, target in self.edges[state].items():
-            total += max(0, count[target])
-            if count[target] >= max(most, 1):
-                best, most = token, count[target]
-        return best, most / total
-
-    def _split_state(self, state: int, token: int, target: int) -> int:
-        """Return the state whose longest string is state's longest one plus `token`: the edge's target, or a state
-        split off it."""
-        length = self.length[state] + 1
-        if self.length[target] == length:
-            return target
-        split = self._add_state(length, self.edges[target].copy(), self.link[target], self.count[target])
-        self.link[target] = split
-        while state >= 0 and self.edges[state].get(token) == target:
-            self.edges[state][token] = split
-            state = self.link[state]
-        return split
-
-    def _add_state(self, length: int, edges: dict[int, int], link: int, count: int) -> int:
-        self.edges.append(edges)
-        self.link.append(link)
-        self.length.append(length)
-        self.count.append(count)
-        return len(self.edges) - 1
-
-    def _walk_suffixes(self, state: int) -> Iterator[int]:
-        """Yield the state and the states of its suffixes, at most HOPS, without the empty one."""
-        for _ in range(HOPS):
-            if state == 0:
-                return
-            yield state
-            state = self.link[state]
+    *others, _ = sorted(used)
+    left, count = total, len(others) + 1
+    for amount in others:
+        if amount * count >= left:
+            break
+        left, count = left - amount, count - 1
+    return left // count

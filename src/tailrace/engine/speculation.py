@@ -109,7 +109,8 @@ class Speculator:
             if count := self._reserve_blocks(sequence, min(count, sequence.tokens_left - 1), spare):
                 spare -= count * len(sequence.pair)
                 rule, blocks, computed = self.rule(sequence), sequence.blocks, sequence.num_computed
-                request = DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed)
+                salt, user = sequence.request.owner.cache_salt, sequence.request.owner.user
+                request = DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed, salt, user)
                 asked.append((sequence, request))
         start = time.perf_counter()
         found = self._ask_drafter(drafter, [request for _, request in asked])

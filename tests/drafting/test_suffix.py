@@ -240,6 +240,14 @@ def test_texts_are_searched_within_their_salt(salt: bytes, other: bytes):
     assert owners.say([9, 1, 2, 3], other) == ([4, 5] if salt == other else [])
 
 
+def test_a_slot_changes_owner_even_if_nobody_says_so():
+    drafter = Suffix()
+    for salt, drafts in ((b"a", []), (b"b", []), (b"a", [4, 5])):
+        own = [9, 1, 2, 3] if drafts else [1, 2, 3, 4, 5]
+        assert drafter.draft([DraftRequest(0, own, 8, salt=salt)])[0].tokens == drafts
+    assert drafter.draft([DraftRequest(1, [8, 1, 2, 3], 8, salt=b"")])[0].tokens == []
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), TEXT), max_size=12), TEXTS)
 def test_drafts_are_the_same_whatever_other_users_said(noise, texts):

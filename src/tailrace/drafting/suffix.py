@@ -89,13 +89,15 @@ class Suffix(Drafter):
 
     def _find_text(self, request: DraftRequest) -> _ReadText:
         text = self._texts.get(request.slot)
-        if text is None:
-            if request.salt not in self._domains:
-                self._domains[request.salt] = _Domain(request.user if request.salt else "")
-                self._unreviewed = REVIEW
-            domain = self._domains[request.salt]
-            self._domains.move_to_end(request.salt)
-            text = self._texts[request.slot] = domain.texts[request.slot] = _ReadText(domain)
+        if text is not None and text.domain.salt == request.salt:
+            return text
+        self.remove(request.slot)
+        if request.salt not in self._domains:
+            self._domains[request.salt] = _Domain(request.salt, request.user if request.salt else "")
+            self._unreviewed = REVIEW
+        domain = self._domains[request.salt]
+        self._domains.move_to_end(request.salt)
+        text = self._texts[request.slot] = domain.texts[request.slot] = _ReadText(domain)
         return text
 
     def _grow_text(self, text: _ReadText, token: int) -> None:
@@ -152,15 +154,15 @@ class Suffix(Drafter):
 
 
 class _Domain:
-    """The texts that may be drafted from for each other.
+    """The texts that may be drafted from for each other: those of requests with this salt.
 
     - user: whose share the states count in. The domain without a salt is nobody's.
     - texts: the reading positions of its sequences, by slot.
     - limit: most states of a generation.
     """
 
-    def __init__(self, user: str) -> None:
-        self.user = user
+    def __init__(self, salt: bytes, user: str) -> None:
+        self.salt, self.user = salt, user
         self.young, self.old = SuffixAutomaton(), SuffixAutomaton()
         self.texts: dict[int, _ReadText] = {}
         self.limit = 3

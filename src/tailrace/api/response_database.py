@@ -212,9 +212,7 @@ class ResponseDatabase:
         """Drop what is beyond the limit of all users together; -1: all of it. Return how many responses."""
         dropped = 0
         while dropped != most and self._count()[1] > self._bounds.max_bytes:
-            [user] = self._connection.execute(
-                "SELECT user FROM shares ORDER BY bytes DESC, user DESC LIMIT 1"
-            ).fetchone()
+            [user] = self._connection.execute(LARGEST).fetchone()
             dropped += self._drop(OLDEST, user)
         return dropped
 

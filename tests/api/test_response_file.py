@@ -25,6 +25,7 @@ from tailrace.api.response_saver import LOST
 from tailrace.api.response_store import StoreBounds
 from tailrace.api.stored import select_frames
 from tailrace.api.user import make_user_id
+from tailrace.api.worker_queries import answer_question
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError, StorageError
 
@@ -162,6 +163,49 @@ async def test_other_front_ends_find_what_has_ended_without_a_question(tmp_path:
         with looking(path) as database:  # as another front end deletes
             assert database.delete(USER, id)
         assert (await front.http.get(f"{PATH}/{id}")).status_code == 404
+
+
+async def test_a_running_response_is_asked_for_before_its_state_in_the_file(tmp_path: Path, tokenizer):
+    """The front end that runs it knows more. If none does, the file has what is left."""
+    async with fronted(tmp_path / "responses", tokenizer) as front:
+        state = make_state("resp_x", created=time.time(), text="left")
+        await file_of(front).run(lambda database: database.add(USER, "resp_x", state))
+        answers = [b'{"runs":"elsewhere"}']
+
+        async def ask(question: str, argument: str) -> list[bytes]:
+            return answers
+
+        front.app.state.front.ask = ask
+        assert (await front.http.get(f"{PATH}/resp_x")).json() == {"runs": "elsewhere"}
+        answers = []
+        assert (await front.http.get(f"{PATH}/resp_x")).json()["metadata"] == {"text": "left"}
+
+
+async def test_a_response_deleted_by_another_front_end_leaves_the_file(tmp_path: Path, tokenizer):
+    """Also if this front end stores its beginning meanwhile."""
+    path = tmp_path / "responses"
+    async with fronted(path, tokenizer, LocalClient(endless, tick_s=0.005)) as front:
+        running = asyncio.ensure_future(post(front))
+        await front.until(lambda: len(front.app.state.front.responses) == 1)
+        [id] = [request.id for request in front.service.open_requests]
+        assert answer_question(front.app.state.front, "forget", f"{USER} {id}") == b""
+        await front.http.delete(f"/v1/requests/{id}")
+        assert (await running).status_code == 200
+    assert read_file(path, id) is None
+
+
+async def test_what_was_handed_over_is_stored_before_the_end(tmp_path: Path):
+    path = str(tmp_path / "responses")
+    file, state = ResponseFile(path, StoreBounds()), make_state("r")
+
+    async def store() -> None:
+        await file.run(lambda database: database.add("a", "r", state))
+        await file.run(lambda database: database.end("a", "r", state))
+
+    file.spawn(store())
+    await file.close()
+    with looking(tmp_path / "responses") as database:
+        assert database.share_of("a", ended=True).find("r")
 
 
 async def test_a_response_deleted_while_it_runs_is_not_stored(tmp_path: Path, tokenizer):

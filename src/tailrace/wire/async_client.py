@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from tailrace.config import EngineConfig
-from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError
+from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError, describe_error
 from tailrace.params import SamplingParams
 from tailrace.wire.async_stream import AsyncStream
 from tailrace.wire.engine_process import EngineHandle, EngineProcess
@@ -267,7 +267,7 @@ class AsyncClient:
                 if self._pauses and round_s > SHORT_S:
                     await asyncio.sleep(min(PAUSE * round_s, MAX_PAUSE_S))
         except Exception as error:  # no message can be read any more: the engine is as good as dead
-            self._on_engine_lost(EngineError(f"the engine can't be understood: {error}"))
+            self._on_engine_lost(EngineError(f"the engine can't be understood: {describe_error(error)}"))
 
     async def _watch_process(self) -> None:
         """Wait for the end of the process, in a thread."""

@@ -1,6 +1,7 @@
 """ZeroMQ. No other file uses it. One frame is a list of messages. The engine is a ROUTER that knows its front ends by
 identity; a front end is a DEALER. No message is dropped because a reader is slow: the high-water marks are off. The
-engine notices that a front end is gone when it sends to it.
+engine notices that a front end is gone when it sends to it. Both sides log and drop what has more than one frame: no
+process of ours sends it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tailrace.wire.messages import FromEngine, ToEngine, encoder, from_engine, t
 from tailrace.wire.socket_folder import SocketFolder
 
 log = logging.getLogger(__name__)
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding hostile bytes raises
 
 
 class Address:
@@ -46,6 +49,20 @@ def _configure_socket(socket: zmq.Socket | zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.RCVHWM, 0)
 
 
+def take_frame(frames: list[bytes], sender: str) -> bytes | None:
+    """Return a message's only frame. Log a message of another number of frames, and return None."""
+    if len(frames) == 1:
+        return frames[0]
+    log.error("a message of %d frames from %s was dropped: it must have one", len(frames), sender)
+    return None
+
+
+def decode_frames(frames: list[bytes]) -> list[FromEngine]:
+    """Return the messages that the engine sent in one frame; none of a message that `take_frame` drops."""
+    frame = take_frame(frames, "the engine")
+    return [] if frame is None else from_engine.decode(frame)
+
+
 class EngineSocket:
     """The engine's side. It receives from and sends to any number of front ends."""
 
@@ -63,13 +80,17 @@ class EngineSocket:
         """Yield everything that has arrived. A malformed frame is logged and dropped."""
         while True:
             try:
-                client, frame = self.socket.recv_multipart(zmq.NOBLOCK)
+                client, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if (frame := take_frame(frames, client.hex())) is None:
+                continue
             try:
-                yield client, to_engine.decode(frame)
-            except msgspec.MsgspecError as error:
+                messages = to_engine.decode(frame)
+            except UNREADABLE as error:
                 log.error("a malformed frame from %s was dropped: %s", client.hex(), error)
+                continue
+            yield client, messages
 
     def send(self, client: bytes, messages: list[FromEngine]) -> bool:
         """Send the messages without blocking. Return False if the front end is gone."""
@@ -101,7 +122,9 @@ class FrontSocket:
 
     def receive(self, timeout_ms: int) -> list[FromEngine]:
         """Return one frame's messages, or none if no frame arrives within the time."""
-        return from_engine.decode(self.socket.recv()) if self.socket.poll(timeout_ms) else []
+        if not self.socket.poll(timeout_ms):
+            return []
+        return decode_frames(self.socket.recv_multipart())
 
     def close(self) -> None:
         """Close at once."""
@@ -132,9 +155,9 @@ class AsyncFrontSocket:
         The socket's events say whether there are more frames. Receiving until an exception would be simpler. But the
         exception and its future would refer to each other, and would keep the messages alive until a collection.
         """
-        messages = from_engine.decode(await self.socket.recv())
+        messages = decode_frames(await self.socket.recv_multipart())
         while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            messages += from_engine.decode(await self.socket.recv(zmq.NOBLOCK))
+            messages += decode_frames(await self.socket.recv_multipart(zmq.NOBLOCK))
         return messages
 
     def close(self) -> None:

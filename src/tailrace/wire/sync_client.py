@@ -22,7 +22,7 @@ from collections import deque
 from functools import partial
 
 from tailrace.config import EngineConfig
-from tailrace.errors import EngineDeadError, EngineError, TailraceError
+from tailrace.errors import EngineDeadError, EngineError, TailraceError, describe_error
 from tailrace.params import SamplingParams
 from tailrace.wire.engine_process import EngineProcess
 from tailrace.wire.messages import NOBODY, VERSION, Drain, Hello, ModelInfo, Owner, Replay, Stats, ToEngine
@@ -82,8 +82,13 @@ class SyncClient:
             return
         self._thread = threading.get_ident()
         self._flush_outgoing()
-        messages = self._socket.receive(timeout_ms)
-        self._streams.deliver_messages(messages)
+        try:
+            messages = self._socket.receive(timeout_ms)
+            self._streams.deliver_messages(messages)
+        except Exception as error:  # no message can be read any more: the engine is as good as dead
+            self.error = EngineError(f"the engine can't be understood: {describe_error(error)}")
+            self._streams.fail_all(EngineDeadError(str(self.error)))
+            return
         if not messages and not self._process.alive and not self._streams.drained:
             self.error = self._process.error()
             self._streams.fail_all(EngineDeadError(str(self.error)))

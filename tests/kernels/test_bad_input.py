@@ -198,3 +198,41 @@ def test_a_steps_rows_are_refused_by_the_fields_name(change, field, message):
     with pytest.raises(ParameterError) as caught:
         check(good | change)
     assert (str(caught.value), caught.value.param) == (message, field)
+
+
+LAZY = torch._neg_view  # negated lazily: the memory holds the opposite numbers
+X, W = torch.ones(2, 32), torch.ones(32)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("x", lambda: find("rms_norm", "cpu")(LAZY(X), W, 1e-5)),
+        ("weight", lambda: find("rms_norm", "cpu")(X, LAZY(W), 1e-5)),
+        ("residual", lambda: find("add_rms_norm", "cpu")(LAZY(X), X, W, 1e-5)),
+        ("delta", lambda: find("add_rms_norm", "cpu")(X, LAZY(X), W, 1e-5)),
+        ("gate_up", lambda: find("silu_mul", "cpu")(LAZY(X))),
+        ("x", lambda: find("rotary", "cpu")(LAZY(X[:, None]), X, X)),
+        ("cos", lambda: find("rotary", "cpu")(X[:, None], LAZY(X), X)),
+        ("weight", lambda: find("pack_linear", "cpu")(LAZY(X))),
+        ("bias", lambda: find("pack_linear", "cpu")(X, LAZY(X[:, 0]))),
+        ("x", lambda: kernels.linear(LAZY(X), kernels.pack_linear(X))),
+        ("raw", lambda: find("pack_quantized", "cpu")(torch.ones(2, 34, dtype=torch.uint8).to("meta"), 8, 32)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_negated_lazily_is_refused_by_name(name, call):
+    with pytest.raises(ValueError, match=f"^{name} must be a dense tensor"):
+        call()
+
+
+@pytest.mark.parametrize("name", ["query", "block_tables", "query_start", "kv_len"])
+def test_what_attention_can_not_read_by_address_is_refused(step, name):
+    with pytest.raises(ValueError, match=f"^{name} must be a dense tensor"):
+        find("paged_attention", "cpu")(
+            *(
+                (step | {name: LAZY(step[name])})[key]
+                for key in ("query", "cache", "block_tables", "query_start", "kv_len")
+            ),
+            None,
+        )

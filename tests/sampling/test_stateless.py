@@ -217,7 +217,7 @@ TWO = torch.zeros(2, V)
         (TWO.double(), {}, "logits", "bf16, f16 or f32"),
         (torch.zeros(V), {}, "logits", r"logits must be \[R, V\]"),
         ([[0.0]], {}, "logits", "logits must be a Tensor"),
-        (TWO.to("meta"), {}, "logits", "logits on meta"),
+        (TWO.to("meta"), {}, "logits", "a tensor on meta"),
         (TWO, {"backend": "tpu"}, "backend", "backend must be one of cpu, gpu, got 'tpu'"),
         (TWO, {"backend": "reference"}, "backend", "backend must be one of cpu, gpu, got 'reference'"),
     ],

@@ -22,6 +22,7 @@ from tailrace.kernels.constants import (
     TAKEN,
     UNSUPPORTED,
 )
+from tailrace.kernels.plain import is_plain
 from tailrace.kernels.program import STAGES, Program
 from tailrace.kernels.proposals import shown
 from tailrace.kernels.rows import Rows
@@ -141,6 +142,7 @@ def check_masks(mask: torch.Tensor, masks: torch.Tensor | None, count: int, voca
     checked later."""
     if (
         not isinstance(mask, torch.Tensor)
+        or not is_plain(mask)
         or mask.dtype != torch.int64
         or mask.shape != (count,)
         or not mask.is_contiguous()
@@ -149,6 +151,7 @@ def check_masks(mask: torch.Tensor, masks: torch.Tensor | None, count: int, voca
     words = -(-vocab // 32)
     if (
         not isinstance(masks, torch.Tensor)
+        or not is_plain(masks)
         or masks.dtype != torch.int32
         or masks.shape != (len(masks), words)
         or not masks.is_contiguous()

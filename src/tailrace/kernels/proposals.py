@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.plain import is_plain, make_plain, name_oddity
 from tailrace.kernels.transfer import there
 
 # float32 [R, V], where bonus rows are not read; or one entry per request: float32 [k, V] for its k drafts, or None if
@@ -62,15 +63,15 @@ def given(proposals: torch.Tensor | Sequence[torch.Tensor | None] | Any) -> Prop
     """Return the proposals as Rows holds them.
 
     Raises:
-        ParameterError: they are neither a tensor nor a list of tensors.
+        ParameterError: they are neither a tensor nor a list of tensors, or a tensor is not plain (plain.py).
     """
     if isinstance(proposals, torch.Tensor):
-        return proposals
+        return make_plain("proposals", proposals)
     if not isinstance(proposals, (list, tuple)) or not all(q is None or isinstance(q, torch.Tensor) for q in proposals):
         raise ParameterError(
             f"proposals must be a tensor or a list of tensors, one per request, got {shown(proposals)}", "proposals"
         )
-    return tuple(proposals)
+    return tuple(None if q is None else make_plain("proposals", q) for q in proposals)
 
 
 def of_request(proposals: Proposals | None, start: torch.Tensor, request: int) -> torch.Tensor | None:
@@ -161,4 +162,9 @@ def shown(value: object) -> str:
     """Return the form of a value for an error message."""
     if value is None:
         return "none"
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if oddity := name_oddity(value):
+        return oddity
+    lazy = "" if is_plain(value) else ", negated lazily"
+    return f"{value.dtype} {tuple(value.shape)}{lazy}"

@@ -19,6 +19,7 @@ from typing import Any, get_args
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.plain import is_plain
 from tailrace.kernels.proposals import Proposals, check_distributions, given, of_request, shown
 from tailrace.request.options import Rule
 
@@ -118,7 +119,10 @@ class Rows:
         ):
             check_column(name, part, torch.int64)
         if (rule := self.rule) is not None and (
-            getattr(rule, "dtype", None) is not torch.int32 or not rule.is_contiguous() or not rule.is_cpu
+            getattr(rule, "dtype", None) is not torch.int32
+            or not is_plain(rule)
+            or not rule.is_contiguous()
+            or not rule.is_cpu
         ):
             raise ParameterError(f"rule must be contiguous int32 [N] on the CPU, got {shown(rule)}", "rule")
         if self.proposals is not None:
@@ -261,7 +265,13 @@ class Rows:
 
 def check_column(name: str, part: torch.Tensor | Any, dtype: torch.dtype) -> None:
     """Raise ParameterError unless `part` holds one number per row (or request), as the kernels read them."""
-    if getattr(part, "dtype", None) is not dtype or part.dim() != 1 or not part.is_contiguous() or not part.is_cpu:
+    if (
+        getattr(part, "dtype", None) is not dtype
+        or not is_plain(part)
+        or part.dim() != 1
+        or not part.is_contiguous()
+        or not part.is_cpu
+    ):
         raise ParameterError(f"{name} must be contiguous {str(dtype)[6:]} [n] on the CPU, got {shown(part)}", name)
 
 
@@ -300,7 +310,7 @@ def length(name: str, values: Sequence[Any]) -> int:
     """Return the length of a list. ParameterError: it is no list."""
     try:
         return len(values)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # torch's for a tensor without sizes
         raise ParameterError(f"{name} must be a list, got {values!r:.100}", name) from error
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.plain import make_plain
 from tailrace.kernels.rows import Rows, shown
 from tailrace.kernels.transfer import together
 
@@ -34,8 +35,9 @@ def guide(conditional: torch.Tensor, unconditional: torch.Tensor, scale: torch.T
         ParameterError: an argument is no such tensor, shapes differ, or a scale is negative or not finite.
     """
     for name, given in (("conditional", conditional), ("unconditional", unconditional), ("scale", scale)):
-        if not isinstance(given, torch.Tensor) or given.is_complex() or given.is_meta:
+        if not isinstance(given, torch.Tensor) or given.is_complex():
             raise ParameterError(f"{name} must be a Tensor of numbers, got {shown(given)}", name)
+        make_plain(name, given)  # torch itself reads what is negated lazily
     if (
         conditional.device != unconditional.device
         or conditional.dim() != 2

@@ -10,6 +10,7 @@ from tailrace.base.logprobs import TokenLogprobs
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import Programs
 from tailrace.kernels.cpu.sample import CPUStep
+from tailrace.kernels.plain import make_plain
 from tailrace.kernels.program import Program, ascending
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.status import MESSAGES, OK
@@ -31,10 +32,9 @@ def replay(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogpr
         ValueError: a row holds NaN, +inf, or nothing but −inf.
     """
     check_kind("logits", logits, torch.Tensor)
-    count, vocab = readable(logits).shape
+    logits = readable(logits)
+    count, vocab = logits.shape
     tokens, top = checked_ids("tokens", tokens, vocab), checked_size("top", top, 0)
-    if logits.is_meta:
-        raise ParameterError("logits on meta can't be read", "logits")
     if len(tokens) != count or top > vocab:
         raise ParameterError(
             f"tokens must be {count} ids and top at most {vocab}, got {len(tokens)} and {top}", "tokens"
@@ -75,6 +75,8 @@ def logprobs_of(logits: torch.Tensor, token_ids: Sequence[Sequence[int]]) -> lis
     Raises:
         ParameterError: the number of lists differs from the number of rows.
     """
+    check_kind("logits", logits, torch.Tensor)
+    logits = make_plain("logits", logits)
     if len(token_ids) != len(logits):
         raise ParameterError(f"token_ids must be {len(logits)} lists, got {len(token_ids)}", "token_ids")
     return [

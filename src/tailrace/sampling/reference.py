@@ -72,7 +72,7 @@ def apply_dense(row: torch.Tensor, edit: Dense) -> None:
             ):
                 wanted = f"{row.dtype} {tuple(shape)} on the CPU"
                 raise TypeError(f"a processor must return nothing, or another {wanted}, got {describe_result(result)}")
-            row.copy_(result)
+            row.copy_(result.detach())
         if row.shape != shape:
             raise TypeError(f"a processor must leave the row's shape {tuple(shape)} as it is, got {tuple(row.shape)}")
     except (KeyboardInterrupt, SystemExit):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.plain import make_plain
 from tailrace.kernels.rows import tensor
 from tailrace.request.fields import MAX_SEED, MIN_SEED
 from tailrace.sampling.keys import request_key
@@ -24,6 +25,9 @@ NUMBERS = WHOLE | {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 def on_host(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values without tensors of a GPU. One copy moves all such tensors, and the host waits once."""
+    given = {
+        name: make_plain(name, value) if isinstance(value, torch.Tensor) else value for name, value in given.items()
+    }
     away = {
         name: value
         for name, value in given.items()
@@ -57,7 +61,8 @@ def parse_values(name: str, given: Any, count: int, *, whole: bool) -> list[Any]
         return given
     found: Any = None
     if isinstance(given, torch.Tensor):
-        if given.dtype in (WHOLE if whole else NUMBERS) and given.dim() <= 1 and not given.is_meta:
+        given = make_plain(name, given)
+        if given.dtype in (WHOLE if whole else NUMBERS) and given.dim() <= 1:
             found = given.tolist()
     elif kind is list or kind is tuple:
         if set(map(type, given)) <= ({int} if whole else {int, float}):

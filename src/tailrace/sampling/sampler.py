@@ -14,6 +14,7 @@ import torch
 
 from tailrace.errors import ParameterError
 from tailrace.explain.record import ExplainOptions, Explanation
+from tailrace.kernels.plain import make_plain
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.backends import BackendName, backend_of, name_for
 from tailrace.sampling.backends.base import Backend, Pending, Sampled
@@ -55,9 +56,10 @@ class Sampler:
             rows: see kernels/rows.py.
 
         Raises:
-            ParameterError: the vocabulary or the dtype differs, a slot is empty, or a number of `rows` is out of range.
+            ParameterError: the vocabulary or the dtype differs, the logits have no numbers in memory
+                (kernels/plain.py), a slot is empty, or a number of `rows` is out of range.
         """
-        rows = self._complete_rows(logits, rows)
+        logits, rows = self._complete_step(logits, rows)
         return self.backend_for(logits.device).sample(logits, rows)
 
     def explain(
@@ -81,16 +83,18 @@ class Sampler:
             ParameterError: as from `begin`. Or the number of options differs from the requests', or they name a token
                 outside the vocabulary.
         """
-        rows = self._complete_rows(logits, rows)
+        logits, rows = self._complete_step(logits, rows)
         each = [options] * rows.num_requests if isinstance(options, ExplainOptions) else options
         check_options(each, rows.num_requests, self.slots.vocab_size)
         check_step(self.slots, logits, rows)
         return explain_rows(self.slots, logits, rows, each)
 
-    def _complete_rows(self, logits: torch.Tensor, rows: Rows) -> Rows:
-        """Check the rows as all backends need it. Return them with their positions."""
+    def _complete_step(self, logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, Rows]:
+        """Check the step as all backends need it. Return the logits as a plain tensor, and the rows with their
+        positions."""
         check_kind("rows", rows, Rows)
         check_kind("logits", logits, torch.Tensor)
+        logits = make_plain("logits", logits)
         if logits.dim() != 2 or logits.shape[1] != self.slots.vocab_size:
             raise ParameterError(
                 f"logits must have {self.slots.vocab_size} columns, got {tuple(logits.shape)}", "logits"
@@ -98,7 +102,7 @@ class Sampler:
         if rows.counted is not False:
             check_kind("counted", rows.counted, bool)
             rows = replace(rows, position=self.slots.positions(rows), counted=False)
-        return rows
+        return logits, rows
 
     def backend_for(self, device: torch.device) -> Backend:
         """Return the backend that samples logits of this device.

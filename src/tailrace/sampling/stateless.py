@@ -17,13 +17,15 @@ import torch
 from tailrace.errors import ParameterError
 from tailrace.kernels.cpu.program import ProgramRecord
 from tailrace.kernels.cpu.sample import PlainStep
+from tailrace.kernels.plain import is_plain, make_plain
+from tailrace.kernels.proposals import shown
 from tailrace.kernels.rows import Rows
 from tailrace.kernels.types import readable
 from tailrace.params import FIELDS as DECLARED
 from tailrace.params import NEUTRAL, SamplingParams, check_range
 from tailrace.sampling.backends import BackendName, name_for
 from tailrace.sampling.programs import RowProgram, program_of
-from tailrace.sampling.row_values import PerRow, describe_given, make_row_keys, on_host, parse_positions, parse_values
+from tailrace.sampling.row_values import PerRow, make_row_keys, on_host, parse_positions, parse_values
 from tailrace.sampling.validation import check_kind, checked_size
 
 RECORD_WORDS = ctypes.sizeof(ProgramRecord) // 8
@@ -143,6 +145,7 @@ def sample(
         ParameterError: (a ValueError) with the field and the row. Also for logits of another dtype or shape.
     """
     check_kind("logits", logits, torch.Tensor)
+    logits = make_plain("logits", logits)
     if logits.dim() != 2:
         raise ParameterError(f"logits must be [R, V], got {tuple(logits.shape)}", "logits")
     count, vocab = logits.shape
@@ -166,14 +169,12 @@ def checked_bitmask(bitmask: torch.Tensor | None, count: int, vocab: int) -> tor
     shape = (count, -(-vocab // 32))
     if bitmask is not None and not (
         isinstance(bitmask, torch.Tensor)
+        and is_plain(bitmask)
         and bitmask.dtype == torch.int32
         and bitmask.shape == shape
         and bitmask.is_contiguous()
-        and not bitmask.is_meta
     ):
-        raise ParameterError(
-            f"bitmask must be contiguous int32 {list(shape)}, got {describe_given(bitmask)}", "bitmask"
-        )
+        raise ParameterError(f"bitmask must be contiguous int32 {list(shape)}, got {shown(bitmask)}", "bitmask")
     return bitmask
 
 

@@ -6,8 +6,10 @@ import operator
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
+import torch
 
 from tailrace.errors import ParameterError
+from tailrace.kernels.plain import make_plain
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams
 from tailrace.request.engine_fields import MAX_SEQUENCES
 from tailrace.request.fields import MAX_SEED, MIN_SEED
@@ -71,7 +73,7 @@ def checked_ids(name: str, ids: Sequence[int], bound: int) -> list[int]:
         ParameterError: the argument is none of these, or an id lies outside 0 … bound − 1.
     """
     try:
-        array = np.asarray(ids)
+        array = np.asarray(make_plain(name, ids) if isinstance(ids, torch.Tensor) else ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterError(f"{name} must be a list of whole numbers: {error}", name) from error
     if array.size == 0 and array.ndim == 1:
@@ -85,6 +87,8 @@ def checked_ids(name: str, ids: Sequence[int], bound: int) -> list[int]:
 
 def checked_few(name: str, ids: Sequence[int], bound: int) -> list[int]:
     """Do the same as `checked_ids`, but faster for a few ids."""
+    if isinstance(ids, torch.Tensor):
+        ids = make_plain(name, ids).tolist()
     try:
         few = list(ids)
     except TypeError as error:
@@ -115,7 +119,7 @@ def checked_id(name: str, id: int, bound: int) -> int:
     """Return a token id as Python's integer, also from numpy's or torch's. Raise ParameterError for anything else."""
     try:
         number = convert_integer(id)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise ParameterError(f"{name} must be lists of token ids, one per slot: {error}", name) from error
     if not 0 <= number < bound:
         hint = "; Sampled.tokens() leaves out what is none" if number == -1 else ""

@@ -6,10 +6,12 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
+from tailrace.kernels.plain import refuse_odd
 from tailrace.kernels.types import CODES
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    refuse_odd(gate_up=gate_up)
     width = gate_up.shape[-1]
     if width % 2:
         raise ValueError(f"gate and up must have one width, got {width} in all")

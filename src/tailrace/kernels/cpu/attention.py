@@ -11,6 +11,7 @@ from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache, check_attention
 from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.cpu.memory import lasting
+from tailrace.kernels.plain import refuse_odd
 from tailrace.kernels.types import CODES
 
 KV_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # csrc/quantized/kv_codes.h
@@ -68,6 +69,7 @@ def integers(x: torch.Tensor, dtype: torch.dtype, name: str) -> None:
 
 
 def store_kv(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    refuse_odd(key=key, value=value, slots=slots)
     shape = (slots.shape[0], cache.heads, cache.head_dim)
     wide = (*shape[:2], cache.value_dim)
     if key.shape != shape or value.shape != wide or key.dtype != cache.dtype or value.dtype != cache.dtype:
@@ -106,9 +108,11 @@ def paged_attention(
     options: AttentionOptions,
 ) -> torch.Tensor:
     """(More than 40 lines: the C++ function's arguments.)"""
+    refuse_odd(query=query, block_tables=block_tables, query_start=query_start, kv_len=kv_len)
     check_attention(query, cache, block_tables, query_start, kv_len)
     tokens, heads, dim = query.shape
     sinks = options.check_sinks(heads, query.device)
+    refuse_odd(sinks=sinks)
     for name, part in (("block_tables", block_tables), ("query_start", query_start), ("kv_len", kv_len)):
         integers(part, torch.int32, name)
     query = rows(query)

@@ -10,6 +10,7 @@ from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.cpu.memory import lasting
 from tailrace.kernels.cpu.quantized import Quantized, product
+from tailrace.kernels.plain import refuse_odd
 from tailrace.kernels.types import CODES
 
 
@@ -23,6 +24,7 @@ class Packed(NamedTuple):
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    refuse_odd(weight=weight, bias=bias)
     if weight.dim() != 2 or weight.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"weight must be [N, K] of bf16 or f32, got {weight.dtype} {tuple(weight.shape)}")
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
@@ -39,6 +41,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
 
 
 def linear(x: torch.Tensor, packed: Packed | Quantized) -> torch.Tensor:
+    refuse_odd(x=x)
     if isinstance(packed, Quantized):
         return product(x, packed)
     if x.shape[-1:] != (packed.k,) or x.dtype != packed.data.dtype:

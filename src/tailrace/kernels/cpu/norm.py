@@ -6,6 +6,7 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
+from tailrace.kernels.plain import refuse_odd
 from tailrace.kernels.types import CODES
 
 
@@ -19,6 +20,7 @@ def check_weight(weight: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool = False) -> torch.Tensor:
+    refuse_odd(x=x, weight=weight)
     dim = x.shape[-1]
     check_weight(weight, x)
     flat = x.reshape(-1, dim)
@@ -41,6 +43,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool =
 
 
 def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    refuse_odd(residual=residual, delta=delta, weight=weight)
     dim = residual.shape[-1]
     check_weight(weight, residual)
     if delta.shape != residual.shape or delta.dtype != residual.dtype or not residual.is_contiguous():

@@ -11,6 +11,7 @@ import torch
 from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
 from tailrace.kernels.cpu.memory import lasting
+from tailrace.kernels.plain import refuse_odd
 from tailrace.kernels.types import CODES
 
 PANEL = 64  # outputs that are packed together
@@ -28,6 +29,7 @@ class Quantized(NamedTuple):
 
 
 def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor | None = None) -> Quantized:
+    refuse_odd(raw=raw, bias=bias)
     if not _cpu.is_quantized(ggml_type):
         raise ValueError(f"there is no kernel for blocks of GGUF's type {ggml_type}")
     block, size = BLOCKS[ggml_type]
@@ -67,6 +69,7 @@ def joined(parts: list[Quantized]) -> list[Quantized]:
 
 
 def quantized_rows(packed: Quantized, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    refuse_odd(ids=ids)
     if dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"dtype must be bf16 or f32, got {dtype}")
     flat = ids.reshape(-1).to(torch.int64).contiguous()

@@ -6,10 +6,12 @@ import torch
 
 from tailrace import _cpu
 from tailrace.kernels.cpu.launch import launch
+from tailrace.kernels.plain import refuse_odd
 from tailrace.kernels.types import CODES
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    refuse_odd(x=x, cos=cos, sin=sin)
     tokens, heads, dim = x.shape
     if x.stride(2) != 1 or (heads > 1 and x.stride(1) != dim):
         raise ValueError("the heads of a token must lie side by side in memory")

@@ -123,4 +123,3 @@ def test_what_is_json_passes(text, tmp_path):
 
 def test_missing_file_passes(tmp_path):
     refuse_stand_in(tmp_path / "config.json")
-    refuse_stand_in(tmp_path)

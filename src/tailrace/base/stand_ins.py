@@ -1,14 +1,19 @@
-"""Detects files that replace a model's file: a Git LFS pointer, a saved error page, a download that broke off. This
-module does not know what the files should hold."""
+"""Detects what replaces a model's file: a Git LFS pointer, a saved error page, a download that broke off, or no file at
+all (a FIFO, which nobody may ever write to, a device, a folder). This module does not know what the files should
+hold."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import zipfile
 from pathlib import Path
 
 from tailrace.errors import ModelLoadError
 
+KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+KINDS |= {stat.S_IFDIR: "a folder"}
 HEAD = 4096  # bytes that are read
 TEXTS = (".jinja", ".txt", ".py", ".toml")  # these may be empty, or hold any text
 POINTERS = {
@@ -26,10 +31,12 @@ def refuse_stand_in(path: Path) -> None:
     """Raise ModelLoadError if something else replaces a model's file. A file that is missing or can't be read
     passes."""
     try:
+        if kind := KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
+            raise ModelLoadError(f"{path} is {kind}, not a file")
         with path.open("rb") as file:
             head = file.read(HEAD)
         found = name_stand_in(path, head)
-    except OSError:
+    except (OSError, ValueError):  # a name with a null byte
         return
     if found:
         raise ModelLoadError(f"{path} is {found}")

@@ -6,16 +6,15 @@ no drafter.
 
 from __future__ import annotations
 
-import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tailrace.base.extras import require_extra
+from tailrace.base.json_files import read_object
 from tailrace.base.stand_ins import refuse_stand_in
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, take_first_line
 
 IGNORED = ("rotary_emb.inv_freq", "t2d")  # derived from the configuration, or from another tensor
 
@@ -33,11 +32,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
-        refuse_stand_in(folder / "config.json")
-        try:
-            self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{folder}: config.json: {error}") from error
+        self.config = read_object(folder / "config.json")
         self.tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
 
     def __contains__(self, name: str) -> bool:
@@ -109,10 +104,10 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         ModelLoadError: the folder has no tensors, or they can't be read.
     """
     with require_extra("serve"):
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
+    path = folder
     try:
         for path in sorted(folder.glob("*.safetensors")):
             refuse_stand_in(path)
@@ -120,8 +115,10 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         for path in [] if tensors else sorted(folder.glob("pytorch_model*.bin")):
             refuse_stand_in(path)
             tensors |= torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
-        raise ModelLoadError(f"{folder}: {error}") from error
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the libraries raise many kinds
+        raise ModelLoadError(f"{path} can't be read: {take_first_line(error)}") from error
     if not tensors:
         raise ModelLoadError(f"{folder} has neither *.safetensors nor pytorch_model*.bin")
     return tensors

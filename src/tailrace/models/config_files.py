@@ -5,12 +5,10 @@ Imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.base.stand_ins import refuse_stand_in
-from tailrace.errors import ModelLoadError
+from tailrace.base.json_files import read_object, read_optional_object
 
 # where a multimodal model keeps its language model's settings
 NESTED = ("text_config", "llm_config", "language_config")
@@ -36,17 +34,7 @@ def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, A
     Raises:
         ModelLoadError: it is required and missing, or it is not a JSON object.
     """
-    path = folder / name
-    if not path.is_file() and not required:
-        return {}
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        refuse_stand_in(path)
-        raise ModelLoadError(f"{path} can't be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")
-    return value
+    return read_object(folder / name) if required else read_optional_object(folder / name)
 
 
 def find_first_number(config: dict[str, Any], names: tuple[str, ...]) -> int:

@@ -12,7 +12,6 @@ The longer length counts where both are stated. Imports neither torch nor transf
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeGuard
 
 from tailrace.errors import ModelLoadError
@@ -30,6 +29,8 @@ def context_length(config: dict[str, Any]) -> int:
         ModelLoadError: a factor is no positive number, or makes too long a context.
     """
     stated = next((config[key] for key in CONTEXT_KEYS if is_positive_integer(config.get(key))), 0)
+    if stated > MAX_CONTEXT:
+        raise ModelLoadError(f"the context must be at most {MAX_CONTEXT} tokens, got {stated!s:.80}")
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict) or "gemma3" in str(config.get("model_type")):
         return stated
@@ -45,12 +46,16 @@ def context_length(config: dict[str, Any]) -> int:
 def stretched_length(rope: dict[str, Any], original: Any, stated: int) -> float:
     """Return the length that the factor makes; 0 without a scaling that stretches the context."""
     factor = rope.get("factor")
-    if (rope.get("rope_type") or rope.get("type")) not in STRETCHED or factor is None:
+    kind = rope.get("rope_type") or rope.get("type")
+    if not isinstance(kind, str) or kind not in STRETCHED or factor is None:
         return 0
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-        raise ModelLoadError(f"the factor of rotary embeddings must be a positive number, got {factor!s:.80}")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MAX_CONTEXT:
+        raise ModelLoadError(
+            f"the factor of rotary embeddings must be above 0 and at most {MAX_CONTEXT}, got {factor!s:.80}"
+        )
     lengths = (rope.get(ORIGINAL), original, stated)
-    return next((length for length in lengths if is_positive_integer(length)), 0) * factor
+    # the bound is for floats, which larger numbers exceed; it is too long a context in any case
+    return min(next((length for length in lengths if is_positive_integer(length)), 0), 2**31) * factor
 
 
 def is_positive_integer(value: Any) -> TypeGuard[int]:

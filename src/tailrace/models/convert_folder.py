@@ -212,11 +212,19 @@ def fill_folder(source: Path, folder: Path, dtype: str, weights: str, remote_cod
     else:
         assert owner is not None
         made = quantize_tensors(tensors, owner, GGMLQuantizationType[weights.upper()])
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+    shutil.copytree(source, folder, ignore=leave_out, dirs_exist_ok=True)
     write_config(source, folder, None if owner is None else made.settings("stay" if settings else "became"))
     send_line("stage", f"writing {len(made.tensors)} tensors, {len(made.types)} of them in blocks")
     total = len(made.tensors)
     write_tensors(folder / "model.safetensors", made.tensors, lambda done: say_count(done, total))
+
+
+def leave_out(folder: str, names: list[str]) -> set[str]:
+    """Return the names of a folder that are not copied: weights, and what is no file and no folder of its own. A device
+    has no end, and a link to a folder may be a loop."""
+    paths = {name: Path(folder, name) for name in names}
+    odd = {name for name, path in paths.items() if not (path.is_file() or (path.is_dir() and not path.is_symlink()))}
+    return odd | shutil.ignore_patterns(*NOT_COPIED)(folder, names)
 
 
 def write_config(source: Path, folder: Path, settings: dict[str, Any] | None) -> None:

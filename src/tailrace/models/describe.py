@@ -21,6 +21,7 @@ from tailrace.wire.messages import ModelInfo
 # fields of generation_config.json that are sampling defaults, and what SamplingParams calls them
 SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DEFAULTS = {name: name for name in SAME} | {"max_new_tokens": "max_tokens"}
+MAX_ID = 2**31 - 1
 NO_LIMIT = 10**9  # tokenizers without a limit write a huge model_max_length
 
 
@@ -89,17 +90,20 @@ def eos_token_ids(folder: Path) -> list[int]:
     """Every id that config.json, generation_config.json or the tokenizer calls the end, in ascending order. If none of
     them does, the ends of the model's class."""
     config = read_json(folder, "config.json", required=True)
-    stated = (
-        config.get("eos_token_id"),
-        language_config(config).get("eos_token_id"),
-        read_json(folder, "generation_config.json").get("eos_token_id"),
-        tokenizer_eos(folder),
-    )
-    if not any(entry is not None for entry in stated):
-        stated = (read_language_settings(folder, (("eos_token_id",),)).get("eos_token_id"),)
+    stated = [
+        ("config.json", config.get("eos_token_id")),
+        ("config.json", language_config(config).get("eos_token_id")),
+        ("generation_config.json", read_json(folder, "generation_config.json").get("eos_token_id")),
+        ("the tokenizer", tokenizer_eos(folder)),
+    ]
+    if not any(entry is not None for _, entry in stated):
+        stated = [("config.json", read_language_settings(folder, (("eos_token_id",),)).get("eos_token_id"))]
     ids: set[int] = set()
-    for entry in stated:
-        ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
+    for where, entry in stated:
+        for id in entry if isinstance(entry, list) else [] if entry is None else [entry]:
+            if type(id) is not int or not 0 <= id <= MAX_ID:
+                raise ModelLoadError(f"{folder}: {where}: eos_token_id must be token ids, got {id!s:.80}")
+            ids.add(id)
     return sorted(ids)
 
 
@@ -126,13 +130,23 @@ def tokenizer_eos(folder: Path) -> int | None:
     config = read_json(folder, "tokenizer_config.json")
     token = config.get("eos_token") or read_json(folder, "special_tokens_map.json").get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
-    if token is None:
+    if not isinstance(token, str):  # transformers takes nothing else for a token either
         return None
-    for number, entry in (config.get("added_tokens_decoder") or {}).items():
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict) or not all(isinstance(entry, dict) for entry in listed.values()):
+        raise ModelLoadError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is no table of tokens by id")
+    for number, entry in listed.items():
         if entry.get("content") == token:
-            return int(number)
+            return parse_id(folder, number)
     fast = fast_token_id(folder / "tokenizer.json", token)
     return plain_token_id(folder, token) if fast is None else fast
+
+
+def parse_id(folder: Path, number: str) -> int:
+    """Return a key of added_tokens_decoder as a token id."""
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise ModelLoadError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder has the id {number!r:.80}")
+    return int(number)
 
 
 def fast_token_id(path: Path, token: str) -> int | None:
@@ -145,7 +159,9 @@ def fast_token_id(path: Path, token: str) -> int | None:
         if added is not None or not bytes(file.model):
             return added
         vocab = msgspec.json.decode(file.model, type=TokenizerModel).vocab
-    except msgspec.DecodeError as error:
+    except RecursionError as error:
+        raise ModelLoadError(f"{path} can't be read: its JSON nests too deeply") from error
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ModelLoadError(f"{path} can't be read: {error}") from error
     if isinstance(vocab, dict):
         return vocab.get(token)
@@ -155,4 +171,4 @@ def fast_token_id(path: Path, token: str) -> int | None:
 def plain_token_id(folder: Path, token: str) -> int | None:
     """The id of `token` in the files of a tokenizer without tokenizer.json."""
     found = (read_json(folder, name).get(token) for name in ("added_tokens.json", "vocab.json"))
-    return next((number for number in found if number is not None), None)
+    return next((number for number in found if type(number) is int), None)

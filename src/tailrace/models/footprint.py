@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
-from tailrace.errors import ModelLoadError
 from tailrace.models.class_settings import read_language_settings
 from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, nested_config, read_json
+from tailrace.models.local import list_indexed
 from tailrace.models.tensors import BLOCKS_METHOD, FLOATS, SIZES, index_tensors
 
 # by quant_method: how many floats become of an entry, where transformers widens it at load
@@ -29,7 +29,8 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     """
     whole = read_json(folder, "config.json", required=True)
     config = read_language_settings(folder, (("vocab_size",), WIDTH)) if packed else {}
-    blocks = whole.get("quantization_config") or {}
+    stated = whole.get("quantization_config")
+    blocks = stated if isinstance(stated, dict) else {}
     widened = WIDENED.get(str(blocks.get("quant_method")), {})
     sizes = SIZES | dict.fromkeys(FLOATS, itemsize) | {kind: count * itemsize for kind, count in widened.items()}
     total = sum(tensors_bytes(path, sizes) for path in weight_files(folder))
@@ -63,12 +64,8 @@ def weight_files(folder: Path) -> list[Path]:
     whole, index = folder / "model.safetensors", "model.safetensors.index.json"
     if whole.exists():
         return [whole]
-    if (names := read_json(folder, index).get("weight_map")) is not None:
-        if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-            raise ModelLoadError(f"{folder}: the weight_map of {index} is no table of tensors and their files")
-        if outside := [name for name in names.values() if Path(name).name != name]:
-            raise ModelLoadError(f"{folder}: {index} names {outside[0]:.80}, which is no file of it")
-        return [folder / name for name in sorted(set(names.values()))]
+    if "weight_map" in read_json(folder, index):
+        return [folder / name for name in list_indexed(folder, index)]
     return list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailrace.base.json_files import read_object
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 
@@ -27,10 +28,29 @@ class LocalModel:
 def weight_names(folder: Path) -> list[str]:
     """Return the files of weights that the folder should have: those of its index, or the first of the usual names that
     exists; empty if it has neither."""
-    index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
-    if index is not None:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    for name in INDEXES:
+        if os.path.lexists(folder / name):
+            return list_indexed(folder, name)
     return [name for name in WEIGHTS if (folder / name).is_file()][:1]
+
+
+def list_indexed(folder: Path, index: str) -> list[str]:
+    """Return the names of the files that an index of weights names.
+
+    Raises:
+        ModelLoadError: the index is no table of files of this folder.
+    """
+    names = read_object(folder / index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ModelLoadError(f"{folder}: the weight_map of {index} is no table of tensors and their files")
+    if outside := [name for name in names.values() if not is_file_name(name)]:
+        raise ModelLoadError(f"{folder}: {index} names {outside[0]!r:.80}, which is no file of it")
+    return sorted(set(names.values()))
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether this is the name of a file in a folder, and no path out of it."""
+    return name not in ("", ".", "..") and not any(char in name for char in "/\\\0")
 
 
 def list_missing_files(folder: Path) -> list[str]:
@@ -51,12 +71,13 @@ def refuse_adapter(folder: Path) -> None:
     if not config.is_file() or (folder / "config.json").is_file():
         return
     try:
-        base = json.loads(config.read_text())["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
+        base = read_object(config).get("base_model_name_or_path")
+    except ModelLoadError:
         base = None
+    known = base if isinstance(base, str) and base else "BASE"
     raise ModelLoadError(
         f"{folder} is an adapter, not a model: serve its base model with it, "
-        f"--model {base or 'BASE'} --lora {folder.name}={folder}"
+        f"--model {known:.200} --lora {folder.name}={folder}"
     )
 
 
@@ -68,12 +89,9 @@ def check_folder(folder: Path) -> Path:
             something else where a file should be.
     """
     refuse_adapter(folder)
-    for name in (*SETTINGS, *TOKENIZERS, *INDEXES):
+    for name in (*SETTINGS, *TOKENIZERS, *INDEXES, *WEIGHTS):
         refuse_stand_in(folder / name)
-    try:
-        lacks = list_missing_files(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{folder}: its weight index can't be read: {error}") from error
+    lacks = list_missing_files(folder)
     if lacks:
         found = sorted(path.name for path in folder.glob("*.gguf"))
         hint = f"; to load {found[0]}, name that file itself" if found else ""

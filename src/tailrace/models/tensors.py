@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
@@ -25,6 +25,10 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for
 QUANTISED = re.compile(r"scale|zero|qweight|packed|absmax|quant|g_idx|codebook|_data$")  # in a tensor's name
 BLOCKS_METHOD = "tailrace"  # `quant_method` in the config.json of a folder whose matrices are in blocks
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
+
+
+MAX_HEADER = 100_000_000  # bytes, as in the format's own reader
+MAX_DIMENSIONS, MAX_DIMENSION = 64, 2**40
 
 
 class FileTensor(NamedTuple):
@@ -62,7 +66,9 @@ def index_tensors(path: Path) -> dict[str, FileTensor]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > whole - 8:
                 raise ValueError(f"its header should have {length} bytes, and the file has {whole}")
-            header = json.loads(file.read(length), parse_constant=no_number)
+            if length > MAX_HEADER:
+                raise ValueError(f"its header has {length} bytes, and the format allows {MAX_HEADER}")
+            header = json.loads(file.read(length), parse_constant=no_number, object_pairs_hook=refuse_twins)
         header.pop("__metadata__", None)
         found = {name: parse_entry(path, name, fields, (8 + length, whole)) for name, fields in header.items()}
         refuse_gaps(path, list(found.values()), whole - 8 - length)
@@ -85,13 +91,25 @@ def parse_entry(path: Path, name: str, fields: dict[str, list[int]], ends: tuple
     """Return one tensor. ends: where the data begin and the file ends."""
     dtype, shape = str(fields["dtype"]), tuple(fields["shape"])
     first, last = fields["data_offsets"]
-    if not 0 <= first <= last or any(not isinstance(size, int) or size < 0 for size in shape):
-        raise ModelLoadError(f"{path} is damaged: tensor {name} has shape {shape} at {first} … {last}")
+    sized = len(shape) <= MAX_DIMENSIONS and all(type(size) is int and 0 <= size <= MAX_DIMENSION for size in shape)
+    if not sized or type(first) is not int or type(last) is not int or not 0 <= first <= last:
+        raise ModelLoadError(f"{path} is damaged: tensor {name:.200} has shape {shape!s:.200} at {first} … {last}")
     if dtype in SIZES and last - first != prod(shape) * SIZES[dtype]:
         raise ModelLoadError(f"{path} is damaged: tensor {name} of {dtype} {shape} has {last - first} bytes")
     if ends[0] + last > ends[1]:
         raise ModelLoadError(f"{path} is cut short: tensor {name} ends at byte {ends[0] + last} of {ends[1]}")
     return FileTensor(path, name, dtype, shape, ends[0] + first, last - first)
+
+
+def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict. Raise ValueError if a name occurs twice: readers disagree on which
+    one counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twin = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"its header has {twin!r:.200} twice")
+    return found
 
 
 def no_number(name: str) -> None:

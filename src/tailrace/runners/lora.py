@@ -6,7 +6,6 @@ A and B use the same packed, row-invariant kernels as W. Knows nothing of reques
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -19,6 +18,7 @@ from torch import nn
 
 from tailrace import kernels
 from tailrace.base.extras import require_extra
+from tailrace.base.json_files import read_object
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 from tailrace.kernels.transfer import there
@@ -70,6 +70,7 @@ HANDLED = {
     "task_type",
     "use_rslora",
 }
+MAX_ALPHA = 1e30
 NONE_GIVEN = (None, False, "", [], {})
 
 Rows = tuple[tuple[int, torch.Tensor], ...]  # (adapter number, int64 indices into the batch's tokens)
@@ -164,23 +165,18 @@ def read_adapter(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[t
     with require_extra("serve"):
         from safetensors.torch import load_file
 
-    for file in (CONFIG, WEIGHTS):
-        refuse_stand_in(folder / file)
     try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"lora {name}: {folder / CONFIG} can't be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"lora {name}: {folder / CONFIG} holds no object")
+        config = read_object(folder / CONFIG)
+        refuse_stand_in(folder / WEIGHTS)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"lora {name}: {error}") from error
     for field, plain in PLAIN.items():
         if config.get(field) not in plain:
             raise ModelLoadError(f"lora {name}: {field} {config.get(field)!r} is not supported ({folder / CONFIG})")
     for field in sorted(config.keys() - PLAIN.keys() - HANDLED):
         if config[field] not in NONE_GIVEN:
             raise ModelLoadError(f"lora {name}: {field} is not a known setting ({folder / CONFIG})")
-    alphas = [config.setdefault("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
-    if not all(isinstance(alpha, int | float) and not isinstance(alpha, bool) for alpha in alphas):
-        raise ModelLoadError(f"lora {name}: lora_alpha and alpha_pattern must be numbers ({folder / CONFIG})")
+    check_alphas(f"lora {name}", config, folder / CONFIG)
     try:
         tensors = load_file(folder / WEIGHTS)
     except Exception as error:  # the library raises many kinds
@@ -194,6 +190,25 @@ def read_adapter(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[t
     if not found:
         raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} holds nothing")
     return found
+
+
+def check_alphas(whose: str, config: dict[str, Any], path: Path) -> None:
+    """Check lora_alpha, 8 if it is missing, and alpha_pattern.
+
+    Raises:
+        ModelLoadError: they are not a finite number, and a table of regexes and such numbers.
+    """
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ModelLoadError(f"{whose}: alpha_pattern must be a table of regexes and numbers ({path})")
+    for alpha in (config.setdefault("lora_alpha", 8), *patterns.values()):
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
+            raise ModelLoadError(f"{whose}: lora_alpha and alpha_pattern must be numbers, got {alpha!s:.80} ({path})")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ModelLoadError(f"{whose}: alpha_pattern has {pattern!r:.80}, which is no regex ({path})") from error
 
 
 def read_pair(

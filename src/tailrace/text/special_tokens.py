@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.base.extras import require_extra
+from tailrace.base.json_files import read_optional_object
 from tailrace.errors import ModelLoadError
-from tailrace.text.templates.sources import read_object
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,7 +23,7 @@ def named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     `extra_special_tokens`. special_tokens_map.json has priority, unless tokenizer_config.json lists its tokens
     (`added_tokens_decoder`).
     """
-    older = {} if "added_tokens_decoder" in config else read_object(folder / MAP)
+    older = {} if "added_tokens_decoder" in config else read_optional_object(folder / MAP)
     found: dict[str, str] = {}
     for held in (config, older):
         extra = held.get("extra_special_tokens")
@@ -48,7 +48,7 @@ def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, An
     listed = config.get("added_tokens_decoder") or {}
     if not listed:
         special = set(named_tokens(folder, config).values())
-        ids = read_object(folder / ADDED)
+        ids = read_optional_object(folder / ADDED)
         listed = {id: {"content": token, "special": token in special} for token, id in ids.items()}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for id, entry in sorted(((int(id), entry) for id, entry in listed.items()), key=lambda pair: pair[0]):

@@ -19,6 +19,7 @@ from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
 from tailrace.text.output import Delta, TextStream
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.tokenizer_check import check_tokenizer
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, Tokens
 from tailrace.wire.sync_client import SyncClient
 
@@ -52,6 +53,8 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
         model = msgspec.structs.replace(model, name=found.name)
     else:
         found = resolve(model, progress)
+        if model.model is not None:  # not the default model
+            check_tokenizer(found.folder)
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
     tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
@@ -102,6 +105,7 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
         folder = resolve(
             ModelConfig(model=speculation.model, cache_dir=model.cache_dir, dtype=model.dtype), progress
         ).folder
+        check_tokenizer(folder)
         check_vocabulary(*(t.tokens for t in (tokenizer, Tokenizer.load(folder, model.trust_remote_code))))
     else:
         folder = Path(speculation.model).expanduser()

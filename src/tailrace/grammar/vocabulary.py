@@ -4,6 +4,7 @@ compiling processes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 
 from tailrace.base.extras import require_extra
+from tailrace.base.panics import raise_panics_as
+from tailrace.errors import EngineError
 
 CLOSERS = b'"]}'  # bytes that end a JSON value
 
@@ -62,13 +65,18 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True):
         (mostly a word).
         """
         whole = text.decode("utf-8", "ignore")
-        if self._tokenizer is not None:
-            cut = self._tokenizer.encode(whole, add_special_tokens=False)
-            if b"".join(self.token_bytes[i] for i in cut.ids if i < self.vocab_size) == whole.encode():
-                last = cut.word_ids[-1] if cut.ids else None
-                return cut.ids, next((i for i, word in enumerate(cut.word_ids) if word == last), 0)
+        cut = self._encode(whole)
+        if cut and b"".join(self.token_bytes[i] for i in cut.ids if i < self.vocab_size) == whole.encode():
+            last = cut.word_ids[-1] if cut.ids else None
+            return cut.ids, next((i for i, word in enumerate(cut.word_ids) if word == last), 0)
         ids = self._tokenize_greedily(whole.encode())
         return ids, max(0, len(ids) - 1)
+
+    def _encode(self, text: str) -> Any:
+        """Return the tokenizer's encoding; None without a tokenizer, or if it fails at this text."""
+        with suppress(EngineError), raise_panics_as(EngineError):
+            return None if self._tokenizer is None else self._tokenizer.encode(text, add_special_tokens=False)
+        return None
 
     def _tokenize_greedily(self, text: bytes) -> list[int]:
         """Cut the text into the longest token that fits, again and again. Stop if no token fits."""

@@ -10,7 +10,8 @@ import torch
 
 from tailrace.errors import ParameterError
 
-DISPATCH = torch.Tensor.__torch_dispatch__
+DISPATCH_NAME = "__torch_dispatch__"
+DISPATCH = getattr(torch.Tensor, DISPATCH_NAME)
 
 
 def name_oddity(tensor: torch.Tensor) -> str:
@@ -23,7 +24,7 @@ def name_oddity(tensor: torch.Tensor) -> str:
         return "a quantised tensor"
     if tensor.is_meta:
         return "a tensor on meta"
-    if type(tensor).__torch_dispatch__ is not DISPATCH:
+    if type(tensor) is not torch.Tensor and getattr(type(tensor), DISPATCH_NAME) is not DISPATCH:
         return f"a {type(tensor).__name__}"
     try:
         inside = tensor.data_ptr() != 0 or tensor.numel() == 0

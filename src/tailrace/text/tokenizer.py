@@ -1,8 +1,7 @@
 """Text ↔ token ids, and a vocabulary's data for front ends. Wraps the tokenizers library.
 
 Only `Tokenizer.load` imports that library: a caller may pass a `tokenizers.Tokenizer` of its own (transformers has one
-in `tokenizer.backend_tokenizer`). This module imports torch only if the model has no tokenizer.json and transformers
-must make one.
+in `tokenizer.backend_tokenizer`).
 """
 
 from __future__ import annotations
@@ -15,28 +14,22 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.base.extras import require_extra
-from tailrace.base.stand_ins import refuse_stand_in
-from tailrace.errors import MissingExtraError, ModelLoadError, ParameterError, RequestError
+from tailrace.base.json_files import read_optional_object
+from tailrace.base.panics import raise_panics_as
+from tailrace.errors import EngineError, ModelLoadError, ParameterError, RequestError
 from tailrace.text.decoder import make_steps
-from tailrace.text.special_tokens import CONFIG, add_tokens, named_tokens
+from tailrace.text.special_tokens import CONFIG, named_tokens
 from tailrace.text.templates.chat_template import ChatTemplates
-from tailrace.text.templates.sources import DEFAULT, read_object, template_sources
+from tailrace.text.templates.sources import DEFAULT, template_sources
+from tailrace.text.tokenizer_files import read_backend, tokenizer_errors
 from tailrace.text.utf8 import without_halves
 from tailrace.text.vocabulary import METASPACE, byte_level, decode_piece, decoder_kind, fallback_byte
 
 if TYPE_CHECKING:
     import tokenizers
 
+MAX_ID = 2**24 - 1
 SHORT = 2048  # characters; encoding them takes less than a millisecond
-# files of tokenizers that only other libraries can read, and these libraries
-FOREIGN = {
-    "tokenizer.model": "a SentencePiece model",
-    "spiece.model": "a SentencePiece model",
-    "sentencepiece.bpe.model": "a SentencePiece model",
-    "tekken.json": "a vocabulary of mistral-common",
-    "tiktoken.model": "a vocabulary of tiktoken",
-}
 
 
 class Tokenizer:
@@ -66,6 +59,8 @@ class Tokenizer:
         self.kind = decoder_kind(self.decoder)
         spell = byte_level if self.kind == "bytes" else decode_piece
         last = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if last > MAX_ID:  # a table has a place for each id up to the last one
+            raise ModelLoadError(f"the tokenizer has the id {last}, and {MAX_ID} is the most")
         # id_to_token, not get_vocab: for an added token it returns the normalised form, as decode does
         self._tokens = [backend.id_to_token(i) or "" for i in range(last + 1)]
         self._bytes = [spell(token) for token in self._tokens]
@@ -87,40 +82,25 @@ class Tokenizer:
             MissingExtraError: the tokenizers library is not installed.
         """
         folder = Path(folder)
-        with require_extra("text"):
-            import tokenizers
-        config = read_object(folder / CONFIG)
-        try:
-            if (folder / "tokenizer.json").is_file():
-                refuse_stand_in(folder / "tokenizer.json")
-                backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-                backend.no_truncation()
-                backend.no_padding()
-                add_tokens(backend, folder, config)
-            else:
-                with require_extra("serve"):
-                    from transformers import AutoTokenizer
-
-                slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-                backend = slow.backend_tokenizer
-        except (MissingExtraError, ModelLoadError):
-            raise
-        except Exception as error:
-            raise ModelLoadError(f"{folder}: no usable tokenizer: {_suggest_conversion(folder) or error}") from error
-        try:
+        config = read_optional_object(folder / CONFIG)
+        with tokenizer_errors(folder):
+            backend = read_backend(folder, config, trust_remote_code)
             return cls(backend, template_sources(folder, config), named_tokens(folder, config))
-        except ModelLoadError as error:
-            raise ModelLoadError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from error
 
     # ---- text → ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text. Long texts are encoded without the interpreter's lock, so that other threads
-        can run. Half of a surrogate pair becomes U+FFFD."""
+        can run. Half of a surrogate pair becomes U+FFFD.
+
+        Raises:
+            EngineError: the tokenizer fails at this text, as one with a regex of too many steps does.
+        """
         text = without_halves(text)
-        if len(text) <= SHORT:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with raise_panics_as(lambda reason: EngineError(f"the model's tokenizer can't encode this text: {reason}")):
+            if len(text) <= SHORT:
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def estimate_min_tokens(self, text: str) -> int:
         """Return a lower bound on the number of tokens, from the text's length. Without a known bound, return 0."""
@@ -216,12 +196,13 @@ class Tokenizer:
         run.
 
         Raises:
-            ParameterError: an id is outside the vocabulary.
+            ParameterError: an id is outside the vocabulary. EngineError: the tokenizer fails at these ids.
         """
         self.check(ids)
-        if len(ids) <= SHORT:
-            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+        with raise_panics_as(lambda reason: EngineError(f"the model's tokenizer can't decode these ids: {reason}")):
+            if len(ids) <= SHORT:
+                return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def check(self, ids: Iterable[int]) -> None:
         """Raise ParameterError for an id that is negative or beyond all ids. Ids without a token are accepted."""
@@ -285,14 +266,3 @@ def decode_complete(data: bytes) -> str | None:
         return data.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _suggest_conversion(folder: Path) -> str | None:
-    """Return advice for a folder whose only tokenizer needs another library; None for other folders."""
-    for name, kind in FOREIGN.items():
-        if (folder / name).is_file():
-            return (
-                f"it has only {name} ({kind}); make a tokenizer.json of it where that kind's own package is installed: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder), of transformers"
-            )
-    return None

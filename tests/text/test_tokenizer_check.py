@@ -1,0 +1,91 @@
+"""Hostile files of tokenizers are one sentence: in this process what fails at once, in the child what takes long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.errors import EngineError, ModelLoadError
+from tailrace.text import tokenizer_check
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.tokenizer_check import check_tokenizer
+
+DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+LETTERS = {char: id for id, char in enumerate("abcxyz!Ġ")}
+
+
+def split(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def nest(depth: int) -> str:
+    return '{"type":"Sequence","pretokenizers":[' * depth + json.dumps(split("a")) + "]}" * depth
+
+
+def write(folder: Path, model: dict[str, Any] | None = None, **parts: Any) -> Path:
+    """Write a tokenizer.json of BPE without merges. A part that is a text is written as it is."""
+    plain = {"type": "BPE", "vocab": LETTERS, "merges": []} | (model or {})
+    parts = {"added_tokens": [], "decoder": DECODER, "model": plain} | parts
+    texts = [
+        f"{json.dumps(name)}:{part if isinstance(part, str) else json.dumps(part)}" for name, part in parts.items()
+    ]
+    (folder / "tokenizer.json").write_text("{" + ",".join(texts) + "}")
+    return folder
+
+
+def replace(regex: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": regex}, "content": "b"}
+
+
+AT_LOAD: dict[str, tuple[dict[str, Any], str]] = {
+    "deep sequence": ({"pre_tokenizer": nest(500)}, "recursion limit exceeded"),
+    "bad regex": ({"pre_tokenizer": split("(a+")}, "unmatched parenthesis"),
+    "deep regex": ({"pre_tokenizer": split("(" * 9000 + "a" + ")" * 9000)}, "parse depth limit over"),
+    "id beyond u32": ({"model": {"vocab": {"a": 2**33}}}, "expected u32"),
+    "huge id": (
+        {"model": {"vocab": {"a": 2**32 - 1}}},
+        "has the id 4294967295, and 16777215 is",
+    ),
+    "foreign merge": ({"model": {"merges": [["a", "q"]]}}, "out of vocabulary"),
+    "wrong type": ({"added_tokens": {"a": 1}}, "expected a sequence"),
+    "no object": ({"normalizer": "[]"}, "no usable tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", AT_LOAD)
+def test_damaged_file_is_one_sentence_at_load(case: str, tmp_path: Path):
+    parts, words = AT_LOAD[case]
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        Tokenizer.load(write(tmp_path, **parts))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Regexes that are slow at runs of x. Nothing else in the file is.
+SLOW: dict[str, tuple[dict[str, Any], str]] = {
+    "exponential": ({"pre_tokenizer": split("(x+x+)+y")}, "can't encode this text: PanicException: Onig"),
+    "exponential normalizer": ({"normalizer": replace("(x+x+)+y")}, "can't encode this text: PanicException: Onig"),
+    "quadratic": ({"pre_tokenizer": split("x*x*y")}, "to encode 'x' 3000 times, takes more than 1 s of processor time"),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_slow_regex_is_one_sentence_at_the_start(case: str, tmp_path: Path):
+    parts, words = SLOW[case]
+    with pytest.raises(ModelLoadError, match=words):
+        check_tokenizer(write(tmp_path, **parts), 1 if case == "quadratic" else tokenizer_check.CPU_S)
+
+
+def test_usual_file_passes(tmp_path: Path):
+    check_tokenizer(tmp_path)  # without a file
+    check_tokenizer(write(tmp_path, pre_tokenizer=split(r"\\s+|\\p{L}+")))
+
+
+def test_panic_at_a_request_is_that_requests_error(tmp_path: Path):
+    tokenizer = Tokenizer.load(write(tmp_path, pre_tokenizer=split("(x+x+)+y")))
+    with pytest.raises(EngineError, match="can't encode this text: PanicException: Onig"):
+        tokenizer.encode("x" * 100)
+    assert tokenizer.encode("xyz") == [LETTERS[char] for char in "xyz"]

@@ -19,6 +19,7 @@ from api.processes import ENDLESS, Process, gone
 from tailrace.api import workers
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.metrics import Exposition, Metrics
+from tailrace.config import ServerConfig
 from tailrace.wire.messages import Stats
 
 if sys.platform != "linux":
@@ -159,9 +160,9 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch, leaps):
 
         def _spawn_worker(self, place: int) -> subprocess.Popen[bytes]:
             self.spawned += 1
-            return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+            return subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    group = Sleepers(2)
+    group = Sleepers(2, workers.WorkerStart(ServerConfig(), [], named=False, socket=0))
     group.on_launched("m", "ipc://nowhere")
     watch = asyncio.create_task(group.watch())
     group._processes[0].kill()

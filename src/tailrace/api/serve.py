@@ -183,6 +183,7 @@ class Server(uvicorn.Server):
         for name, service in front.services.items():
             service.client.on_launched = partial(self._workers.on_launched, name)
             service.client.on_lost = partial(self._workers.on_lost, name)
+        self._workers.on_failed = self._on_workers_failed
         front.others_gone = self._stop_workers  # the workers need the engines until then
 
     async def until_end(self, sockets: list[socket.socket] | None = None) -> int:
@@ -219,6 +220,10 @@ class Server(uvicorn.Server):
         over = self._front.over
         timeout_s = self._front.config.drain_timeout_s + LAST_WORDS_S
         await asyncio.to_thread(self._workers.stop, timeout_s, lambda: self.force_exit or over.is_set())
+
+    def _on_workers_failed(self, reason: str) -> None:
+        log.error("the server ends: a further front end can't start: %s", reason)
+        self._front.over.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. Unlike uvicorn, it is not raised again after a clean end: the exit code is 0."""

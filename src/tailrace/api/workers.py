@@ -2,7 +2,8 @@
 and ends.
 
 All front ends accept from one listening socket, so a busy one leaves connections to the others. This one owns the
-engines: when it ends, the workers end too. A worker that dies is replaced, and the engines abort its requests.
+engines: when it ends, the workers end too. A worker that dies is replaced, and the engines abort its requests. If a
+worker can't start at all, the server ends.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -25,7 +27,9 @@ from tailrace.wire.remote_engine import EngineEvent, EngineFailure
 
 log = logging.getLogger(__name__)
 
-REPLACE_AFTER_S = 1.0
+REPLACE_AFTER_S, MAX_WAIT_S = 1.0, 60.0  # between a worker's end and the next one, which each failure doubles
+LASTING_S = 60.0  # a worker that served so long has not failed
+MAX_FAILURES = 3  # of a worker that has never started
 POLL_S = 0.2
 KILL_AFTER_S = 3.0
 
@@ -63,21 +67,82 @@ class WorkerStart(msgspec.Struct):
     front_end: int = 0
 
 
+class WorkerStatus(msgspec.Struct, omit_defaults=True):
+    """A line that a worker writes: it serves from now on, or why it ends."""
+
+    started: bool = False
+    error: str = ""
+
+
+class Place:
+    """A worker, and those that replace it.
+
+    Attributes:
+        started: the worker has reported that it serves. served: any worker of this place has.
+        failures: workers in a row that ended within LASTING_S.
+        due: when the next worker starts; None while this one runs.
+    """
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number, self.served, self.failures = number, False, 0
+        self.put(process)
+
+    def put(self, process: subprocess.Popen[bytes]) -> None:
+        """Begin with another worker."""
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self.process, self.begun_s = process, time.monotonic()
+        self.started, self.reason = False, ""
+        self.due: float | None = None
+
+    def read_status(self) -> None:
+        """Read what the worker has reported."""
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or another program wrote to it
+            for line in (self.process.stdout.read() or b"").splitlines():
+                status = msgspec.json.decode(line, type=WorkerStatus)
+                self.started, self.reason = self.started or status.started, status.error or self.reason
+        self.served = self.served or self.started
+
+    def end(self) -> float:
+        """Note that the worker has ended. Return the seconds until the next one starts."""
+        close_pipe(self.process.stdin)
+        close_pipe(self.process.stdout)
+        lasted = self.started and time.monotonic() - self.begun_s > LASTING_S
+        self.failures = 1 if lasted else self.failures + 1
+        wait_s = min(REPLACE_AFTER_S * 2 ** (self.failures - 1), MAX_WAIT_S)
+        self.due = time.monotonic() + wait_s
+        return wait_s
+
+    @property
+    def how(self) -> str:
+        """Why the worker has ended."""
+        return self.reason or f"exit code {self.process.returncode}"
+
+
 class Workers:
-    """`count` worker processes. table: what all front ends know of users."""
+    """`count` worker processes.
+
+    Args:
+        table: what all front ends know of users.
+
+    Attributes:
+        on_failed: called with the reason if a worker can't start at all.
+    """
 
     def __init__(self, count: int, start: WorkerStart | None = None, table: UserTable | None = None) -> None:
         self._count, self._start, self._table = count, start, table
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._places: list[Place] = []
         self._engines: dict[str, str] = {}
         self._ending = False
+        self.on_failed: Callable[[str], None] = lambda reason: None
 
     def on_launched(self, model: str, url: str) -> None:
         """An engine runs at this address. Start the workers, if none run yet."""
         self._engines[model] = url
         self._send_event(EngineEvent(model, engine=url))
-        while len(self._processes) < self._count:
-            self._processes.append(self._spawn_worker(len(self._processes)))
+        while len(self._places) < self._count:
+            self._places.append(Place(len(self._places), self._spawn_worker(len(self._places))))
 
     def on_lost(self, model: str, error: TailraceError) -> None:
         """The engine is gone."""
@@ -88,16 +153,37 @@ class Workers:
         """Replace workers that die, until cancelled."""
         while self._count:
             await asyncio.sleep(POLL_S)
-            for place, process in enumerate(self._processes):
-                if process.poll() is not None and not self._ending:
-                    log.error("front end %d died (%d) and is replaced", process.pid, process.returncode)
-                    close_pipe(process.stdin)
-                    await asyncio.sleep(REPLACE_AFTER_S)
-                    if not self._ending:
-                        try:
-                            self._processes[place] = self._spawn_worker(place)
-                        except OSError as error:  # no memory, no files: the next turn tries again
-                            log.error("a front end could not be started: %s", error)
+            for place in self._places:
+                if not self._ending:
+                    self._check(place)
+
+    def _check(self, place: Place) -> None:
+        """See whether a worker has ended, and start the next one when it is due. Each further failure doubles the wait.
+        Before the first start succeeds, MAX_FAILURES failures are final."""
+        assert self._start is not None
+        if place.due is not None:
+            if time.monotonic() >= place.due:
+                self._replace(place)
+            return
+        place.read_status()
+        limit_s = self._start.server.start_timeout_s
+        if place.process.poll() is None:
+            if not place.started and time.monotonic() - place.begun_s > limit_s:
+                place.reason = f"it was not ready within {limit_s:g} s"
+                place.process.kill()
+            return
+        wait_s, pid = place.end(), place.process.pid
+        if not place.served and (place.failures >= MAX_FAILURES or wait_s > limit_s):
+            self._ending = True
+            self.on_failed(place.how)
+            return
+        log.error("front end %d died (%s) and is replaced in %g s", pid, place.how, wait_s)
+
+    def _replace(self, place: Place) -> None:
+        try:
+            place.put(self._spawn_worker(place.number))
+        except OSError as error:  # no memory, no files
+            log.error("a front end could not be started (%s); the next try is in %g s", error, place.end())
 
     def drain(self) -> None:
         """Ask the workers to finish what runs and to exit. Sent once: a second signal would mean "at once"."""
@@ -119,11 +205,16 @@ class Workers:
             time.sleep(POLL_S)
         for process in self._processes:
             close_pipe(process.stdin)  # the worker ends at once
+            close_pipe(process.stdout)
             try:
                 process.wait(KILL_AFTER_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    @property
+    def _processes(self) -> list[subprocess.Popen[bytes]]:
+        return [place.process for place in self._places]
 
     def _spawn_worker(self, place: int) -> subprocess.Popen[bytes]:
         assert self._start is not None
@@ -134,6 +225,7 @@ class Workers:
         process = subprocess.Popen(
             [sys.executable, "-m", "tailrace.api.worker"],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             pass_fds=[file for file in (start.socket, start.users) if file is not None],
             start_new_session=True,  # Ctrl-C in the terminal goes to the first front end alone, which ends the workers
         )
@@ -150,7 +242,7 @@ class Workers:
 def write_line(pipe: IO[bytes] | None, line: msgspec.Struct) -> None:
     """Write a line. A reader that is gone is noticed elsewhere."""
     assert pipe is not None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: this side is closed already
         pipe.write(msgspec.json.encode(line) + b"\n")
         pipe.flush()
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tailrace.base.nearest import suggest_name
+from tailrace.base.settings_errors import convert_sections, name_variable
 from tailrace.config import (
     ENGINE_SECTIONS,
     MODEL_NAME,
@@ -20,13 +22,14 @@ from tailrace.config import (
     TABLES,
     CacheConfig,
     Config,
+    EngineConfig,
     GrammarConfig,
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
     SpeculationConfig,
 )
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, take_first_line
 
 
 def load_config(
@@ -47,17 +50,16 @@ def load_config(
     merged: dict[str, dict[str, Any]] = {name: {} for name in (*SECTIONS, MODELS)}
     if file is not None:
         try:
-            tables = tomllib.loads(Path(file).read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{file}: {error}") from error
+            tables = tomllib.loads(Path(file).read_bytes().decode("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{file}: {take_first_line(error)}") from error
         for name, table in tables.items():
-            if name not in merged or not isinstance(table, dict):
-                raise ConfigError(f"{file}: unknown table [{name}]; there are {', '.join((*SECTIONS, MODELS))}")
+            check_table(file, name, table)
             (merge_models if name == MODELS else dict.update)(merged[name], table)
     env = os.environ if env is None else env
     for name in SECTIONS:
         for field in list_fields(name):
-            value = env.get(f"TAILRACE_{name}_{field}".upper())
+            value = env.get(name_variable(name, field))
             if value is not None:
                 merged[name][field] = value
     for name, given in (flags or {}).items():
@@ -68,11 +70,24 @@ def load_config(
     check_taken(merged)
     check_keys(merged["server"].get("api_keys"))
     check_users(merged["server"].get("users"))
-    merged[MODELS] = {name: model_sections(name, own, merged) for name, own in merged[MODELS].items()}
-    try:
-        return msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+    models = {name: model_sections(name, own, merged) for name, own in merged.pop(MODELS).items()}
+    common = convert_sections(merged, Config)
+    own = {name: convert_sections(each, EngineConfig, (MODELS, name)) for name, each in models.items()}
+    return msgspec.structs.replace(common, models=own)
+
+
+def check_table(file: str | Path, name: str, table: object) -> None:
+    """Raise ConfigError unless a file's table is one that there is, with fields that there are."""
+    known = (*SECTIONS, MODELS)
+    if name not in known:
+        raise ConfigError(f"{file}: unknown table [{name}]{suggest_name(name, known)}; there are {', '.join(known)}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: {name} must be a table, [{name}], got {table!r:.80}")
+    fields = tuple(table) if name == MODELS else getattr(Config(), name).__struct_fields__
+    for field in table:
+        if field not in fields:
+            hint = suggest_name(field, fields)
+            raise ConfigError(f"{file}: there is no setting {field!r:.80} in [{name}]{hint}")
 
 
 def merge_models(models: dict[str, Any], given: Mapping[str, Any]) -> None:

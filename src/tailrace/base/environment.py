@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from tailrace.base.config_sources import list_fields
 from tailrace.base.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, MODEL_VARIABLE
 from tailrace.base.nearest import suggest_name
+from tailrace.base.settings_errors import PREFIX, name_variable
 from tailrace.config import SECTIONS
 
 log = logging.getLogger(__name__)
 
-PREFIX = "TAILRACE_"
 OTHERS = (  # variables that are no settings of a section
     LEVEL_VARIABLE,
     FORMAT_VARIABLE,
@@ -24,7 +24,7 @@ FOREIGN = ("TAILRACE_TEST_",)  # of our own tests
 
 def list_variables() -> list[str]:
     """Return the names of all variables that tailrace reads."""
-    fields = [f"{PREFIX}{section}_{field}".upper() for section in SECTIONS for field in list_fields(section)]
+    fields = [name_variable(section, field) for section in SECTIONS for field in list_fields(section)]
     return [*fields, *OTHERS]
 
 
@@ -32,12 +32,13 @@ def warn_about_unknown(env: Mapping[str, str]) -> None:
     """Log a warning for each variable that looks like a setting and is none."""
     known = list_variables()
     for name in sorted(env):
-        if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN):
+        if name.upper().startswith(PREFIX) and name not in known and not name.startswith(FOREIGN):
             log.warning("the variable %s has no effect: there is no such setting%s", name, suggest_variable(name))
 
 
 def suggest_variable(name: str) -> str:
-    """Return a hint at the known variable nearest to `name`. The common prefix makes none near."""
+    """Return a hint at the known variable nearest to `name`, in capitals. The common prefix makes none near."""
+    name = name.upper()
     return suggest_name(name, [known for known in list_variables() if is_near(name, known)])
 
 

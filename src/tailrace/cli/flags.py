@@ -18,6 +18,7 @@ import msgspec
 from tailrace import config as settings
 from tailrace.base.config_sources import list_fields, load_config
 from tailrace.base.nearest import suggest_name
+from tailrace.base.settings_errors import name_flag
 from tailrace.config import Config
 from tailrace.errors import ConfigError, ParameterError
 from tailrace.params import FIELDS, SamplingParams
@@ -140,22 +141,13 @@ HELP: dict[str, str] = {
     "server.tool_parser": "how the model marks the tools it calls: a name in docs/tools.md; auto: by its vocabulary "
     "and chat template",
 }
-FLAGS: dict[str, str] = {  # where the field's own name would mislead
-    "model.name": "--served-model-name",
-    "speculation.model": "--draft-model",
-    "speculation.adaptive": "--adaptive-drafts",
-    "speculation.rule": "--draft-rule",
-    "speculation.layers": "--draft-layers",
-    "speculation.cache_gib": "--draft-cache-gib",
-    **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in list_fields("grammar")},
-}
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
 MODEL = "model.model"
 REPEATABLE = ("model.lora",)  # its values are joined by commas
 PATHS = ("/", ".", "~")  # what a model's path begins with, and no name
 SEVERAL = "; given several times, each by a name of its own, and with settings of its own: a=FOLDER,dtype=float32"
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
-    FLAGS.get(key, "--" + field.replace("_", "-")).removeprefix("--"): key
+    name_flag(section, field).removeprefix("--"): key
     for section in ENGINE_SECTIONS
     for field in list_fields(section)
     if (key := f"{section}.{field}") not in (MODEL, "model.name")
@@ -205,7 +197,7 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], s
             if key in REPEATABLE:
                 group.add_argument("--" + field, dest=key, action="append", metavar="NAME=FOLDER", help=shown)
                 continue
-            add_flag(group, FLAGS.get(key, "--" + field.replace("_", "-")), key, hint, shown)
+            add_flag(group, name_flag(section, field), key, hint, shown)
     parser.formatter_class = argparse.HelpFormatter  # the defaults are in the texts: argparse sees only None
 
 

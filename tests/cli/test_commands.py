@@ -76,6 +76,19 @@ def test_an_error_of_the_machine_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "tailrace: OSError: [Errno 28] No space left on device: '/cache/model'\n"
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_bug_is_one_line_and_its_place_is_shown_on_demand(level, monkeypatch, capsys):
+    def fail(args: object) -> int:
+        raise KeyError("a bug\nin lines")
+
+    monkeypatch.setenv("TAILRACE_LOG", level)
+    monkeypatch.setattr("tailrace.cli.serve.run", fail)
+    assert main(["serve"]) == 1
+    *place, line = capsys.readouterr().err.splitlines()
+    assert line == r"tailrace: KeyError: 'a bug\nin lines' (a bug; TAILRACE_LOG=debug shows where)"
+    assert bool(place) == ("in fail" in "".join(place)) == (level == "debug")
+
+
 def test_without_torch_a_command_says_what_it_needs():
     without = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from tailrace.cli import main; "
     command = [sys.executable, "-c", without + "sys.exit(main(['serve']))"]

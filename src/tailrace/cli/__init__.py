@@ -1,16 +1,19 @@
 """The `tailrace` command: a table of subcommands. Each is a module that is imported only when it is called.
 
-A module has `add_arguments(parser)` and `run(args) -> exit code`. An error that tailrace raises on purpose becomes one
-line on stderr: exit code 2 if the settings are at fault, else 1.
+A module has `add_arguments(parser)` and `run(args) -> exit code`. Every error becomes one line on stderr: exit code 2
+if the settings are at fault, else 1. TAILRACE_LOG=debug (`--log-level debug` of serve) shows the traceback as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
+from tailrace.base.logs import LEVEL_VARIABLE
 from tailrace.base.standard_files import open_standard_files
 from tailrace.cli.line_parser import LineParser
 from tailrace.errors import ConfigError, RequestError, TailraceError, describe_error
@@ -48,22 +51,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = make_parser(chosen).parse_args(argv)
         return import_module(COMMANDS[args.command][0]).run(args)
-    except (ConfigError, RequestError) as error:
-        print(f"tailrace: {error}", file=sys.stderr)
-        return MISUSED
-    except ModuleNotFoundError as error:  # installed with --no-deps
-        if error.name not in CORE:
-            raise
-        print(f"tailrace: {chosen} needs {' and '.join(CORE)}; {error.name} is not installed", file=sys.stderr)
-        return MISUSED
-    except TailraceError as error:
-        print(f"tailrace: {error}", file=sys.stderr)
-        return FAILED
+    except SystemExit:
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         sys.stderr.close()
         return FAILED
-    except OSError as error:  # a full disk, too few files: the machine's, so a traceback helps nobody
-        print(f"tailrace: {describe_error(error)}", file=sys.stderr)
-        return FAILED
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if os.environ.get(LEVEL_VARIABLE, "").lower() == "debug":
+            traceback.print_exc()
+        words, code = explain_error(error, chosen)
+        print(f"tailrace: {words}", file=sys.stderr)
+        return code
+
+
+def explain_error(error: BaseException, command: str | None) -> tuple[str, int]:
+    """Return one line about an error, and the exit code."""
+    if isinstance(error, TailraceError):
+        return str(error), MISUSED if isinstance(error, ConfigError | RequestError) else FAILED
+    if isinstance(error, ModuleNotFoundError) and error.name in CORE:  # installed with --no-deps
+        return f"{command} needs {' and '.join(CORE)}; {error.name} is not installed", MISUSED
+    if isinstance(error, OSError):  # a full disk, too few files: the machine's, so a traceback helps nobody
+        return describe_error(error), FAILED
+    return f"{describe_error(error)} (a bug; {LEVEL_VARIABLE}=debug shows where)", FAILED

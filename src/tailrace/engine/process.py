@@ -270,6 +270,7 @@ def main() -> int:
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
         loop = Loop(build_engine(start.config, pulse.enter), socket, pulse)
     except BaseException as error:  # a panic of a library in Rust is no Exception
+        log.debug("the engine could not start", exc_info=True)
         code, text = (error.code, str(error)) if isinstance(error, TailraceError) else ("", describe_error(error))
         os.write(status, json.dumps({"code": code or "engine_error", "message": text}).encode() + b"\n")
         return 1

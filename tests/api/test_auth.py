@@ -42,6 +42,8 @@ async def test_each_key_opens(guarded, key):
         ({"x-api-key": "two"}, 200),
         ({"x-api-key": "two", "authorization": "Bearer three"}, 200),
         ({"x-api-key": "three", "authorization": "Bearer one"}, 200),
+        ({"x-api-key": "one", "authorization": "Bearer one"}, 200),
+        ({"x-api-key": "two", "authorization": "Bearer one"}, 401),
         ({"x-api-key": "three"}, 401),
         ({"x-api-key": ""}, 401),
         ({"x-api-key": "one,two"}, 401),

@@ -21,7 +21,8 @@ PAGE = re.compile(r"/|/page(?:/.*)?", re.DOTALL)  # a browser opens the page bef
 
 class ApiKeys:
     """Lets a request through if its `Authorization: Bearer …` or its `x-api-key` is one of the keys; compared in
-    constant time. The key names the request's user. page: the files of the page are open to all."""
+    constant time. The key names the request's user. Of two headers one may be wrong; the keys of two users are refused,
+    because the request's user would be a guess. page: the files of the page are open to all."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], page: bool = False) -> None:
         self._app, self._page = app, page
@@ -34,15 +35,13 @@ class ApiKeys:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         given = [key.encode() for key in (bearer, headers.get("x-api-key", "").strip()) if key]
-        found = [
+        found = {
             user for word in given for key, user in self._users.items() if hmac.compare_digest(word, key)
-        ]  # all are compared, whatever the first says
-        if found:
-            scope[USER] = found[0]
+        }  # all are compared, whatever the first says
+        if len(found) == 1:
+            [scope[USER]] = found
             return await self._app(scope, receive, send)
-        error = AuthenticationError(
-            "Incorrect API key provided" if given or token else "an API key is required: Authorization: Bearer …"
-        )
+        error = AuthenticationError(explain_refusal(len(found), bool(given or token)))
         response = error_handlers.make_error_response(
             scope,
             error.status,
@@ -53,6 +52,13 @@ class ApiKeys:
 
     def _is_open_path(self, path: str) -> bool:
         return path in OPEN or (self._page and PAGE.fullmatch(path) is not None)
+
+
+def explain_refusal(users: int, given: bool) -> str:
+    """Return why a request is refused. users: whose keys it has. given: it has a key at all."""
+    if users:
+        return "Authorization and x-api-key are the keys of two users: send one of them"
+    return "Incorrect API key provided" if given else "an API key is required: Authorization: Bearer …"
 
 
 class Site:

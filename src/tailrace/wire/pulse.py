@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tailrace.errors import ConfigError
 from tailrace.wire.socket_folder import PULSE
 
 PARTS = (
@@ -57,12 +58,19 @@ class Pulse:
 
     Args:
         limit_s: a turn of the loop that takes longer is a stall; 0: there are no stalls.
+
+    Raises:
+        ConfigError: the file can't be written.
     """
 
     def __init__(self, url: str, limit_s: float) -> None:
-        with make_pulse_path(url).open("w+b") as file:
-            os.ftruncate(file.fileno(), SIZE)
-            self._numbers: memoryview[float] = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("d")
+        path = make_pulse_path(url)
+        try:
+            with path.open("w+b") as file:
+                os.ftruncate(file.fileno(), SIZE)
+                self._numbers: memoryview[float] = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("d")
+        except OSError as error:  # a full disk, a limit of file sizes
+            raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
         self._numbers[LIMIT] = limit_s
 
     def beat(self, step: int) -> None:

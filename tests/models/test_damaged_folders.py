@@ -24,7 +24,8 @@ from runners.quantized_folder import random_weights, write
 from tailrace.config import ModelConfig
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.models import defaults, describe, resolve
+from tailrace.models import describe, resolve
+from tailrace.models.describe import defaults
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners.lora import read_adapter
 from tailrace.text.tokenizer import Tokenizer

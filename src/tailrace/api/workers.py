@@ -74,7 +74,7 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True):
     error: str = ""
 
 
-class Place:
+class WorkerPlace:
     """A worker, and those that replace it.
 
     Attributes:
@@ -132,7 +132,7 @@ class Workers:
 
     def __init__(self, count: int, start: WorkerStart | None = None, table: UserTable | None = None) -> None:
         self._count, self._start, self._table = count, start, table
-        self._places: list[Place] = []
+        self._places: list[WorkerPlace] = []
         self._engines: dict[str, str] = {}
         self._ending = False
         self.on_failed: Callable[[str], None] = lambda reason: None
@@ -142,7 +142,7 @@ class Workers:
         self._engines[model] = url
         self._send_event(EngineEvent(model, engine=url))
         while len(self._places) < self._count:
-            self._places.append(Place(len(self._places), self._spawn_worker(len(self._places))))
+            self._places.append(WorkerPlace(len(self._places), self._spawn_worker(len(self._places))))
 
     def on_lost(self, model: str, error: TailraceError) -> None:
         """The engine is gone."""
@@ -157,7 +157,7 @@ class Workers:
                 if not self._ending:
                     self._check(place)
 
-    def _check(self, place: Place) -> None:
+    def _check(self, place: WorkerPlace) -> None:
         """See whether a worker has ended, and start the next one when it is due. Each further failure doubles the wait.
         Before the first start succeeds, MAX_FAILURES failures are final."""
         assert self._start is not None
@@ -179,7 +179,7 @@ class Workers:
             return
         log.error("front end %d died (%s) and is replaced in %g s", pid, place.how, wait_s)
 
-    def _replace(self, place: Place) -> None:
+    def _replace(self, place: WorkerPlace) -> None:
         try:
             place.put(self._spawn_worker(place.number))
         except OSError as error:  # no memory, no files

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runners": {"kernels", "models.tensors", "models.context"},  # headers of files; a rule about settings
     "drafting": {"kernels", "sampling", "runners"},
     "grammar": set(),
-    "models": {"wire.messages", "text.templates.environment"},  # of text only what compiles a chat template
+    "models": {"wire.messages", "text.templates.program"},  # of text only what compiles a chat template
     # of text only what works on the bytes of tokens (banned strings are found where tokens are drawn), and what finds
     # thoughts, which have a budget
     "engine": {

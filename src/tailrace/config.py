@@ -60,6 +60,8 @@ class ModelConfig(Section, frozen=True):
     - lora: LoRA adapters for requests: "name=folder", separated by commas.
     - override_generation_config: sampling fields that requests may leave out, as a JSON object. They go before those of
       the model's generation config.
+    - template_cpu_s, template_memory_mib: limits of one rendering of the chat template. Its load may take the same
+      processor time in all. On macOS the memory has no limit.
     """
 
     model: str | None = None
@@ -78,6 +80,8 @@ class ModelConfig(Section, frozen=True):
     processors: str = ""
     lora: str = ""
     override_generation_config: str = ""
+    template_cpu_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 10.0
+    template_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 512
 
     @property
     def adapters(self) -> dict[str, str]:

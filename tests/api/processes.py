@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from api.harness import make_tokenizer
+from tailrace.text.templates.processes import WORKER
 
 MAIN = """
 import sys, msgspec
@@ -37,9 +38,10 @@ class Process:
         self.http = httpx.Client(base_url=url, timeout=300)
 
     def children(self) -> list[int]:
-        """Its engine, and its further front ends."""
+        """Its engine, and its further front ends, without the process for templates."""
         pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return [child for child in children if WORKER not in Path(f"/proc/{child}/cmdline").read_text()]
 
     def memory_mib(self) -> float:
         """What the first process holds."""

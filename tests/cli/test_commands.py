@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from api.harness import make_tokenizer
 from scripted_server.honest import HonestServer
 from tailrace import __version__
 from tailrace.cli import main
@@ -65,6 +68,17 @@ def test_errors_of_a_command_line_are_one_line(words, says, capsys):
     assert end.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def test_a_start_fails_in_one_line_if_the_chat_template_takes_too_much(tmp_path):
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "chat_template.jinja").write_text("{{ lipsum(n=1000000000) }}")
+    done = tailrace("serve", "--port", "0", "--model", str(tmp_path), "--template-cpu-s", "0.2")
+    assert done.returncode == 2
+    why = "the chat template 'default' can't be used: it takes more than 0.2 s of processor time"
+    assert done.stderr == f"tailrace: {tmp_path}: {why}\n"
 
 
 def test_an_error_of_the_machine_is_one_line(monkeypatch, capsys):

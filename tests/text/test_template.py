@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from api.harness import make_tokenizer
 from tailrace.errors import ModelLoadError, RequestError
-from tailrace.text.templates import limits
 from tailrace.text.templates.chat_template import ChatTemplate
-from tailrace.text.templates.environment import TemplateProgram
+from tailrace.text.templates.program import TemplateProgram
 from tailrace.text.tokenizer import Tokenizer
 
 TEMPLATES = {
@@ -114,20 +113,10 @@ def test_a_template_renders_as_in_transformers(tmp_path, source):
     assert ours.render(messages, options) == wanted
 
 
-# what a template does → what is said of it
+# what a template does → what is said of it; test_template_limits.py has what takes too much
 HOSTILE = {
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "takes more than",
     "{% for i in messages | map('upper') %}{% endfor %}{{ 1 / 0 }}": "ZeroDivisionError",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}": "takes more than",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "RecursionError",
-    "{% for i in range(999) recursive %}{{ loop(range(99999)) }}{% endfor %}": "takes more than|RecursionError",
-    "{{ 'x' * 10 ** 10 }}": r"operator \* would be too large",
-    "{{ [0] * 10 ** 10 }}": r"operator \* would be too large",
-    "{{ 9 ** 9 ** 9 ** 9 ** 9 ** 9 }}": r"operator \*\* would be too large",
-    "{{ '%9999999d' % 1 }}": "operator % would be too large",
-    "{{ 'x'.rjust(10 ** 9) }}": "asks for a width of 1000000000",
-    "{% set n = namespace(a='x') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}": "makes a value of",
-    "{% set n = namespace(a='x') %}{% for i in range(99) %}{% set n.a = n.a + n.a %}{% endfor %}": "would be too large",
     "{{ ''.__class__.__mro__ }}": "access to attribute '__class__' of 'str' object is unsafe",
     "{{ cycler.__init__.__globals__ }}": "is unsafe",
     "{{ messages.append(1) }}": "'append' of 'list' object is unsafe",
@@ -141,14 +130,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("source", HOSTILE)
-def test_what_a_template_must_not_do_is_said(monkeypatch, source):
-    monkeypatch.setattr(limits, "MAX_STEPS", 200_000)
-    monkeypatch.setattr(limits, "MAX_LENGTH", 1_000_000)
-    with pytest.raises((RequestError, ModelLoadError), match=HOSTILE[source]) as caught:
+def test_what_a_template_must_not_do_is_said(source):
+    with pytest.raises(RequestError, match=HOSTILE[source]) as caught:
         ChatTemplate(source, {}).render([{"role": "user", "content": "a"}], {"v": VALUE})
-    assert str(caught.value).startswith(
-        ("messages: the model's chat template refuses them", "the chat template can't be")
-    )
+    assert str(caught.value).startswith("messages: the model's chat template refuses them")
 
 
 @pytest.mark.parametrize(

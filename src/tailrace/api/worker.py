@@ -19,6 +19,7 @@ from tailrace.api.serve import serve_attached
 from tailrace.api.workers import WorkerStart, WorkerStatus
 from tailrace.base.logs import start_inherited_logging
 from tailrace.errors import TailraceError, describe_error
+from tailrace.text.templates.program import limits_of
 from tailrace.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ def run_front_end(status: int) -> int:
     if not line:
         return 0
     start = msgspec.json.decode(line, type=WorkerStart)
-    tokenizers = [Tokenizer.load(Path(m.folder), m.engine.model.trust_remote_code) for m in start.models]
+    models = [(Path(m.folder), m.engine.model) for m in start.models]
+    tokenizers = [Tokenizer.load(folder, model.trust_remote_code, limits_of(model)) for folder, model in models]
     report_status(status, WorkerStatus(started=True))
     return serve_attached(start, tokenizers, stdin.readline)
 

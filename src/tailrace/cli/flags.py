@@ -47,6 +47,8 @@ HELP: dict[str, str] = {
     "repeatable",
     "model.override_generation_config": "sampling fields that requests may leave out, as a JSON object; they go "
     "before those of the model's generation config",
+    "model.template_cpu_s": "seconds of processor time that the chat template may take for a conversation, and to load",
+    "model.template_memory_mib": "MiB of memory that the chat template may take for a conversation",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",

@@ -18,6 +18,7 @@ from tailrace.errors import BY_CODE, ConfigError, EngineError
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
 from tailrace.text.output import Delta, TextStream
+from tailrace.text.templates.program import limits_of
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tokenizer_check import check_tokenizer
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, Tokens
@@ -56,7 +57,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
         if model.model is not None:  # not the default model
             check_tokenizer(found.folder)
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
-    tokenizer = Tokenizer.load(found.folder, model.trust_remote_code)
+    tokenizer = Tokenizer.load(found.folder, model.trust_remote_code, limits_of(model))
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
     return PreparedModel(config, found.folder, found.name, tokenizer)
 
@@ -106,7 +107,7 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
             ModelConfig(model=speculation.model, cache_dir=model.cache_dir, dtype=model.dtype), progress
         ).folder
         check_tokenizer(folder)
-        check_vocabulary(*(t.tokens for t in (tokenizer, Tokenizer.load(folder, model.trust_remote_code))))
+        check_vocabulary(*(t.tokens for t in (tokenizer, Tokenizer.load(folder, model.trust_remote_code, limits=None))))
     else:
         folder = Path(speculation.model).expanduser()
         if not folder.is_dir():

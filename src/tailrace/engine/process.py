@@ -135,7 +135,7 @@ def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> To
     from tailrace.text.tokenizer import Tokenizer
 
     try:
-        tokenizer = Tokenizer.load(folder, trust_remote_code)
+        tokenizer = Tokenizer.load(folder, trust_remote_code, limits=None)
     except TailraceError as error:
         log.info("strings can't be banned: %s", error)
         return TokenBytes()

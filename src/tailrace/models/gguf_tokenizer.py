@@ -25,7 +25,7 @@ from tailrace.models.gguf_special_tokens import (
     keep_whole,
 )
 from tailrace.models.pretokenizer import BEGINNING, GPT2, WHOLE_WORDS, missing_split
-from tailrace.text.templates.environment import TemplateProgram
+from tailrace.text.templates.program import TemplateProgram
 
 MERGES, SCORES = f"{PREFIX}merges", f"{PREFIX}scores"
 PRE, ADD_BOS = f"{PREFIX}pre", f"{PREFIX}add_bos_token"

@@ -38,11 +38,16 @@ ANSWER = {
 
 
 def find_reasoning(tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return the first format that the model shows; None if it shows no format."""
+    """Return the first format that the model shows; None if it shows no format.
+
+    Raises:
+        ModelLoadError: the chat template exceeds its limits.
+    """
     if all(tokenizer.backend.token_to_id(mark) is not None for mark in HARMONY_MARKS[:5]):
         return REASONING_FORMATS["harmony"]
-    prompts = list(render_chats(tokenizer, [[ASKED]], True))
-    told = list(render_chats(tokenizer, [[ASKED, ANSWER], [ASKED, ANSWER, ASKED]], False))
+    with tokenizer.loading():
+        prompts = list(render_chats(tokenizer, [[ASKED]], True))
+        told = list(render_chats(tokenizer, [[ASKED, ANSWER], [ASKED, ANSWER, ASKED]], False))
     vocabulary = tokenizer.backend.get_vocab()
     fitted = (form.fitted(vocabulary) for form in REASONING_FORMATS.values())
     return next((form for form in fitted if has_reasoning_format(tokenizer, form, prompts, told)), None)

@@ -10,6 +10,7 @@ import json
 import operator
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,10 @@ from tailrace.errors import EngineError, ModelLoadError, ParameterError, Request
 from tailrace.text.decoder import make_steps
 from tailrace.text.special_tokens import CONFIG, named_tokens
 from tailrace.text.templates.chat_template import ChatTemplates
+from tailrace.text.templates.program import DEFAULT_LIMITS, TemplateLimits
 from tailrace.text.templates.sources import DEFAULT, template_sources
 from tailrace.text.tokenizer_files import read_backend, tokenizer_errors
-from tailrace.text.utf8 import without_halves
+from tailrace.text.utf8 import decode_complete, without_halves
 from tailrace.text.vocabulary import METASPACE, byte_level, decode_piece, decoder_kind, fallback_byte
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Tokenizer:
     Args:
         template: the chat template, or several by name.
         named: the tokens with names, see special_tokens.named_tokens.
+        limits: of the chat templates, which run in a process of their own. None leaves out the templates.
 
     Attributes:
         vocab_size: number of ids. Added tokens count.
@@ -51,6 +54,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         template: str | dict[str, str] | None = None,
         named: dict[str, str] | None = None,
+        limits: TemplateLimits | None = DEFAULT_LIMITS,
     ) -> None:
         self.backend = backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -70,22 +74,24 @@ class Tokenizer:
             make_steps(self.decoder)  # refuses a decoder that can't stream
         self.bos_id = backend.token_to_id((named or {}).get("bos_token", ""))
         sources = {DEFAULT: template} if isinstance(template, str) else template
-        self._templates = ChatTemplates(sources, named or {}) if sources else None
+        self._templates = ChatTemplates(sources, named or {}, limits) if sources and limits else None
         self._widest = self._widest_token()
 
     @classmethod
-    def load(cls, folder: str | Path, trust_remote_code: bool = False) -> Tokenizer:
-        """Load the tokenizer and chat template of a Hugging Face folder.
+    def load(
+        cls, folder: str | Path, trust_remote_code: bool = False, limits: TemplateLimits | None = DEFAULT_LIMITS
+    ) -> Tokenizer:
+        """Load the tokenizer and chat template of a Hugging Face folder. limits: of the chat template, as above.
 
         Raises:
-            ModelLoadError: the folder has no tokenizer, or it can't be read.
+            ModelLoadError: the folder has no tokenizer, or it can't be read, or a chat template exceeds its limits.
             MissingExtraError: the tokenizers library is not installed.
         """
         folder = Path(folder)
         config = read_optional_object(folder / CONFIG)
         with tokenizer_errors(folder):
             backend = read_backend(folder, config, trust_remote_code)
-            return cls(backend, template_sources(folder, config), named_tokens(folder, config))
+            return cls(backend, template_sources(folder, config), named_tokens(folder, config), limits)
 
     # ---- text → ids
 
@@ -131,6 +137,10 @@ class Tokenizer:
         render = template.unfinished if unfinished else template.render
         # Calls' arguments are JSON in strings, which may have escapes of half a surrogate pair.
         return without_halves(render(messages, {"documents": None, **options, **fixed}))
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Limit all renderings of a block together; see ChatTemplates.loading."""
+        return nullcontext() if self._templates is None else self._templates.loading()
 
     def writes_tools(self, messages: list[dict[str, Any]], documents: object = None) -> bool:
         """Return whether the chat template writes the tools of a conversation with tools into the prompt.
@@ -258,11 +268,3 @@ class Tokenizer:
         joined = b"".join(self.bytes_of(i) for i in ids).decode("utf-8", errors="replace")
         each = all(self.backend.decode([i], skip_special_tokens=False) == self.text_of(i) for i in ids)
         return each and self.backend.decode(ids, skip_special_tokens=False) == joined
-
-
-def decode_complete(data: bytes) -> str | None:
-    """Return the bytes as text; None if they are not whole characters."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None

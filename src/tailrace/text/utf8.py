@@ -51,6 +51,14 @@ def add_byte(begun: bytes, byte: int) -> tuple[int, str, bytes]:
     return lost, *decode_utf8(begun[lost:] + data)
 
 
+def decode_complete(data: bytes) -> str | None:
+    """Return the bytes as text; None if they are not whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def without_halves(text: str) -> str:
     """Return the text with U+FFFD for each half of a surrogate pair, which JSON can write and UTF-8 can't. Two matching
     halves become one character, as in JSON."""

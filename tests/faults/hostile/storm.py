@@ -53,14 +53,15 @@ class Server:
     port: int
     process: subprocess.Popen[bytes]
 
-    def children(self) -> list[int]:
-        """The engine first."""
+    def engines(self) -> list[int]:
+        """The process of the engine; none if it has ended."""
         pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if "engine.process" in Path(f"/proc/{child}/cmdline").read_text()]
 
     def memory_mib(self) -> dict[str, float]:
         """What the front end and the engine hold."""
-        pids = {"front end": self.process.pid, "engine": self.children()[0]}
+        pids = {"front end": self.process.pid, "engine": self.engines()[0]}
         pages = {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for name, pid in pids.items()}
         return {name: count * os.sysconf("SC_PAGE_SIZE") / 2**20 for name, count in pages.items()}
 
@@ -213,7 +214,7 @@ def run(server: Server, kinds: Sequence[Kind], variants: int, at_once: int, warm
             caches are full.
     """
     report, warm = Report(), Report()
-    engine = server.children()[0]
+    engine = server.engines()[0]
     with Neighbours(server.port) as neighbours:
         calm = time.monotonic()
         time.sleep(PEACE_S)
@@ -247,7 +248,7 @@ def run(server: Server, kinds: Sequence[Kind], variants: int, at_once: int, warm
         "health_failed": sum(took < 0 for _, took in health),
         "memory_before_mib": {name: round(mib) for name, mib in before.items()},
         "memory_after_mib": {name: round(mib) for name, mib in after.items()},
-        "same_engine": server.children()[:1] == [engine],
+        "same_engine": server.engines() == [engine],
         "bad_rows": {
             name: value for name, value in metrics.items() if name.startswith("tailrace_bad_logits_rows_total")
         },

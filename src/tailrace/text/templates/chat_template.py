@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from tailrace.errors import ModelLoadError, RequestError
+from tailrace.errors import RequestError
 from tailrace.text.templates.call_texts import render_with_texts
-from tailrace.text.templates.environment import TemplateProgram, describe_failure
 from tailrace.text.templates.forms import Message
-from tailrace.text.templates.limits import TemplateLimitError
 from tailrace.text.templates.messages import fit_messages
 from tailrace.text.templates.probe import make_attempt, probe_template
 from tailrace.text.templates.probe_turns import TEXT_BESIDE_CALLS, probe_turns
+from tailrace.text.templates.program import DEFAULT_LIMITS, TemplateLimits, TemplateProgram
 from tailrace.text.templates.sources import DEFAULT, WITH_DOCUMENTS, WITH_TOOLS
 from tailrace.text.templates.tool_probe import probe_tools
 
@@ -30,22 +30,26 @@ class ChatTemplate:
         forms: see `probe_template`.
         tools: in which conversations the template writes tools.
     Raises:
-        ModelLoadError: the template can't be read, or does too much. `where` names it in the message.
+        ModelLoadError: the template can't be read, or exceeds its limits. `where` names it in the message.
         MissingExtraError: Jinja is not installed.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str], where: str = "the chat template") -> None:
-        self.program = TemplateProgram(source, where)
-        try:
-            attempt = make_attempt(self.program, special_tokens)
-            forms = probe_template(self.program, attempt)
-            turns, lost = probe_turns(forms, attempt, self.program.constants)
-        except TemplateLimitError as error:
-            raise ModelLoadError(f"{where} can't be used: {describe_failure(error)}") from error
-        self.forms = forms._replace(turns=turns)
-        self._drops_text = TEXT_BESIDE_CALLS in lost
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        where: str = "the chat template",
+        limits: TemplateLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.program = TemplateProgram(source, where, limits)
         self._special_tokens = special_tokens
+        attempt = make_attempt(self.program, special_tokens)
+        forms = probe_template(self.program, attempt)
+        turns, lost = probe_turns(forms, attempt, self.program.constants)
+        self.forms = forms._replace(turns=turns)
         self.tools = probe_tools(self.render)
+        self.program.end_load()
+        self._drops_text = TEXT_BESIDE_CALLS in lost
         if lost:
             log.warning("%s leaves out in silence: %s", where, ", ".join(lost))
 
@@ -53,7 +57,7 @@ class ChatTemplate:
         """Return the prompt. options: the template's other variables.
 
         Raises:
-            RequestError: the template refuses these messages; the message has the reason.
+            RequestError: the template refuses these messages, or exceeds its limits; the message has the reason.
         """
         return self._run_program(fit_messages(messages, self.forms, bool(options.get("tools"))), options)
 
@@ -99,12 +103,7 @@ class ChatTemplate:
             options = {**options, "tools": [tool.get("function", tool) for tool in options["tools"]]}
 
         def render_messages(given: list[Message]) -> str:
-            try:
-                return self.program.run({**self._special_tokens, **options, "messages": given})
-            # The template is the model's code. Any error means that it refuses these messages.
-            except Exception as error:
-                said = f"messages: the model's chat template refuses them: {describe_failure(error)}"
-                raise RequestError(said, "messages") from error
+            return self.program.run({**self._special_tokens, **options, "messages": given})
 
         return render_with_texts(messages, self.forms.turns.text_and_calls, render_messages) or ""
 
@@ -116,11 +115,26 @@ class ChatTemplates:
         sources: see sources.template_sources; at least one.
     """
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: dict[str, str], limits: TemplateLimits = DEFAULT_LIMITS
+    ) -> None:
         self.by_name = {
-            name: ChatTemplate(source, special_tokens, f"the chat template {name!r}")
+            name: ChatTemplate(source, special_tokens, f"the chat template {name!r}", limits)
             for name, source in sources.items()
         }
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Limit all renderings of a block together, as those at load.
+
+        Raises:
+            ModelLoadError: a template exceeds its limits.
+        """
+        for template in self.by_name.values():
+            template.program.begin_load()
+        yield
+        for template in self.by_name.values():
+            template.program.end_load()
 
     @cached_property
     def variables(self) -> frozenset[str]:

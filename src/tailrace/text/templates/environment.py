@@ -1,5 +1,5 @@
-"""Compilation of a template to a program, in the environment that templates expect: transformers' names and filters, in
-Jinja's sandbox, within limits. Knows nothing of messages.
+"""Compilation of a template, in the environment that templates expect: transformers' names and filters, in Jinja's
+sandbox. Only the process for templates runs it (worker.py). Knows nothing of messages and of limits.
 
 Rebuilt from the behaviour of transformers 5 (`utils/chat_template_utils.py`), whose output it must equal.
 """
@@ -13,62 +13,54 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tailrace.base.extras import require_extra
-from tailrace.errors import ModelLoadError
-from tailrace.text.templates.limits import CALL, Budget, TemplateLimitError, check_operands, check_value_length
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-BUDGET = " budget"  # the space keeps these names out of templates
-COUNTED, CHECKED = " counted", " checked"
 FILE = "<template>"  # Jinja's name for a template's frames in tracebacks
-WIDTHS = 1_000_000  # largest width to which text may be padded
 
 
 class TemplateRefusalError(Exception):
     """A template's own refusal (`raise_exception`). Its message is meant for the caller."""
 
 
-class TemplateProgram:
+class CompiledTemplate:
     """A compiled template.
 
     Attributes:
         variables: the names that it reads and does not set itself, without Jinja's own.
         constants: the string constants in it.
     Raises:
-        ModelLoadError: Jinja can't read the template. `where` names it in the message.
+        Exception: Jinja can't read the template. `describe_unreadable` describes it.
         MissingExtraError: Jinja is not installed.
     """
 
-    def __init__(self, source: str, where: str = "the chat template") -> None:
+    def __init__(self, source: str) -> None:
         with require_extra("text"):
             from jinja2 import meta, nodes
-            from jinja2.exceptions import TemplateError
-        environment = _make_environment()
-        self.source = source
-        try:
-            tree = environment.parse(source)
-            self.variables = frozenset(meta.find_undeclared_variables(tree))
-            self.constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-            _add_limits(tree)
-            code: Any = environment.compile(tree, filename=FILE)
-            self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
-        # SyntaxError: a statement at a place where Python does not allow it, such as a break in a block
-        except (TemplateError, SyntaxError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
-            place = f"line {line}: " if line else ""
-            raise ModelLoadError(f"{where} can't be read: {place}{error or type(error).__name__}") from error
+        environment = make_environment()
+        tree = environment.parse(source)
+        self.variables = sorted(meta.find_undeclared_variables(tree))
+        self.constants = sorted({node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})
+        code: Any = environment.compile(tree, filename=FILE)
+        self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
-    def run(self, values: Mapping[str, Any]) -> str:
+    def render(self, values: Mapping[str, Any]) -> str:
         """Return the text.
 
         Raises:
             Exception: any exception of the template. `describe_failure` describes it.
         """
-        return self._template.render({**values, BUDGET: Budget()})
+        return self._template.render(values)
 
 
-def describe_failure(error: Exception) -> str:
+def describe_unreadable(error: BaseException) -> str:
+    """Describe why a template can't be compiled, with the line if it is known."""
+    line = getattr(error, "lineno", None)
+    return f"{f'line {line}: ' if line else ''}{error or type(error).__name__}"
+
+
+def describe_failure(error: BaseException) -> str:
     """Describe the failure of a rendering: by the template's own message, or by Python's with the line."""
     if isinstance(error, TemplateRefusalError):
         return str(error)
@@ -76,19 +68,16 @@ def describe_failure(error: Exception) -> str:
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == FILE else line
         trace = trace.tb_next
-    place = f"line {line} of the template: " if line else ""
-    kind = "" if isinstance(error, TemplateLimitError) else f"{type(error).__name__}: "
-    return f"{place}{kind}{error}"
+    return f"{f'line {line} of the template: ' if line else ''}{type(error).__name__}: {error}"
 
 
 @cache
-def _make_environment() -> ImmutableSandboxedEnvironment:
+def make_environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
     with require_extra("text"):
-        from jinja2 import nodes, pass_context
+        from jinja2 import nodes
         from jinja2.exceptions import SecurityError
         from jinja2.ext import Extension, loopcontrols
-        from jinja2.runtime import LoopContext
         from jinja2.sandbox import ImmutableSandboxedEnvironment
         from jinja2.utils import Namespace
 
@@ -117,27 +106,10 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
 
-    class TemplateEnvironment(ImmutableSandboxedEnvironment):
-        """The sandbox, with every call counted and every operator measured."""
-
-        intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-        def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, as in Jinja
-            __context.parent[BUDGET].spend(CALL + (len(args[0]) if isinstance(__obj, LoopContext) and args else 0))
-            if isinstance(getattr(__obj, "__self__", None), str):
-                for value in args:
-                    if isinstance(value, int) and value > WIDTHS:
-                        raise TemplateLimitError(f"it asks for a width of {value}")
-            return super().call(__context, __obj, *args, **kwargs)
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            check_operands(operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-    environment = TemplateEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
     environment.filters["tojson"] = to_json
-    environment.filters[COUNTED] = pass_context(lambda context, items: context.parent[BUDGET].count_items(items))
-    environment.filters[CHECKED] = check_value_length
     environment.globals |= {
         "raise_exception": _raise_refusal,
         "strftime_now": lambda format: datetime.now().strftime(format),
@@ -145,24 +117,6 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
         "namespace": PlainNamespace,
     }
     return environment
-
-
-def _add_limits(tree: Any) -> None:
-    """Count the items of loops, and measure values that get a name."""
-    with require_extra("text"):
-        from jinja2 import nodes
-
-    for loop in list(tree.find_all(nodes.For)):
-        loop.iter = _apply_filter(loop.iter, COUNTED)
-    for assignment in list(tree.find_all(nodes.Assign)):
-        assignment.node = _apply_filter(assignment.node, CHECKED)
-
-
-def _apply_filter(node: Any, name: str) -> Any:
-    with require_extra("text"):
-        from jinja2 import nodes
-
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
 
 
 def to_json(

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from tailrace.text.templates.environment import TemplateProgram
+from tailrace.errors import RequestError
 from tailrace.text.templates.forms import REASONING, ArgumentForm, ContentForm, EmptyForm, Message, TemplateForms
-from tailrace.text.templates.limits import TemplateLimitError
+from tailrace.text.templates.program import TemplateProgram
 
 # words that no template writes by itself; trimming and changes of case leave them unchanged
 FIRST, SECOND, ASKED, RESULT = "qzfirst", "qzsecond", "qzasked", "qzresult"
@@ -51,9 +51,7 @@ def make_attempt(program: TemplateProgram, special_tokens: dict[str, str]) -> At
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
         try:
             return program.run({**special_tokens, **given})
-        except TemplateLimitError:
-            raise
-        except Exception:  # a template may fail with any exception
+        except RequestError:
             return None
 
     return try_render
@@ -61,11 +59,7 @@ def make_attempt(program: TemplateProgram, special_tokens: dict[str, str]) -> At
 
 def probe_template(program: TemplateProgram, attempt: Attempt) -> TemplateForms:
     """Return the template's forms, see the module's docstring. `probe_turns` finds the turns. attempt: see
-    `make_attempt`.
-
-    Raises:
-        TemplateLimitError: a conversation of a few words exceeds the template's limits.
-    """
+    `make_attempt`."""
 
     def render_text(*messages: Message, tools: list[Message] | None = None) -> str:
         """Return the text, "" if the template fails. A template for conversations with tools fails without them."""

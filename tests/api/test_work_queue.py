@@ -90,6 +90,27 @@ async def test_nothing_is_done_for_a_client_that_left_while_it_waited(size):
     assert not done
 
 
+async def test_a_client_that_leaves_takes_its_waiting_conversation_along():
+    turns, done, entered, leave = WorkQueue(), [], threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        assert leave.wait(60)
+
+    before = asyncio.create_task(turns.render(Client().request, hold, "user"))
+    while not entered.is_set():
+        await asyncio.sleep(0.001)
+    client = Client()
+    waiting = asyncio.create_task(turns.render(client.request, lambda: done.append(1), "user"))
+    client.gone.set()
+    with pytest.raises(ClientDisconnect):
+        await waiting
+    leave.set()
+    await before
+    await turns.render(Client().request, lambda: done.append(2), "user")
+    assert done == [2]
+
+
 class PanicError(BaseException):
     """As libraries in Rust have it."""
 

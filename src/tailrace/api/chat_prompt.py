@@ -73,9 +73,9 @@ async def encode_chat(
             long.
     """
     service = received.service
+    text = await received.render(lambda: chat_text(service.tokenizer, ask, with_tools))
 
     def encode_messages() -> list[int]:
-        text = chat_text(service.tokenizer, ask, with_tools)
         if ask.tools and with_tools:
             check_tools_seen(received, ask)
         messages = [template_message(i, message) for i, message in enumerate(ask.messages)]

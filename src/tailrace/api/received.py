@@ -72,6 +72,10 @@ class Received(Generic[R]):
         """Return the result of `work`, done on the work queue; size: see WorkQueue.run."""
         return await self.service.work_queue.run(self.request, work, size)
 
+    async def render(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which renders a chat template; see WorkQueue.render."""
+        return await self.service.work_queue.render(self.request, work, self.user)
+
     def warn(self, text: str) -> None:
         """Add a warning to the answer's headers, once. text: ASCII without quotes."""
         self.warnings[text] = None

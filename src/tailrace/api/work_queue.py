@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from tailrace.api.disconnect import unless_disconnected
+from tailrace.api.fair_threads import FairThreads
+from tailrace.text.templates.processes import PROCESSES
 
 T = TypeVar("T")
 
@@ -24,10 +26,12 @@ SLICE_S = 0.001  # of one turn of the loop, for short work; a piece that has beg
 
 class WorkQueue:
     """Short work runs on the event loop, in order, a slice per turn of the loop, so that streams are served in between.
-    Longer work runs on threads. Very long work has two threads of its own and waits only for other very long work."""
+    Longer work runs on threads. Very long work has two threads of its own and waits only for other very long work.
+    Rendering waits for a process that runs a template, so it has threads of its own, on which users take turns."""
 
     def __init__(self) -> None:
         self._long = ThreadPoolExecutor(2, "long request")
+        self._rendering = FairThreads(PROCESSES, "rendering")
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._until_s: float | None = None  # when the slice of this turn of the loop is used up; None: it has not begun
 
@@ -43,6 +47,15 @@ class WorkQueue:
         if self._at_once(size):
             return work()
         return await unless_disconnected(request.receive, self._schedule_work(work, size), lambda: None)
+
+    async def render(self, request: Request, work: Callable[[], T], user: str) -> T:
+        """The result of `work`, which renders a chat template for a user. The request's body must have been read.
+
+        Raises:
+            ClientDisconnect: the client left before it was done.
+        """
+        done = asyncio.wrap_future(self._rendering.submit(user, work))
+        return await unless_disconnected(request.receive, done, lambda: None)
 
     async def run_unwatched(self, work: Callable[[], T], size: int) -> T:
         """The same where somebody else watches whether the client is still there."""

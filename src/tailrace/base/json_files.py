@@ -1,5 +1,5 @@
-"""Reads the JSON files of a folder that is not trusted: a model's, a drafter's or an adapter's. This module does not
-know what the files mean."""
+"""Reads the JSON files and templates of a folder that is not trusted: a model's, a drafter's or an adapter's. This
+module does not know what the files mean."""
 
 from __future__ import annotations
 
@@ -14,22 +14,35 @@ from tailrace.errors import ModelLoadError, take_first_line
 MAX_MIB = 64  # the index of 100,000 tensors has 10 MiB
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file with its line ends unchanged.
+
+    Raises:
+        ModelLoadError: the file is missing, can't be read, is too large, or is not UTF-8.
+    """
+    refuse_stand_in(path)
+    try:
+        if (size := path.stat().st_size) > MAX_MIB << 20:
+            raise ModelLoadError(f"{path} has {size >> 20} MiB, and a file of settings at most {MAX_MIB} MiB")
+        return path.read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} can't be read: {take_first_line(error)}") from error
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
         ModelLoadError: the file is missing, can't be read, is too large or nests too deeply, or holds no object.
     """
-    refuse_stand_in(path)
+    text = read_text(path)
     try:
-        if (size := path.stat().st_size) > MAX_MIB << 20:
-            raise ModelLoadError(f"{path} has {size >> 20} MiB, and a file of settings at most {MAX_MIB} MiB")
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        value = json.loads(text)
     except RecursionError as error:
         raise ModelLoadError(f"{path} can't be read: its JSON nests too deeply") from error
     except json.JSONDecodeError as error:
         raise ModelLoadError(f"{path} is not JSON: {error}") from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ModelLoadError(f"{path} can't be read: {take_first_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")

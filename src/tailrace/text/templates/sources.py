@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
-from tailrace.base.stand_ins import refuse_stand_in
+from tailrace.base.json_files import read_optional_object, read_text
 from tailrace.errors import ModelLoadError
 
 DEFAULT, WITH_TOOLS, WITH_DOCUMENTS = "default", "tool_use", "rag"
@@ -25,14 +25,14 @@ def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         ModelLoadError: a template is no text, or can't be read.
     """
     found: dict[str, str] = {}
-    if (folder / FILE).is_file():
+    if os.path.lexists(folder / FILE):
         found[DEFAULT] = read_text(folder / FILE)
     for path in sorted((folder / FOLDER).glob("*.jinja")):
         found[path.stem] = read_text(path)
     if found:
         return found
     for name in ("tokenizer_config.json", *PROCESSORS):
-        held = config if name == "tokenizer_config.json" else read_object(folder / name)
+        held = config if name == "tokenizer_config.json" else read_optional_object(folder / name)
         if given := held.get("chat_template"):
             return _name_templates(given, f"{folder / name}: chat_template")
     return {}
@@ -47,34 +47,3 @@ def _name_templates(given: Any, where: str) -> dict[str, str]:
     if isinstance(given, dict) and all(isinstance(text, str) for pair in given.items() for text in pair):
         return given
     raise ModelLoadError(f"{where} should be a text, or a list of templates with name and template")
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text with its line ends unchanged.
-
-    Raises:
-        ModelLoadError: it can't be read, or is not UTF-8.
-    """
-    refuse_stand_in(path)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"{path} can't be read: {error}") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object; {} if the file does not exist.
-
-    Raises:
-        ModelLoadError: it can't be read, or holds something else.
-    """
-    if not path.is_file():
-        return {}
-    text = read_text(path)
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ModelLoadError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} should hold a JSON object, but holds a {type(value).__name__}")
-    return value

@@ -1,5 +1,6 @@
 """docs/add/method.md: a copy of the package gets the guide's two methods, by the code on the page and nothing else. The
 methods then act in the library, over HTTP, on the command line, in the tables of the docs and in the data of the page.
+Another copy also gets the GPU's branch.
 """
 
 from __future__ import annotations
@@ -54,13 +55,52 @@ def apply_guide(text: str, folder: Path) -> list[str]:
     return [path for path, _ in blocks]
 
 
-def run_methods(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run added_method.py with the copied package. -S: no hook of an editable install finds the other package first."""
-    (folder / "vocabulary").mkdir()
+def run_file(folder: Path, name: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests/ with the copied package. -S: no hook of an editable install finds the package first."""
     path = os.pathsep.join([str(folder / "src"), str(ROOT / "tests"), *filter(None, sys.path)])
-    line = [sys.executable, "-S", str(ROOT / "tests/added_method.py"), str(folder / "docs"), str(folder / "vocabulary")]
+    line = [sys.executable, "-S", str(ROOT / "tests" / name), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": path}
     return subprocess.run(line, check=False, capture_output=True, text=True, timeout=600, env=environment)
+
+
+def run_methods(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run added_method.py with the copied package."""
+    (folder / "vocabulary").mkdir()
+    return run_file(folder, "added_method.py", folder / "docs", folder / "vocabulary")
+
+
+def replace_once(file: Path, old: str, new: str) -> None:
+    """Replace a text that the file has once."""
+    source = file.read_text()
+    assert source.count(old) == 1, (file, old)
+    file.write_text(source.replace(old, new))
+
+
+def find_once(pattern: str, text: str) -> str:
+    """Return the group of the pattern's only match."""
+    [found] = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def apply_branch(text: str, folder: Path) -> None:
+    """Apply the guide's steps for a GPU, by the code on the page, to a copy that has the guide's methods.
+
+    The compiled module lacks the new kind. So the copy compares only the other kinds with the compiled module.
+    """
+    kernels = folder / "src/tailrace/kernels"
+    stage = find_once(r"^```python\n(from tailrace.kernels.program import Stage\n.*?)^```$", text)
+    replace_once(folder / "src/tailrace/sampling/methods/logit_gap.py", "METHOD = Refinement(apply, None)\n", stage)
+    replace_once(
+        kernels / "cpu/program.py", "for kind, info in STAGES.items())\n", "for kind, info in STAGES.items())[:-1]\n"
+    )
+    entry = find_once(r'^```python\n( {4}"logit_gap": StageInfo.*?)^```$', text)
+    end_of_stages = '    "tournament": StageInfo("everything", on_gpu=False, slow=True),\n'
+    replace_once(kernels / "program.py", end_of_stages, end_of_stages + entry.replace(", on_gpu=False", ""))
+    file = kernels / "gpu/refine.py"
+    replace_once(file, "HANDLED = (\n", find_once(r"`(LOGIT_GAP = .*?)`", text) + "\nHANDLED = (\n    LOGIT_GAP,\n")
+    branch = find_once(r"^```python\n( +elif kind == LOGIT_GAP:\n.*?)^```$", text)
+    last = "            else:  # top-p, top-a, typical"
+    replace_once(file, last, branch + last)
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +199,16 @@ def test_a_step_that_is_left_out_does_not_load(tmp_path: Path):
     done = run_methods(tmp_path)
     assert done.returncode == 1
     assert "different methods: ['logit_gap']" in done.stderr
+
+
+def test_the_gpu_branch_keeps_what_the_reference_keeps(tmp_path: Path):
+    copy_package(tmp_path)
+    apply_guide(GUIDE.read_text(), tmp_path)
+    apply_branch(GUIDE.read_text(), tmp_path)
+    done = run_file(tmp_path, "added_kernel.py")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(done.stdout)
+    assert kept["package"] == str(tmp_path / "src/tailrace/__init__.py")
+    assert kept["gpu"] == kept["reference"]
+    sizes = [len(ids) for ids in kept["reference"]]
+    assert sizes[0] < sizes[1] < sizes[2] < sizes[3] == 600

@@ -9,11 +9,14 @@ import math
 import pytest
 import torch
 
+from field_examples import uncovered
 from kernels.backends import DEVICES, QUIET
 from sampling.test_backends import slots_for
 from tailrace.kernels.rows import Rows
+from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Sampler
 from tailrace.sampling.backends.device_slots import DeviceSlots
+from tailrace.sampling.pipeline import beyond_device
 
 BACKENDS = ("reference", "cpu", "gpu")
 
@@ -149,6 +152,11 @@ ROWS = {
 }
 
 
+def test_every_truncation_meets_its_bound():
+    cases = {name: make_fields(0.5) for name, make_fields in METHODS.items()}
+    assert {name for name in uncovered(cases) if FIELDS[name].kind == "truncation"} == set()
+
+
 @pytest.mark.few(52)
 @pytest.mark.parametrize(("method", "kind"), list(itertools.product(METHODS, ROWS)))
 def test_kernels_keep_what_the_reference_keeps(method, kind):
@@ -164,8 +172,8 @@ def test_kernels_keep_what_the_reference_keeps(method, kind):
 def test_gpu_keeps_what_the_reference_keeps(method, kind, monkeypatch):
     """Without a GPU, in Triton's interpreter."""
     monkeypatch.setattr(DeviceSlots, "falling_back", lambda *_: [])
-    if method in ("tail-free", "top-h", "min_k", "mirostat 2", "mirostat 1"):
-        monkeypatch.undo()  # no kernel has them there
+    if beyond_device(SamplingParams(**METHODS[method](0.5)), torch.device("cuda")):
+        monkeypatch.undo()  # no kernel of the GPU has the method
     for share in SHARES[list(METHODS).index(method) % 4 :: 4]:
         fields = METHODS[method](share)
         found, expected = (kept(ROWS[kind][:2], fields, backend) for backend in ("gpu", "reference"))

@@ -1,4 +1,5 @@
-"""Per-sequence checks on generated text: each file holds one check, with one `push` per token."""
+"""Per-sequence checks on generated text. structured_output.py is the check of a grammar; enders.py and free_part.py are
+parts of that check. Every other file is one check, with one `push` per token."""
 
 from __future__ import annotations
 

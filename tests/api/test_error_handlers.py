@@ -15,12 +15,26 @@ import pytest
 
 from api.harness import CONTEXT, LocalClient, events, front_of, saying
 from tailrace.api import error_handlers, json_place
+from tailrace.api.openapi import GENERATING_PATHS, OPERATIONS
 from tailrace.config import ServerConfig
 from tailrace.errors import BY_CODE, MAX_CHARS, EngineError, ModelLoadError, RequestError, format_json
 from tailrace.wire.messages import Failed
 
 JSON = {"content-type": "application/json"}
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+# valid bodies, without the braces
+BODIES = {
+    CHAT: '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
+    COMPLETE: '"prompt": "x=", "max_tokens": 2',
+    "/v1/responses": '"input": "a", "max_output_tokens": 2',
+    "/v1/messages": '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
+    "/v1/messages/count_tokens": '"messages": [{"role": "user", "content": "a"}]',
+    "/generate": '"text": "x="',
+    "/v1/responses/input_tokens": '"input": "a"',
+    "/tokenize": '"prompt": "a"',
+    "/detokenize": '"tokens": [97]',
+}
+GENERATING = [path for path in BODIES if path in GENERATING_PATHS]
 USER = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -139,7 +153,7 @@ async def test_a_bad_value_is_a_400_that_names_the_field(front, path, fields, pa
         assert words in error["message"]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/v1/responses", "/v1/messages", "/generate"])
+@pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize(("field", "param", "words"), ENDLESS)
 async def test_a_number_that_no_double_can_be(front, path, field, param, words):
     if path == "/v1/responses":
@@ -166,18 +180,12 @@ async def test_a_number_that_no_double_can_be(front, path, field, param, words):
     assert error.get("param", param) == param
 
 
-BODIES = {
-    CHAT: '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
-    COMPLETE: '"prompt": "x=", "max_tokens": 2',
-    "/v1/responses": '"input": "a", "max_output_tokens": 2',
-    "/v1/messages": '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
-    "/v1/messages/count_tokens": '"messages": [{"role": "user", "content": "a"}]',
-    "/generate": '"text": "x="',
-    "/tokenize": '"prompt": "a"',
-    "/detokenize": '"tokens": [97]',
-}
 REFUSED_FIELDS = {"/v1/messages/count_tokens": "reasoning", "/tokenize": "chat_template"}
-JSON = {"content-type": "application/json"}
+
+
+def test_every_endpoint_with_a_body_has_one_here():
+    """Except /v1/explain, whose body needs a stored response."""
+    assert {*BODIES, "/v1/explain"} == {path for (_, path), operation in OPERATIONS.items() if operation.takes}
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path != "/detokenize"])
@@ -213,7 +221,7 @@ async def test_one_rule_for_the_json_of_all_endpoints(front, path):
 KEY = "k" * 90_000
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/v1/responses", "/v1/messages", "/generate"])
+@pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize(
     "body",
     [

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from api.harness import Front, LocalClient, endless, front_of, saying
 from tailrace.api.auth import ApiKeys
+from tailrace.api.openapi import GENERATING_PATHS
 from tailrace.api.response_store import ResponseStore
 from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.api.user import make_user_id, user_of
@@ -293,6 +294,10 @@ async def hits(front: Front, path: str, *asks: tuple[int, str | None]) -> list[b
         assert answer.status_code == 200, answer.text
         found.append(cached_tokens(answer.json()) > 0)
     return found
+
+
+def test_every_endpoint_that_takes_a_prompt_has_one_here():
+    assert {*PROMPTS} == GENERATING_PATHS - {"/v1/explain"}
 
 
 @pytest.mark.parametrize("path", PROMPTS)

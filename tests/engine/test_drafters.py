@@ -13,7 +13,7 @@ from drafting import test_block, test_eagle
 from drafting.heads import LAYERS, VOCAB, save, save_target
 from engine.harness import Harness
 from tailrace.config import ModelConfig, SpeculationConfig
-from tailrace.drafting import load_drafter
+from tailrace.drafting import DRAFTERS, load_drafter
 from tailrace.drafting.base import Drafter
 from tailrace.engine import engine as engine_module
 from tailrace.engine.speculation import Speculator
@@ -24,6 +24,7 @@ from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, Slots
 
 MODEL = ModelConfig(dtype="float32", threads=1, device="cpu")
+NAMES = ("early_exit", "draft_model", "eagle-1", "eagle-3", "block")  # a drafter, and which of its heads
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(40)), [9] * 5]
 
 
@@ -80,8 +81,13 @@ def plainly(folder, **asked):
     return stories(folder, None, **asked)
 
 
+def test_every_drafter_with_a_model_runs_in_an_engine():
+    """combinations.py has the drafters that read tokens alone."""
+    assert {name.partition("-")[0] for name in NAMES} | {"ngram", "suffix"} == {*DRAFTERS}
+
+
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-1", "eagle-3", "block"])
+@pytest.mark.parametrize("name", NAMES)
 def test_they_change_nothing(folder, tmp_path, name):
     config = settings(name, folder, tmp_path)
     plain, slow, _ = plainly(folder)
@@ -105,11 +111,12 @@ def test_they_change_nothing(folder, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "blind"),
     [
-        *((name, False) for name in ("early_exit", "draft_model", "eagle-1", "eagle-3", "block")),
-        pytest.param("eagle-3", True, id="eagle-3, that sees nothing"),
+        *((name, False) for name in NAMES),
         *(
-            pytest.param(name, True, id=f"{name}, that sees nothing", marks=pytest.mark.long)
-            for name in ("early_exit", "draft_model", "eagle-1", "block")
+            pytest.param(
+                *(name, True), id=f"{name}, that sees nothing", marks=() if name == "eagle-3" else pytest.mark.long
+            )
+            for name in NAMES
         ),
     ],
 )
@@ -139,19 +146,20 @@ def load_captures(config: SpeculationConfig, folder) -> tuple[int, ...]:
 
 
 GUIDED = {"guidance_scale": 1.5, "negative_prompt": (3,)}
+GUIDED_IN_LONG_TESTS = ("early_exit", "eagle-3")  # the others without guidance
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
-        *(pytest.param(name, {}, id=name) for name in ("early_exit", "eagle-3")),
-        *(pytest.param(name, GUIDED, id=f"{name}, guided") for name in ("draft_model", "eagle-1", "block")),
-        *(pytest.param(name, {}, id=name, marks=pytest.mark.long) for name in ("draft_model", "eagle-1", "block")),
-        *(
-            pytest.param(name, GUIDED, id=f"{name}, guided", marks=pytest.mark.long)
-            for name in ("early_exit", "eagle-3")
-        ),
+        pytest.param(
+            *(name, asked),
+            id=f"{name}, guided" if asked else name,
+            marks=pytest.mark.long if (name in GUIDED_IN_LONG_TESTS) == bool(asked) else (),
+        )
+        for name in NAMES
+        for asked in ({}, GUIDED)
     ],
 )
 def test_a_seed_gives_the_same_however_many_guesses(folder, tmp_path, name, asked):
@@ -170,14 +178,14 @@ def test_a_seed_gives_the_same_however_many_guesses(folder, tmp_path, name, aske
         assert found == plain
 
 
-@pytest.mark.parametrize("name", ["early_exit", "eagle", "block", "draft_model"])
+@pytest.mark.parametrize("name", sorted({name.partition("-")[0] for name in NAMES}))
 def test_what_is_missing_is_said(name):
     runner = ScriptedRunner(VOCAB, lambda ids: 1, 64)
     with pytest.raises(ConfigError, match=r"speculation\.(model|drafter)"):
         partial(load_drafter, SpeculationConfig(drafter=name), MODEL, runner)(None, 16)
 
 
-@pytest.mark.parametrize("name", ["early_exit", "draft_model", "eagle-3", "block"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_drafters_cache_is_promised_and_no_growth_of_requests(name, folder, tmp_path, monkeypatch):
     promises = []
     monkeypatch.setattr(engine_module, "MemoryLimit", lambda limit, promised: promises.append(promised))

@@ -9,11 +9,12 @@ from collections import Counter
 import pytest
 
 from api.harness import make_tokenizer
+from tailrace.api.openapi import GENERATING_PATHS
 from tailrace.engine.block_hash import prefix_hash
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.sequence import Request, Sequence
 from tailrace.errors import ConfigError
-from tailrace.integrations.ray.prompt_key import PromptKeys, RoutedModel
+from tailrace.integrations.ray.prompt_key import READERS, PromptKeys, RoutedModel
 from tailrace.integrations.ray.rendezvous import limit_load, order_replicas, rank_replicas
 from tailrace.integrations.ray.settings import read_ray_settings
 from tailrace.params import SamplingParams
@@ -51,6 +52,10 @@ def test_a_prompt_without_a_reusable_block_has_no_key():
     assert prefix_hash(list(range(BLOCK)), BLOCK, 4) is None
     assert prefix_hash(list(range(BLOCK + 1)), BLOCK, 4) is not None
     assert prefix_hash([], BLOCK, 4) is None
+
+
+def test_every_endpoint_that_takes_a_prompt_has_a_reader():
+    assert {*READERS} == GENERATING_PATHS - {"/v1/explain"}
 
 
 def test_a_growing_chat_keeps_its_key_until_it_has_doubled():

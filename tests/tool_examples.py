@@ -30,7 +30,7 @@ def of_shape(*shapes: type) -> tuple[str, ...]:
 
 
 STREAMED = of_shape(JsonCalls, Mistral, Sectioned, Headed)  # arguments are JSON and go out as they come
-BARE = of_shape(Tagged, InChannels, Addressed, Horizon, Gemma, TagTree)  # texts stand there without JSON's quotes
+UNQUOTED = of_shape(Tagged, InChannels, Addressed, Horizon, Gemma, TagTree)  # texts have no quotes of JSON
 TAGGED = tuple(name for name in of_shape(Tagged) if TOOL_FORMATS[name].shape.types is None)  # untyped  # pyright: ignore
 TREES = of_shape(Gemma, TagTree)  # nested values are no JSON
 ALONE = tuple(name for name, one in TOOL_FORMATS.items() if one.bare)

@@ -22,7 +22,7 @@ from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.utf8 import without_halves
-from tool_examples import BARE, TAGGED, TREES, WRITERS, ends_of, json_text
+from tool_examples import TAGGED, TREES, UNQUOTED, WRITERS, ends_of, json_text
 
 Schemas = dict[str, dict[str, Any]]
 FORMS = list(TOOL_FORMATS)
@@ -393,13 +393,13 @@ def test_random_calls_are_read_back_to_themselves(form):
     for seed in range(80):
         rng = random.Random(f"{form} {seed}")
         asked = tools_of(rng)
-        texts = ODD + CONTROL + (LONE if form not in BARE else ())
+        texts = ODD + CONTROL + (LONE if form not in UNQUOTED else ())
         schemas = schemas_of(asked)
         calls = [
             (name, value_of(rng, schemas[name], texts)) for name in rng.choices(list(schemas), k=rng.randint(1, 3))
         ]
         each = [(schemas[name]["properties"][key], value) for name, values in calls for key, value in values.items()]
-        if form in BARE and not all(sayable(*one) for one in each):
+        if form in UNQUOTED and not all(sayable(*one) for one in each):
             continue
         text = WRITERS[form](rng, calls, partial(said, rng, schemas))
         found, besides = read_both(rng, form, text, asked)

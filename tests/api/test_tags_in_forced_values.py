@@ -17,7 +17,7 @@ from tailrace.request.options import Grammar
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.text.tool_parsers.grammar import forced_grammar
 from text.test_tags_in_values import tags, values
-from tool_examples import ALWAYS, BARE, WRITERS, plain
+from tool_examples import ALWAYS, UNQUOTED, WRITERS, plain
 
 TEXT = {"type": "string"}
 ASKED = [
@@ -25,7 +25,7 @@ ASKED = [
     for name in ("add", "other")
 ]
 HOW = ("text", "token", "special")
-FORMS = [form for form in BARE if form not in ALWAYS]
+FORMS = [form for form in UNQUOTED if form not in ALWAYS]
 
 
 def pieces_of(form: str) -> list[str]:
@@ -71,7 +71,7 @@ def test_what_a_grammar_takes_is_read_back(form, how):
 @pytest.mark.few(8)
 @pytest.mark.parametrize("form", FORMS)
 def test_texts_with_tags_can_be_forced(form):
-    """As an agent writes them that edits a parser or a template."""
+    """Texts such as a coding agent writes when it edits a parser."""
     words = vocabulary(form, "text")
     source = forced_grammar(TOOL_FORMATS[form], script_of(form, asked=ASKED))
     one = tags(form)
@@ -110,7 +110,7 @@ def test_a_marker_that_is_a_special_token_may_be_spelled_in_a_text(form):
 
 
 @pytest.mark.few(6)
-@pytest.mark.parametrize("form", BARE)
+@pytest.mark.parametrize("form", UNQUOTED)
 @pytest.mark.parametrize("length", [1, 400, 990])
 def test_a_text_with_a_bound_can_be_forced_to_its_end(form: str, length: int):
     """Within the limits that a served grammar has, whatever part of the bound the text takes."""
@@ -127,7 +127,7 @@ def test_a_text_with_a_bound_can_be_forced_to_its_end(form: str, length: int):
 
 
 def test_bounds_of_texts_that_are_too_much_are_refused():
-    for form in BARE:
+    for form in UNQUOTED:
         for key in ("minLength", "maxLength"):
             asked = [tool("f", {"properties": {"a": {"type": "string", key: 1001}}})]
             with pytest.raises(ParameterError, match=rf"tools: f\.a: {key} 1001, more than 1000, can't be enforced"):

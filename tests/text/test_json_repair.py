@@ -16,7 +16,7 @@ from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.json_repair import object_of
 from tailrace.text.tool_parsers.trees import Gemma
-from tool_examples import BARE, STREAMED, WRITERS, of_shape, plain
+from tool_examples import STREAMED, UNQUOTED, WRITERS, of_shape, plain
 
 ASKED = [
     {"type": "function", "function": {"name": "add", "parameters": {"properties": {"s": {"type": "string"}, "n": {}}}}}
@@ -456,7 +456,7 @@ def test_half_of_a_surrogate_pair_leaves_as_the_replacement(form, where, written
     assert (calls, said, cut) == ([("add", where.format(left))], "", False)
 
 
-@pytest.mark.parametrize("form", [form for form in BARE if form != "gigachat35" and form not in of_shape(Gemma)])
+@pytest.mark.parametrize("form", [form for form in UNQUOTED if form != "gigachat35" and form not in of_shape(Gemma)])
 @pytest.mark.parametrize(
     ("written", "left"),
     [

@@ -19,7 +19,7 @@ from tailrace.text.tool_parsers.sections import Sectioned
 from tailrace.text.tool_parsers.tag_tree import TagTree
 from tailrace.text.tool_parsers.tagged import InChannels, Tagged
 from tailrace.text.tool_parsers.trees import Gemma
-from tool_examples import ALONE, BARE, TAGGED, WRITERS, of_shape, plain, written
+from tool_examples import ALONE, TAGGED, UNQUOTED, WRITERS, of_shape, plain, written
 
 ASKED = [
     {
@@ -118,7 +118,7 @@ def test_a_value_may_hold_any_text_of_its_format(form, value):
         for calls in ([("add", arguments)], [("add", arguments), ("add", {"s": "y"})], [("add", arguments)] * 2):
             text = WRITERS[form](None, calls, plain)
             assert read_all(form, text) == (calls, ""), text
-    if form in BARE:  # the call ends the text, whatever cut it
+    if form in UNQUOTED:  # the call ends the text, whatever cut it
         assert read_all(form, WRITERS[form](None, [("add", {"s": value})], plain), cut=True)[0]
 
 
@@ -314,7 +314,7 @@ def in_place(form: str, text: str, calls: int = 1) -> str:
     raise AssertionError(form)
 
 
-WITH_TAGS = [form for form in BARE if form not in of_shape(Gemma)]
+WITH_TAGS = [form for form in UNQUOTED if form not in of_shape(Gemma)]
 IN_PAIRS = [form for form in WITH_TAGS if form not in of_shape(TagTree)]
 
 
@@ -365,7 +365,7 @@ def test_a_nested_format_s_value_may_hold_the_end_of_its_call(form):
                 assert read_all(form, written(form, calls)) == (calls, "")
 
 
-@pytest.mark.parametrize("form", [form for form in BARE if form not in of_shape(Addressed)])
+@pytest.mark.parametrize("form", [form for form in UNQUOTED if form not in of_shape(Addressed)])
 def test_text_behind_a_call_may_hold_the_end_of_a_call(form):
     """Such text is content, as the answer does not end with that end of a call."""
     one = tags(form)
@@ -443,7 +443,7 @@ def test_a_closing_tag_that_is_torn_is_no_text():
 
 
 @pytest.mark.few(6)
-@pytest.mark.parametrize("form", [form for form in BARE if form not in of_shape(Gemma, Addressed)])
+@pytest.mark.parametrize("form", [form for form in UNQUOTED if form not in of_shape(Gemma, Addressed)])
 def test_a_last_tag_that_is_torn_at_the_end_is_neither_content_nor_a_value(form):
     """Also where a limit cut the text, if no tag of a parameter begins like the torn tag."""
     tree = form in of_shape(TagTree)
@@ -495,7 +495,7 @@ def test_a_call_that_was_cut_between_two_parameters_is_no_call():
     assert read_all("qwen3_coder", whole, cut=True) == ([("add", {"s": "x"})], "")
 
 
-@pytest.mark.parametrize("form", BARE)
+@pytest.mark.parametrize("form", UNQUOTED)
 def test_a_call_leaves_with_its_last_tag_unless_a_text_is_its_last_value(form):
     """A text may hold the end of a call. Then the next call, or the end of the answer, shows that the call is over."""
     kinds = {"s": "string", "i": "integer", "o": "object"}

@@ -24,7 +24,7 @@ void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *pack
 void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
             int64_t n, void *y);
 
-// Weights quantised in blocks (docs/quantized.md). type: GGUF's number of the blocks' type.
+// Weights quantized in blocks (docs/quantized.md). type: GGUF's number of the blocks' type.
 bool is_quantized(int type);
 // Of all types: (number, weights of a block, bytes of a block).
 std::vector<std::tuple<int, int64_t, int64_t>> quantized_types();

@@ -25,7 +25,7 @@ from tailrace.models import resolve
 
 SAMPLES_PER_SECOND = 997  # no multiple of anything that recurs
 KINDS = {
-    "linear layers": r"linear|^block|tiles?_bf16|product|rows_vnni|rows_neon|panel|quantise|widen|round_row|gemm",
+    "linear layers": r"linear|^block|tiles?_bf16|product|rows_vnni|rows_neon|panel|quantize|widen|round_row|gemm",
     "attention": r"scores_|values_|soften|_kv|attend|attention|softmax",
     "norms, gates, rotary embeddings": r"norm|rope|rotary|gate|silu|elementwise|embedding",
     "sampling": r"^(whole|pass|merge)\b|Walk|scan|sample|take_|hot_|keep|refine|draw|noise|logprobs|argmax",

@@ -9,9 +9,9 @@ namespace tailrace {
 #if TAILRACE_AMX
 namespace {
 
-constexpr int64_t kStep = 32;        // dimensions of a tile of queries
-constexpr int64_t kPositions = 16;   // of a tile of keys, and of values
-constexpr int64_t kChunkBytes = 64;  // positions of a row of p or s
+constexpr int64_t kStep = 32;            // dimensions of a tile of queries
+constexpr int64_t kPositions = 16;       // positions of a tile of keys, and of a tile of values
+constexpr int64_t kChunkPositions = 64;  // positions of a row of p or s
 
 }  // namespace
 
@@ -49,10 +49,10 @@ TAILRACE_BF16_TILES void scores_by_tiles(const bf16 *q, const bf16 *const *keys,
         _tile_loadd(5, keys[3] + d * kPositions, 4 * kPositions);
         _tile_dpbf16ps(3, 4, 5);
     }
-    _tile_stored(0, s, 4 * kChunkBytes);
-    _tile_stored(1, s + 16, 4 * kChunkBytes);
-    _tile_stored(2, s + 32, 4 * kChunkBytes);
-    _tile_stored(3, s + 48, 4 * kChunkBytes);
+    _tile_stored(0, s, 4 * kChunkPositions);
+    _tile_stored(1, s + 16, 4 * kChunkPositions);
+    _tile_stored(2, s + 32, 4 * kChunkPositions);
+    _tile_stored(3, s + 48, 4 * kChunkPositions);
 }
 
 TAILRACE_BF16_TILES void weigh_by_tiles(const bf16 *p, const bf16 *const *values, int groups, int64_t dim, float *out) {
@@ -65,7 +65,7 @@ TAILRACE_BF16_TILES void weigh_by_tiles(const bf16 *p, const bf16 *const *values
         _tile_loadd(3, out + at + 48, 4 * dim);
         for (int i = 0; i < groups; ++i) {
             const bf16 *v = values[i] + 2 * at;
-            _tile_loadd(6, p + i * kPositions, 2 * kChunkBytes);
+            _tile_loadd(6, p + i * kPositions, 2 * kChunkPositions);
             _tile_loadd(7, v, 4 * dim);
             _tile_dpbf16ps(0, 6, 7);
             _tile_loadd(7, v + 32, 4 * dim);
@@ -83,7 +83,7 @@ TAILRACE_BF16_TILES void weigh_by_tiles(const bf16 *p, const bf16 *const *values
     for (; at < dim; at += 16) {
         _tile_loadd(0, out + at, 4 * dim);
         for (int i = 0; i < groups; ++i) {
-            _tile_loadd(6, p + i * kPositions, 2 * kChunkBytes);
+            _tile_loadd(6, p + i * kPositions, 2 * kChunkPositions);
             _tile_loadd(7, values[i] + 2 * at, 4 * dim);
             _tile_dpbf16ps(0, 6, 7);
         }

@@ -1,4 +1,4 @@
-// y = x Wᵀ + b of quantised weights. Activations become int8 per row and 32 inputs, whatever the number of rows, and a
+// y = x Wᵀ + b of quantized weights. Activations become int8 per row and 32 inputs, whatever the number of rows, and a
 // row's products are added block after block: its result does not depend on its neighbours, bit for bit, nor on the
 // instruction set (product.h). Only the blocking differs: a panel's blocks are read eight at a time, widened where the
 // product does not take them as they are packed, and stay in the first cache while the rows pass by.
@@ -73,7 +73,7 @@ TAILRACE_INLINE void place_block(const Activations &to, const Format &f, int64_t
 // that the row's results are no numbers either. A block below 1e-30 counts as zeros. Inlined, so that it is compiled for
 // the instruction sets of its callers.
 template <typename T>
-TAILRACE_INLINE void quantise_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
+TAILRACE_INLINE void quantize_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
     const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
     int8_t *q = to.q + place * kBlock;
     float values[kBlock];
@@ -99,11 +99,11 @@ TAILRACE_INLINE void quantise_block(const T *x, const Format &f, const Activatio
 }
 
 // Some blocks of a row, whose inputs begin at x.
-TAILRACE_CLONES void quantise_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
-    for (int64_t b = blocks.from; b < blocks.end; ++b) quantise_block(x + b * kBlock, f, to, row, b);
+TAILRACE_CLONES void quantize_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
+    for (int64_t b = blocks.from; b < blocks.end; ++b) quantize_block(x + b * kBlock, f, to, row, b);
 }
-TAILRACE_CLONES void quantise_f32(const float *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
-    for (int64_t b = blocks.from; b < blocks.end; ++b) quantise_block(x + b * kBlock, f, to, row, b);
+TAILRACE_CLONES void quantize_f32(const float *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
+    for (int64_t b = blocks.from; b < blocks.end; ++b) quantize_block(x + b * kBlock, f, to, row, b);
 }
 
 #if TAILRACE_X86
@@ -115,7 +115,7 @@ TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
 // The same operations.
 template <typename T>
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
+void quantize_avx512(const T *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
     const __m512i positive = _mm512_set1_epi32(0x7fffffff);
     x += blocks.from * kBlock;
     for (int64_t b = blocks.from; b < blocks.end; ++b, x += kBlock) {
@@ -145,14 +145,14 @@ void quantise_avx512(const T *x, const Format &f, const Activations &to, int64_t
 
 // All rows, some blocks of a tile of rows at a time. Rows of a tile share cache lines, so that threads which took rows
 // of one tile each would wait for each other's writes.
-template <typename T> void quantise_rows(const Call &c, [[maybe_unused]] Set set) {
+template <typename T> void quantize_rows(const Call &c, [[maybe_unused]] Set set) {
     const auto some = [&](int64_t row, Span blocks) {
         const T *x = static_cast<const T *>(c.x) + row * c.x_stride;
 #if TAILRACE_X86
-        if (set >= kVnni) return quantise_avx512(x, *c.f, c.rows, row, blocks);
+        if (set >= kVnni) return quantize_avx512(x, *c.f, c.rows, row, blocks);
 #endif
-        if constexpr (sizeof(T) == 4) quantise_f32(x, *c.f, c.rows, row, blocks);
-        else quantise_bf16(x, *c.f, c.rows, row, blocks);
+        if constexpr (sizeof(T) == 4) quantize_f32(x, *c.f, c.rows, row, blocks);
+        else quantize_bf16(x, *c.f, c.rows, row, blocks);
     };
     const int64_t blocks = c.rows.blocks, tiles = (c.m + kTile - 1) / kTile;
     const int64_t each = std::max<int64_t>(kSuper, kBlocksAtOnce / std::min(c.m, kTile));
@@ -244,7 +244,7 @@ Set set_for(const Format &f, int64_t m) {
 template <typename T> void run(Call c) {
     const Set set = set_for(*c.f, c.m);
     if (set == kVnni && can_shift(*c.f)) c.rows.begin = kShift;
-    quantise_rows<T>(c, widest_of_all());
+    quantize_rows<T>(c, widest_of_all());
     for (int64_t from = 0; from < c.m; from += kRowsAtOnce) {
         const int64_t count = std::min(kRowsAtOnce, c.m - from);
         Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t at, int64_t) {

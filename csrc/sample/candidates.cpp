@@ -9,7 +9,7 @@ namespace tailrace {
 namespace {
 
 #if TAILRACE_X86
-TAILRACE_AVX512 int64_t take_block_avx512(const float *key, const float *x, float low, float high, float max, uint32_t first, uint32_t *ids,
+TAILRACE_AVX512 int64_t take_block_avx512(const float *key, const float *l, float low, float high, float max, uint32_t first, uint32_t *ids,
                                            float *out) {
     const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     constexpr int64_t kAtOnce = 4;  // a branch per sixteen would be mispredicted too often
@@ -23,7 +23,7 @@ TAILRACE_AVX512 int64_t take_block_avx512(const float *key, const float *x, floa
         }
         if (!any) continue;
         for (int j = 0; j < kAtOnce; ++j) {
-            const __m512 depth = _mm512_sub_ps(_mm512_loadu_ps(x + i + j * kLanes), _mm512_set1_ps(max));
+            const __m512 depth = _mm512_sub_ps(_mm512_loadu_ps(l + i + j * kLanes), _mm512_set1_ps(max));
             const __m512i id = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first + i + j * kLanes)), step);
             _mm512_storeu_si512(ids + n, _mm512_maskz_compress_epi32(in[j], id));
             _mm512_storeu_ps(out + n, _mm512_maskz_compress_ps(in[j], depth));
@@ -54,14 +54,14 @@ TAILRACE_AVX512 int64_t keep_avx512(Candidates &s, Boundary last) {
 }
 #endif
 
-TAILRACE_CLONES int64_t take_block_plain(const float *key, const float *x, float low, float high, float max, uint32_t first, uint32_t *ids,
+TAILRACE_CLONES int64_t take_block_plain(const float *key, const float *l, float low, float high, float max, uint32_t first, uint32_t *ids,
                                          float *out) {
     alignas(64) uint8_t flag[kBlock];
     for (int64_t i = 0; i < kBlock; ++i) flag[i] = (key[i] >= low) & (key[i] <= high);
     int64_t n = 0;
     each_flagged(flag, [&](int64_t i) {
         ids[n] = first + static_cast<uint32_t>(i);
-        out[n++] = x[i] - max;
+        out[n++] = l[i] - max;
     });
     return n;
 }
@@ -102,17 +102,17 @@ TAILRACE_CLONES double sum_squares(const float *values, int64_t n) {
     return total;
 }
 
-// Insert the edited values of the entries that edits touch in one block. The tokens of the raw block `x` start at
-// `from`.
-void amend(const Row &row, const Scan &scan, const float *x, int64_t block, float floor, int64_t from, Cursor &cursor, Candidates &out) {
+// Insert the edited values of the entries that edits touch in one block. `l` are the raw logits of the block. The
+// block's candidates start at `from`.
+void amend(const Row &row, const Scan &scan, const float *l, int64_t block, float floor, int64_t from, Cursor &cursor, Candidates &out) {
     const uint32_t first = static_cast<uint32_t>(block * kBlock), end = first + kBlock;
     const auto edited = [&](const Edit &edit, uint32_t id, int64_t i) {
-        const float value = x[id - first];
+        const float value = l[id - first];
         if (edit.kind != EditKind::penalty) return changed(edit, i, value);
         return penalised(value, edit, *static_cast<const Counts *>(edit.ids), i);
     };
     const auto set = [&](uint32_t id, float value) {
-        if (scan.lowered && !(x[id - first] >= floor)) return;  // it is below the floor before and after the edit
+        if (scan.lowered && !(l[id - first] >= floor)) return;  // it is below the floor before and after the edit
         int64_t at = from;
         while (at < out.n && out.ids[at] < id) ++at;
         const bool there = at < out.n && out.ids[at] == id;
@@ -153,16 +153,16 @@ void collect(const Row &row, const Scan &scan, float floor, Candidates &out) {
     out.n = 0;
     out.weighted = false;
     out.complete = floor <= kLowest;
-    // candidates are finite, and x does not overflow
+    // Clamp the floor so that candidates are finite and l − max can't overflow.
     floor = std::max({floor, kLowest, scan.max + kLowest});
     const bool amended = row.num_edits > 0 && scan.bounds;
     Cursor cursor;
     for (int64_t b = 0; b < row.blocks(); ++b) {
         if (!(scan.block_max[b] >= floor)) continue;
-        const float *x = amended ? read(row, b, buffer) : load(row, b, buffer);
+        const float *l = amended ? read(row, b, buffer) : load(row, b, buffer);
         const int64_t from = out.n;
-        take_block(x, x, floor, -kNone, scan.max, static_cast<uint32_t>(b * kBlock), out);
-        if (amended) amend(row, scan, x, b, floor, from, cursor, out);
+        take_block(l, l, floor, -kNone, scan.max, static_cast<uint32_t>(b * kBlock), out);
+        if (amended) amend(row, scan, l, b, floor, from, cursor, out);
     }
     if (out.raw) std::memcpy(out.raw, out.x, static_cast<size_t>(out.n) * sizeof(float));
 }

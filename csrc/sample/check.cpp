@@ -37,6 +37,7 @@ void check(StepRows &step) {
                 throw FieldError("scale", "scale must be finite and at least 0, got " + std::to_string(step.scale[row]));
             if (row < last) require_inside("drafts", step.draft[row], 0, step.vocab - 1);
         }
+        // The last row of a request samples the bonus token, which follows if all drafts are accepted. It has no draft.
         require_inside("draft", step.draft[last], -1, -1, "the draft of a bonus row");
         if (step.rule) require_inside("rule", step.rule[i], 0, static_cast<int64_t>(Rule::typical));
         const SlotNeeds &needs = step.needs[step.slot[first]];

@@ -6,8 +6,8 @@
 namespace tailrace {
 namespace {
 
-// p of 256 logits; their sum. The product is rounded twice: it need not be what a sampler would have to the bit, q is
-// whatever is written.
+// Write the p of 256 logits. Return the sum of p. The product is rounded twice. That is allowed: q is by
+// definition what is written here.
 TAILRACE_CLONES float write_block(const float *l, float max, float scale, float share, float *__restrict__ p) {
     F16 lane{};
     for (int64_t i = 0; i < kBlock; ++i) p[i] = share * weight((l[i] - max) * scale);
@@ -15,8 +15,8 @@ TAILRACE_CLONES float write_block(const float *l, float max, float scale, float 
     return static_cast<float>(fold(lane));
 }
 
-// Weights become p = share · w; their sum.
-TAILRACE_CLONES float share_out(float *w, int64_t n, float share) {
+// Turn weights w into p = share · w. Return the sum of p.
+TAILRACE_CLONES float scale_weights(float *w, int64_t n, float share) {
     for (int64_t i = 0; i < n; ++i) w[i] *= share;
     F16 lane{};
     int64_t i = 0;
@@ -29,9 +29,9 @@ TAILRACE_CLONES float share_out(float *w, int64_t n, float share) {
 }  // namespace
 
 void Best::offer(const uint32_t *ids, const float *x, int64_t n, bool known_hot) {
-    (known_hot ? gumbel_hot : gumbel)(noise, ids, n, room);
+    (known_hot ? gumbel_hot : gumbel)(noise, ids, n, scratch);
     for (int64_t i = 0; i < n; ++i) {
-        const float candidate = x[i] + room[i];
+        const float candidate = x[i] + scratch[i];
         if (ids[i] == excluded || candidate < score || (candidate == score && ids[i] >= id)) continue;
         score = candidate;
         id = ids[i];
@@ -74,9 +74,10 @@ int64_t draw(const Candidates &s, const Noise &noise, int64_t excluded, Workspac
         best.offer(s.ids, s.x, s.n);
         return best.id;
     }
-    // The hot ones first: in a flat crowd the winner is nearly always among them, and then no other can beat it.
+    // Offer the hot tokens first. If many tokens have similar logits, the winner is nearly always hot, and then no
+    // other token can beat it.
     best.offer(space.other_ids.data(), space.other_x.data(), hot_among(s, noise, space), true);
-    const float bound = best.id == kNobody ? kLowest : best.score - kCold;
+    const float bound = best.id == kNobody ? kLowest : best.score - kMaxColdNoise;
     if (bound > 0.0f) return best.id;
     int64_t n = 0;
     for (int64_t i = 0; i < s.n; ++i) {
@@ -94,8 +95,8 @@ int64_t draw_all(const Row &row, const Scan &scan, double temperature, float flo
     best.offer(s.ids, s.x, s.n);
     const int64_t hot = ids_of(scan.hot, space.other_ids.data());
     logits_of(row, space.other_ids.data(), hot, space.other_x.data());
-    // where even the hottest noise would not do, or what is offered already, is left out
-    const double least = best.id == kNobody ? kNone : (best.score - kHottest) * temperature + scan.max - 1e-5 * std::fabs(scan.max);
+    // Leave out a hot token that even the largest noise could not make win, or that was already offered.
+    const double least = best.id == kNobody ? kNone : (best.score - kMaxNoise) * temperature + scan.max - 1e-5 * std::fabs(scan.max);
     int64_t n = 0;
     for (int64_t i = 0; i < hot; ++i) {
         const float l = space.other_x[i];
@@ -105,8 +106,8 @@ int64_t draw_all(const Row &row, const Scan &scan, double temperature, float flo
     }
     divide(space.other_x.data(), n, temperature);
     best.offer(space.other_ids.data(), space.other_x.data(), n, true);
-    // No token that is neither hot nor collected has noise above kCold.
-    const double depth = best.id == kNobody ? -std::numeric_limits<double>::infinity() : (best.score - kCold) * temperature;
+    // No token that is neither hot nor collected has noise above kMaxColdNoise.
+    const double depth = best.id == kNobody ? -std::numeric_limits<double>::infinity() : (best.score - kMaxColdNoise) * temperature;
     const double bound = scan.max + depth - 1e-5 * std::fabs(depth) - 1e-6 * std::fabs(static_cast<double>(scan.max));
     if (!s.complete && bound < floor) {
         collect(row, scan, static_cast<float>(std::max(bound, static_cast<double>(kLowest))), s);
@@ -130,7 +131,7 @@ void write_token(int64_t token, Written &to) {
 
 void write_row(const Row &row, const Scan &scan, double temperature, Written &to, float *sums) {
     alignas(64) float buffer[kBlock], x[kBlock], last[kBlock];
-    // as the pass over the row has it (scan.cpp)
+    // the same scale as in the pass over the row (scan.cpp)
     const float scale = static_cast<float>(std::min(1.0 / temperature, 1e30)), share = static_cast<float>(1.0 / scan.mass.total);
     float *q = to.q;
     to.note[0] = -1;
@@ -157,7 +158,7 @@ void write_candidates(Candidates &s, double mass, Written &to, float *sums) {
     std::copy(s.ids, s.ids + std::max(to.note[0], 0), to.note + 1);
     for (int64_t from = 0; from < s.n; from += kBlock) {
         const int64_t n = std::min(kBlock, s.n - from);
-        sums[from / kBlock] = share_out(s.weights + from, n, static_cast<float>(1.0 / mass));
+        sums[from / kBlock] = scale_weights(s.weights + from, n, static_cast<float>(1.0 / mass));
         for (int64_t i = from; i < from + n; ++i) to.q[s.ids[i]] = s.weights[i];
     }
 }
@@ -170,7 +171,7 @@ int64_t place_of(double u, const float *p, int64_t n, const float *sums) {
     int64_t block = 0, place = 0;
     for (int64_t b = 0; b < blocks; ++b) {
         if (!(sums[b] > 0.0f)) continue;
-        block = b;  // the last one that has any, where rounding leads beyond the end
+        block = b;  // rounding may lead beyond the end: then the last block with mass counts
         if (rest < sums[b]) break;
         rest -= sums[b];
     }

@@ -12,7 +12,7 @@ constexpr int64_t kFew = 256;  // for so few candidates, all noise is computed
 struct Best {
     const Noise &noise;
     int64_t excluded;
-    float *room;  // for the noise of what is offered
+    float *scratch;  // the noise of the offered tokens
     float score = kNone;
     int64_t id = kNobody;
 

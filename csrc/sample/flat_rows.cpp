@@ -165,7 +165,7 @@ int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise
     }
     Best best{noise, kNobody, space.noise.data()};
     best.offer(ids, x, kept, true);
-    if (!(best.score > kCold)) return kNobody;
+    if (!(best.score > kMaxColdNoise)) return kNobody;
     flat_draws.fetch_add(1, std::memory_order_relaxed);
     return best.id;  // no other can reach that: its x is at most 0
 }

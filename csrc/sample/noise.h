@@ -1,7 +1,7 @@
 // Counter-based noise: Philox4x32-10 (Salmon et al., SC 2011) and Gumbel noise with a cheap bound made of it.
 //
 // Every (key, position, stream, token id) has its own noise. A token is "hot" with probability 2^-8, told by one bit of
-// a word that sixteen ids share; only hot tokens have u below 2^-8, so only they have noise above kCold. A draw can
+// a word that sixteen ids share; only hot tokens have u below 2^-8, so only they have noise above kMaxColdNoise. A draw can
 // thus rule out almost every token of a row at one Philox call per sixteen, without computing its noise. Given its hot
 // bit, a token's u is uniform below or above 2^-8 by a word of its own: together exactly uniform, with 40 bits at the
 // fine end. The layout of the counters is in kernels/reference/noise.py, which computes the same bits.
@@ -14,8 +14,8 @@
 namespace tailrace {
 
 constexpr int64_t kGroup = 16;         // ids that share a word of hot bits
-constexpr float kCold = static_cast<float>(kColdNoise);  // the noise of a token that is not hot is at most 5.5433
-constexpr float kHottest = 28.43f;     // no noise is above 28.42; the rest is for rounding
+constexpr float kMaxColdNoise = static_cast<float>(kColdNoise);  // the noise of a token that is not hot is at most 5.5433
+constexpr float kMaxNoise = 28.43f;  // no noise is above 28.42; the rest is for rounding
 
 struct Noise {
     uint64_t key;

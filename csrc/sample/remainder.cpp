@@ -39,7 +39,7 @@ void offer_logs(Best &best, const uint32_t *ids, float *x, int64_t n, bool known
 
 // What is less can't win any more, hot or not.
 float bound_of(const Best &best) {
-    return best.id == kNobody ? 0.0f : static_cast<float>(std::exp(static_cast<double>(best.score - kCold)) * (1.0 - 1e-5));
+    return best.id == kNobody ? 0.0f : static_cast<float>(std::exp(static_cast<double>(best.score - kMaxColdNoise)) * (1.0 - 1e-5));
 }
 
 }  // namespace

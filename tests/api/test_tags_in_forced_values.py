@@ -1,5 +1,5 @@
 """Strict and forced calls may hold the tags of their own format in texts: a grammar takes such a text token by token,
-and the parser reads the same text back. What the parser would read otherwise, no grammar lets through."""
+and the parser reads the same text back. No grammar allows a text that the parser would read differently."""
 
 from __future__ import annotations
 

@@ -19,17 +19,17 @@ QSA = {
     "indexer_compress_ratio": 4,
 }
 AUDIO = {"adapter_input_size": 64}
-DRAFTER = "a drafter: it reads the keys of its Gemma 4 and answers nothing alone"
+DRAFTER = "a drafter: it reads the cache of the Gemma 4 it drafts for and can't answer alone"
 
 # Architectures that can't be built here, and why.
 UNMADE = {
-    "gemma3n": "its vision tower is timm's, a package that the lock has not (gemma3n_text is judged)",
+    "gemma3n": "its vision tower is timm's, a package that is not in the lock file (gemma3n_text is judged)",
     "gemma4_assistant": DRAFTER,
     "gemma4_unified_assistant": DRAFTER,
 }
 
 # Architecture → fields without which its tiny config can't be built.
-OWN: dict[str, dict[str, Any]] = {
+REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "mamba2": {"num_heads": 8},
@@ -133,10 +133,10 @@ def variants(only: tuple[str, ...] = ()) -> list[tuple[str, str, dict[str, Any]]
     for model_type in architectures():
         if only and model_type not in only:
             continue
-        own = OWN.get(model_type, {})
+        own = REQUIRED_FIELDS.get(model_type, {})
         found.append((model_type, "", own))
         found += [(model_type, name, own | fields) for name, fields in VARIANTS.get(model_type, {}).items()]
     return found
 
 
-__all__ = ["DROP", "OWN", "UNMADE", "VARIANTS", "WINDOW", "variants"]
+__all__ = ["DROP", "REQUIRED_FIELDS", "UNMADE", "VARIANTS", "WINDOW", "variants"]

@@ -1,4 +1,4 @@
-// Products of quantised weights on ARM: those of the dot products of eight bits against the portable loop, bit for bit,
+// Products of quantized weights on ARM: those of the dot products of eight bits against the portable loop, bit for bit,
 // over all types, widths and numbers of rows. Run by test_on_arm.py, on ARM or in an emulator of it.
 #include "kernels.h"
 #include "quantized/product.h"

@@ -80,7 +80,7 @@ def test_argmax(dtype, backend):
 
 @pytest.mark.parametrize("vocab", [1, 2, 2047, 2048, 2049, 49152])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_argmax_backends_agree_on_quantised_rows_of_a_wider_tensor(vocab, dtype):
+def test_argmax_backends_agree_on_quantized_rows_of_a_wider_tensor(vocab, dtype):
     wide = (torch.randn(7, vocab + 5) * 3).round().to(dtype)
     strided = wide[:, 2 : vocab + 2]
     expected = find("argmax", "reference")(strided)

@@ -1,4 +1,4 @@
-"""The kernels' C++ on ARM: it compiles, and the products of quantised weights by its dot products are the portable
+"""The kernels' C++ on ARM: it compiles, and the products of quantized weights by its dot products are the portable
 loop's, bit for bit (on_arm.cpp). On another machine both need Debian's g++-aarch64-linux-gnu and qemu-user."""
 
 from __future__ import annotations

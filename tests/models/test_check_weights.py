@@ -168,7 +168,7 @@ def test_older_word_of_gptq_beside_plain_floats_is_ignored(tmp_path: Path, caplo
     assert "there is a quantize_config.json, and its weights are plain floats: it is ignored" in caplog.text
 
 
-def test_quantised_weights_are_not_called_plain(tmp_path: Path, caplog):
+def test_quantized_weights_are_not_called_plain(tmp_path: Path, caplog):
     tensors = random_weights()
     tensors[MATRIX] = tensors[MATRIX].to(torch.float8_e4m3fn)
     tensors[f"{MATRIX}_scale"] = torch.ones(1)

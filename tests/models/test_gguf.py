@@ -163,7 +163,7 @@ def test_killed_half_way_then_made_by_two_at_once(tiny: Path, tmp_path: Path):
     assert len(folders) == 1
     folder = Path(folders.pop())
     assert is_whole(folder)
-    assert sum("dequantising" in err for _, err in results) == 1, "it was converted twice"
+    assert sum("dequantizing" in err for _, err in results) == 1, "it was converted twice"
     assert not list((cache / "models").glob(f"*{TEMPORARY}*"))
 
     info = describe(folder, "tiny")

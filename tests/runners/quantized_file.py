@@ -18,7 +18,7 @@ from tailrace.models import convert, gguf, resolve
 from tailrace.models.gguf_fields import Fields
 
 VOCAB, WIDTH, INNER, LAYERS = 257, 256, 512, 2
-# K types have no quantiser in Python: their blocks are random, with factors of this size
+# K types have no quantizer in Python: their blocks are random, with factors of this size
 FACTORS = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,), Type.Q2_K: (80, 82)}
 SIZES = {Type.Q4_K: 144, Type.Q5_K: 176, Type.Q6_K: 210, Type.Q2_K: 84}
 SCALES = {Type.Q4_K: (2e-4, 1.5e-3), Type.Q5_K: (1e-4, 1.5e-3), Type.Q6_K: (3e-5,), Type.Q2_K: (4e-3, 6e-3)}

@@ -22,13 +22,13 @@ from transformers.masking_utils import (
 )
 
 from architectures.tiny import write
-from architectures.variants import OWN
+from architectures.variants import REQUIRED_FIELDS
 from runners.tiny_models import save
 from tailrace.config import ModelConfig
 from tailrace.errors import ModelLoadError
 from tailrace.runners import load_runner, probe, recurrent, reproduction
 from tailrace.runners.attention import AttentionLayer
-from tailrace.runners.load_checks import dequantise_at_load
+from tailrace.runners.load_checks import dequantize_at_load
 from tailrace.runners.masks import AttentionMask, identify_mask, made_mask, read_mask_tensor
 from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.reproduction import NotReproducedError, short_windows
@@ -69,7 +69,7 @@ def load(folder, dtype="float32"):
     ],
 )
 def test_why_a_model_is_not_reproduced(kind, why, tmp_path):
-    write(kind, OWN.get(kind, {}), tmp_path)
+    write(kind, REQUIRED_FIELDS.get(kind, {}), tmp_path)
     with pytest.raises(ModelLoadError, match=why):
         load(tmp_path)
 
@@ -77,7 +77,7 @@ def test_why_a_model_is_not_reproduced(kind, why, tmp_path):
 @pytest.mark.parametrize("kind", ["gemma4", "mllama"])
 def test_of_a_model_that_sees_the_text_is_served(kind, tmp_path):
     """Its vision tower has layers with the same numbers, and cross attention does nothing without an image."""
-    write(kind, OWN.get(kind, {}), tmp_path)
+    write(kind, REQUIRED_FIELDS.get(kind, {}), tmp_path)
     assert load(tmp_path).num_layers in (3, 4)  # type: ignore[attr-defined]
 
 
@@ -340,7 +340,7 @@ def test_what_a_model_raises_becomes_a_sentence(plain, monkeypatch):
 @pytest.mark.parametrize("method", ["fp8", "mxfp4"])
 def test_no_kernels_of_a_hub_are_needed_where_transformers_sees_a_gpu(method):
     config = transformers.LlamaConfig(quantization_config={"quant_method": method})
-    dequantise_at_load(config)
+    dequantize_at_load(config)
     assert config.quantization_config == {"quant_method": method, "dequantize": True}
 
 

@@ -27,7 +27,7 @@ UP = "model.layers.1.mlp.up_proj"
 
 
 class Case(NamedTuple):
-    """settings: config.json's. rounds: what is packed. packs: how. kept: types' names, or why they are dequantised."""
+    """settings: config.json's. rounds: what is packed. packs: how. kept: types' names, or why they are dequantized."""
 
     settings: dict[str, Any]
     rounds: Callable[[torch.Tensor], packers.Codes]
@@ -153,7 +153,7 @@ def test_another_order_of_nibbles_is_seen(made: Made, tmp_path: Path, monkeypatc
     assert not torch.equal(found[1], expected[1])
 
 
-def test_dequantised_it_is_a_folder_like_others(made: Made, tmp_path: Path):
+def test_dequantized_it_is_a_folder_like_others(made: Made, tmp_path: Path):
     folder = resolve(config_for(made.folder, tmp_path), progress=False).folder
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     for name in LINEAR[:3]:
@@ -162,7 +162,7 @@ def test_dequantised_it_is_a_folder_like_others(made: Made, tmp_path: Path):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("made", ["gptq, groups of 128", "awq", "compressed-tensors, int8 per output"], indirect=True)
-def test_logits_are_those_of_the_dequantised_folder(made: Made, tmp_path: Path):
+def test_logits_are_those_of_the_dequantized_folder(made: Made, tmp_path: Path):
     """But for activations in eight bits. The negative control: two layers' weights change places."""
     _, theirs = loaded(config_for(made.folder, tmp_path, dtype="float32"))
     _, ours = loaded(config_for(made.folder, tmp_path, weights="quantized", dtype="float32"))

@@ -1,4 +1,4 @@
-"""A GGUF file whose matrices stay in their blocks: converted, loaded, and close to the same file dequantised."""
+"""A GGUF file whose matrices stay in their blocks: converted, loaded, and close to the same file dequantized."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def dequantized(file: Path, cache: Path) -> Served:
     return Served(file, cache, "dequantized")
 
 
-def test_logits_are_near_those_of_the_dequantised_file(quantized: Served, dequantized: Served):
+def test_logits_are_near_those_of_the_dequantized_file(quantized: Served, dequantized: Served):
     """Random matrices suffer more from rounded activations than trained ones. A row of queries or keys in a wrong place
     would be far off: the negative control turns the first matrix of the first layer around."""
     ours, theirs = (served.runner.paged.run_trial() for served in (quantized, dequantized))
@@ -196,7 +196,7 @@ def test_only_plain_modules_hold_blocks():
     model = nn.ModuleDict({"plain": nn.Linear(8, 4), "scaled": Scaled(5, 8), "head": nn.Linear(8, 5)})
     model["head"].weight = model["scaled"].weight
     assert [name for name, _, _ in list_owned_matrices(model)] == ["plain.weight"]
-    with pytest.raises(ModelLoadError, match="scaled is a Scaled, whose weights can't be quantised"):
+    with pytest.raises(ModelLoadError, match="scaled is a Scaled, whose weights can't be quantized"):
         swap_modules(model, {"scaled.weight": (5, 8)}, torch.float32)
     with pytest.raises(ModelLoadError, match="has no module gone"):
         swap_modules(model, {"gone.weight": (5, 8)}, torch.float32)

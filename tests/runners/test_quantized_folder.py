@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's layout that are quantised when they are first loaded."""
+"""Folders in Hugging Face's layout that are quantized when they are first loaded."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def in_this_process():
     """Conversions are made here: a process of its own takes seconds to import torch. The long test of the second start
     makes one."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(conversions, "run_child", here)
+    patch.setattr(conversions, "run_child", convert_here)
     yield patch
     patch.undo()
 
 
-def here(module: str, arguments: list[str], *_: Any) -> str | None:
+def convert_here(module: str, arguments: list[str], *_: Any) -> str | None:
     source, folder, dtype, weights, remote_code = arguments
     try:
         convert_folder.fill_folder(Path(source), Path(folder), dtype, weights, remote_code == "1")
@@ -90,7 +90,7 @@ def q4_1(folder: Path, cache: Path) -> tuple[Path, TransformersRunner]:
 
 
 def test_logits_are_those_of_the_rounded_weights(q4_1: tuple[Path, TransformersRunner], folder: Path, tmp_path: Path):
-    """But for activations in eight bits. The negative control is another type's weights."""
+    """The logits agree, apart from rounding activations to eight bits. Negative control: another type's weights."""
     ours = q4_1[1].paged.run_trial()
     tensors = random_weights()
     errors = {}
@@ -132,24 +132,24 @@ def test_the_footprint_is_what_is_held(q4_1: tuple[Path, TransformersRunner]):
 def test_every_schedule_gives_the_same_tokens(q4_1: tuple[Path, TransformersRunner], folder: Path, cache: Path):
     runner = load_runner(config_for(folder, cache, quantize="q4_1", dtype="float32"), q4_1[0], block_size=16)
 
-    def said(prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    def generate(prompts: list[list[int]], **options: Any) -> list[list[int]]:
         harness = Harness(runner, num_blocks=64, **options)
         for i, prompt in enumerate(prompts):
             harness.submit(str(i), prompt, max_tokens=12, ignore_eos=True)
         stories = harness.run()
         return [stories[str(i), 0, 0].tokens for i in range(len(prompts))]
 
-    alone = [said([prompt], max_num_seqs=1, max_num_batched_tokens=512)[0] for prompt in PROMPTS]
+    alone = [generate([prompt], max_num_seqs=1, max_num_batched_tokens=512)[0] for prompt in PROMPTS]
     assert len({token for tokens in alone for token in tokens}) > 8
-    assert said(PROMPTS, max_num_batched_tokens=23) == alone
+    assert generate(PROMPTS, max_num_batched_tokens=23) == alone
 
 
 @pytest.mark.parametrize(
-    "convert", [here, pytest.param(run_child, marks=pytest.mark.long)], ids=["here", "in a process"]
+    "convert", [convert_here, pytest.param(run_child, marks=pytest.mark.long)], ids=["here", "in a process"]
 )
 def test_the_second_start_reads_the_cache(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, convert: Any):
     monkeypatch.setattr(conversions, "run_child", convert)
-    (folder / MARKER).write_text("{}")  # the folder may be one of ours
+    (folder / MARKER).write_text("{}")  # the source may itself be a converted folder
     config = config_for(folder, cache, quantize="q8_0", name="it")
     first = resolve(config, progress=False)
     assert first.name == "it"
@@ -195,16 +195,16 @@ def test_rows_that_are_no_whole_blocks_stay_floats(cache: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "fields", "said"),
+    ("changes", "fields", "message"),
     [
         ({}, {"weights": "quantized"}, "keeps codes as they are in a file .*, and tiny has floats; --quantize q8_0"),
-        ({"quantization_config": {"quant_method": "fp8"}}, {"quantize": "q8_0"}, "tiny is quantised by fp8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, {"quantize": "q8_0"}, "tiny is quantized by fp8"),
     ],
 )
-def test_folders_that_are_refused(tmp_path: Path, changes: Any, fields: Any, said: str):
+def test_folders_that_are_refused(tmp_path: Path, changes: Any, fields: Any, message: str):
     scales = {"model.layers.0.mlp.up_proj.weight_scale": torch.ones(1)} if changes else {}
     folder = write(tmp_path / "tiny", random_weights() | scales, **changes)
-    with pytest.raises(ModelLoadError, match=said):
+    with pytest.raises(ModelLoadError, match=message):
         resolve(config_for(folder, tmp_path, **fields), progress=False)
 
 
@@ -235,25 +235,25 @@ def damage(file: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("cut", r"is cut short: tensor model\.[\w.]+ ends at byte \d+ of \d+"),
         ("shape", r"tensor model\.layers\.0\.self_attn\.q_proj\.weight of BF16 \(256, 257\) has 131072 bytes"),
         ("nan", r"tensor model\.layers\.0\.self_attn\.q_proj\.weight has a weight that is not finite"),
     ],
 )
-def test_damaged_files_are_a_sentence(tmp_path: Path, how: str, said: str):
+def test_damaged_files_are_a_sentence(tmp_path: Path, how: str, message: str):
     folder = write(tmp_path / "tiny", random_weights())
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     damage(folder / index["model.layers.0.self_attn.q_proj.weight"], how)
-    with pytest.raises(ModelLoadError, match=said):
+    with pytest.raises(ModelLoadError, match=message):
         resolve(config_for(folder, tmp_path, quantize="q8_0"), progress=False)
     assert not list((tmp_path / "models").glob("*/"))
 
 
 def test_what_does_not_fit_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refused(folder: Path, said: str) -> None:
-        with pytest.raises(ModelLoadError, match=said):
+    def refused(folder: Path, message: str) -> None:
+        with pytest.raises(ModelLoadError, match=message):
             resolve(config_for(folder, cache, quantize="q8_0"), progress=False)
 
     wide = random_weights() | {"model.layers.1.mlp.up_proj.weight": torch.ones(512, 512)}

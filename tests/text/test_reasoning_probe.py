@@ -13,36 +13,40 @@ from text.vocabularies import byte_level
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 OPEN = "{% if add_generation_prompt %}<|assistant|>"
 END = "{% endif %}"
-STRIPS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}{% endfor %}"
-TELLS = (
+STRIPS_THOUGHTS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}{% endfor %}"
+WRITES_THOUGHTS = (
     "{% for m in messages %}{% if m.reasoning_content %}<seed:think>\n{{ m.reasoning_content }}\n</seed:think>"
     "{% endif %}{{ m.content }}{% endfor %}"
 )
 SWITCH = OPEN + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}" + END
 EFFORT = OPEN + "{% if reasoning_effort == 'high' %}[THINK]{% endif %}" + END
-BOTH = ["<think>", "</think>"]
+THINK_MARKERS = ["<think>", "</think>"]
 
 CASES = {
-    # (template, tokens) → format
+    # description: (template, tokens, format)
     "opens the thought, and names one marker only (Olmo 3)": (TURNS + OPEN + "<think>" + END, [], "think"),
-    "writes an empty thought where there is to be none (Qwen3)": (TURNS + SWITCH, [], "think"),
-    "writes a closing marker where there is to be none (V3.1)": (
+    "writes an empty thought if thinking is off (Qwen3)": (TURNS + SWITCH, [], "think"),
+    "writes a closing marker if thinking is off (V3.1)": (
         TURNS + OPEN + "</think>" + END,
         [],
         "think",
     ),
     "opens it with a high effort": (TURNS + EFFORT, [], "mistral"),
-    "writes an earlier thought": (TELLS + OPEN + END, [], "seed"),
-    "strips a thought, and the markers are tokens (DeepSeek R1)": (STRIPS + OPEN + END, BOTH, "think"),
+    "writes an earlier thought": (WRITES_THOUGHTS + OPEN + END, [], "seed"),
+    "strips a thought, and the markers are tokens (DeepSeek R1)": (
+        STRIPS_THOUGHTS + OPEN + END,
+        THINK_MARKERS,
+        "think",
+    ),
     "opens it with a label (Gemma 4)": (TURNS + OPEN + "<|channel>thought\n<channel|>" + END, [], "gemma4"),
     "further evidence": (TURNS + SWITCH + "{# <response></response> #}", [], "granite_3_3"),
     "messages with channels": (TURNS, list(HARMONY_MARKS), "harmony"),
     # no thinking
-    "strips a thought only": (STRIPS + OPEN + END, [], None),
-    "has the tokens only (Qwen3-Coder)": (TURNS + OPEN + END, BOTH, None),
+    "strips a thought only": (STRIPS_THOUGHTS + OPEN + END, [], None),
+    "has the tokens only (Qwen3-Coder)": (TURNS + OPEN + END, THINK_MARKERS, None),
     "explains a tag": ("Do not write <think> or </think>." + TURNS + OPEN + END, [], None),
     "repeats what the user writes": (TURNS + OPEN + END, [], None),
-    "has another model's channels": (TURNS, list(HARMONY_MARKS[1:4]), None),
+    "has only some of Harmony's markers": (TURNS, list(HARMONY_MARKS[1:4]), None),
     "refuses everything": ("{{ raise_exception('no') }}", [], None),
 }
 

@@ -73,7 +73,7 @@ def check_memory(folder: Path, config: ModelConfig) -> None:
     if need > left:
         raise ModelLoadError(
             f"{folder.name} needs {need / 2**30:.2f} GiB of memory for its weights, and {left / 2**30:.2f} GiB are "
-            "available: end other programs, or take a smaller or more strongly quantised model"
+            "available: end other programs, or take a smaller or more strongly quantized model"
         )
 
 

@@ -1,4 +1,4 @@
-"""The memory that the control groups of this process leave. A container may have far less than the machine."""
+"""How much memory this process's control groups still allow. A container may have far less than the machine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def measure_headroom(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int 
 
 
 def list_groups(mount: Path, membership: Path) -> Iterator[Path]:
-    """Yield the folders of the groups, each followed by all above it.
+    """Yield the folders of the groups, each followed by all folders above it.
 
-    Within a container the path may be the machine's, which does not exist there. The mounted folder is then the
-    container's own group.
+    In a container the membership file may show the host's path, which is not mounted there. The mounted folder is then
+    the container's own group.
     """
     try:
         lines = membership.read_text().splitlines()
@@ -48,7 +48,7 @@ def list_groups(mount: Path, membership: Path) -> Iterator[Path]:
 
 
 def read_group_headroom(folder: Path, limit: str, used: str, droppable: str) -> int | None:
-    """Return the free bytes of one group. None: it has no limit."""
+    """Return the free bytes of one group. None: the group has no limit."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":

@@ -93,13 +93,13 @@ def pack_quantized(raw: torch.Tensor, ggml_type: int, k: int, bias: torch.Tensor
 
 
 def joined(parts: list[Any]) -> list[Any]:
-    """Return the same outputs as these packed quantised weights, side by side. Neighbours of one type may become
+    """Return the same outputs as these packed quantized weights, side by side. Neighbours of one type may become
     one."""
     return choose("joined", "cpu", torch.bfloat16)(parts)
 
 
 def quantized_rows(packed: Any, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows `ids` [...] of packed quantised weights as numbers [..., K]: gguf.dequantize's float32, rounded once.
+    """Return rows `ids` [...] of packed quantized weights as numbers [..., K]: gguf.dequantize's float32, rounded once.
 
     Raises:
         ValueError: an id is not in [0, N), or dtype is not bf16 or f32.
@@ -110,7 +110,7 @@ def quantized_rows(packed: Any, ids: torch.Tensor, dtype: torch.dtype) -> torch.
 def linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
     """Return x Wᵀ + b for x [..., K]: [..., N] in x's dtype; fp32 accumulation, rounded once. Row-invariant.
 
-    With quantised weights, x is rounded first: per row and 32 inputs to integers of at most 127 (docs/quantized.md).
+    With quantized weights, x is rounded first: per row and 32 inputs to integers of at most 127 (docs/quantized.md).
     """
     return choose("linear", x.device.type, x.dtype)(x, packed)
 

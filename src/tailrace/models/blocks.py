@@ -17,7 +17,7 @@ from tailrace.models.tensors import FileTensor
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 BLOCK = 32
-AT_ONCE = 1 << 20  # weights that are quantised at once: MXFP4 takes 64 bytes for each
+AT_ONCE = 1 << 20  # weights that are quantized at once: MXFP4 takes 64 bytes for each
 
 
 def map_tensor(tensor: FileTensor) -> np.ndarray:
@@ -46,7 +46,7 @@ def quantize_matrix(tensor: FileTensor, kind: GGMLQuantizationType) -> Iterator[
     for first in range(0, tensor.shape[0], step):
         values = widen_floats(tensor, rows[first : first + step])
         if not np.isfinite(values).all():
-            raise ModelLoadError(f"tensor {tensor.name} has a weight that is not finite, so it can't be quantised")
+            raise ModelLoadError(f"tensor {tensor.name} has a weight that is not finite, so it can't be quantized")
         with np.errstate(all="ignore"):
             yield np.ascontiguousarray(quantize(values, kind)).data.cast("B")
 

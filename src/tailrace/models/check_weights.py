@@ -15,7 +15,7 @@ from tailrace.models.tensors import FLOATS, FileTensor, has_plain_floats, index_
 log = logging.getLogger(__name__)
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
-# where methods have written how they quantised, beside config.json's quantization_config
+# where methods have written how they quantized, beside config.json's quantization_config
 ELSEWHERE = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 SIZES = (
     *(*LAYERS, *HEADS, *WIDTH),
@@ -30,7 +30,7 @@ def check_against_config(folder: Path) -> None:
 
     Raises:
         ModelLoadError: a file is damaged. A size in config.json fits no model, or its number of layers exceeds the
-            files' number of tensors. Matrices are no floats, and no file that is read here says how they are quantised.
+            files' number of tensors. Matrices are no floats, and no file that is read here says how they are quantized.
     """
     config = read_json(folder, "config.json", required=True)
     check_sizes(folder, language_config(config))

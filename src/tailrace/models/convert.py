@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         read_settings(fields)  # what is refused is refused before the tokenizer, which adapters lack
         send_line("stage", "reading the tokenizer")
         convert_tokenizer(fields, folder)
-        send_line("stage", f"dequantising to {dtype}")
+        send_line("stage", f"dequantizing to {dtype}")
         convert_weights(fields, folder, dtype, weights == "quantized")
 
     return run_work(convert_file)

@@ -1,6 +1,6 @@
 """Converts a folder in Hugging Face's layout to a folder that runners load, and keeps it in the cache.
 
-This concerns weights that are quantised at the first load, and packed weights (GPTQ, AWQ, compressed-tensors).
+This concerns weights that are quantized at the first load, and packed weights (GPTQ, AWQ, compressed-tensors).
 
 `python -m tailrace.models.convert_folder` does the work in a process of its own, so that this one never imports torch.
 """
@@ -36,7 +36,7 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
     check_against_config(folder)
     method = read_quantization(folder).get("quant_method")
     if config.quantize != "none" and method:
-        raise ModelLoadError(f"model.quantize is for folders of plain floats, and {label} is quantised by {method}")
+        raise ModelLoadError(f"model.quantize is for folders of plain floats, and {label} is quantized by {method}")
     if config.quantize == "none" and config.weights == "quantized" and method not in PACKED:
         raise ModelLoadError(
             f"model.weights quantized keeps codes as they are in a file (GGUF, {', '.join(PACKED)}), and {label} has "
@@ -53,7 +53,7 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
 
 
 def read_quantization(folder: Path) -> dict[str, Any]:
-    """Return what config.json says of how the weights are quantised, or the file that AutoGPTQ once wrote; {} if
+    """Return what config.json says of how the weights are quantized, or the file that AutoGPTQ once wrote; {} if
     nothing, or if the weights are plain floats."""
     config = read_json(folder, "config.json", required=True)
     found, older = language_config(config).get("quantization_config"), read_json(folder, "quantize_config.json")

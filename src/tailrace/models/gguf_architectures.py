@@ -188,7 +188,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 OTHER_FILES = {
     "adapter": "a LoRA adapter, not a model: serve its base model; --lora takes adapters as folders in PEFT's layout",
     "mmproj": "the part of a model that sees or hears, not the model itself: serve the model's other file (text alone)",
-    "imatrix": "an importance matrix, which quantisers read, not a model",
+    "imatrix": "an importance matrix, which quantizers read, not a model",
     "controlvector": "a control vector, not a model",
 }
 OTHER_FILES |= dict.fromkeys(("clip", "clip-vision"), OTHER_FILES["mmproj"])

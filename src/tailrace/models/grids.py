@@ -22,7 +22,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the output that stands in each nibble of
 FLOAT8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 GPTQ = ("qweight", "qzeros", "scales", "g_idx")
 WEIGHT_SCALES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-# method → suffixes of a packed matrix, and of what only quantised activations and caches need
+# method → suffixes of a packed matrix, and of what only quantized activations and caches need
 SUFFIXES = {"gptq": GPTQ, "awq": GPTQ, "compressed-tensors": WEIGHT_SCALES}
 DROPPED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale")
 FORMATS = {"dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"}

@@ -51,7 +51,7 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
 
 
 def refuse_quantize(config: ModelConfig, name: str) -> None:
-    """Raise ModelLoadError if a GGUF file should be quantised."""
+    """Raise ModelLoadError if a GGUF file should be quantized."""
     if config.quantize != "none":
         raise ModelLoadError(
             f"model.quantize is for folders of plain floats, and {name} is a GGUF file, whose blocks --weights "

@@ -22,7 +22,7 @@ from tailrace.errors import ModelLoadError
 
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
-QUANTISED = re.compile(r"scale|zero|qweight|packed|absmax|quant|g_idx|codebook|_data$")  # in a tensor's name
+QUANTIZED = re.compile(r"scale|zero|qweight|packed|absmax|quant|g_idx|codebook|_data$")  # in a tensor's name
 BLOCKS_METHOD = "tailrace"  # `quant_method` in the config.json of a folder whose matrices are in blocks
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
 
@@ -80,11 +80,11 @@ def index_tensors(path: Path) -> dict[str, FileTensor]:
 
 
 def has_plain_floats(paths: Iterable[Path]) -> bool:
-    """Return True if every matrix of the files is a float, and no tensor has a name that only quantised models have."""
+    """Return True if every matrix of the files is a float, and no tensor has a name that only quantized models have."""
     tensors = [tensor for path in paths for tensor in index_tensors(path).values()]
     matrices = [tensor.dtype for tensor in tensors if len(tensor.shape) > 1]
     floats = bool(matrices) and all(dtype in FLOATS for dtype in matrices)
-    return floats and not any(QUANTISED.search(tensor.name) for tensor in tensors)
+    return floats and not any(QUANTIZED.search(tensor.name) for tensor in tensors)
 
 
 def parse_entry(path: Path, name: str, fields: dict[str, list[int]], ends: tuple[int, int]) -> FileTensor:

@@ -107,7 +107,7 @@ def pack_projection(linear: nn.Linear) -> list[Any]:
 
 
 def merge_linears(*linears: nn.Linear) -> list[Any]:
-    """Pack several projections of one input as one; quantised ones into as few as their types allow."""
+    """Pack several projections of one input as one; quantized ones into as few as their types allow."""
     quantized = [part for part in linears if isinstance(part, QuantizedLinear)]
     if len(quantized) == len(linears):
         return kernels.joined([part.packed for part in quantized])

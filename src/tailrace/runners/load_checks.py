@@ -23,16 +23,16 @@ NOT_CAUSAL = "is an encoder-decoder model; only causal language models are serve
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, if the system tells."""
+    """Return the number of cores that this process may run on, or of all cores if the system does not know."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def explain_errors(name: str) -> Iterator[None]:
-    """Whatever the model's own code raises becomes one sentence.
+    """Turn any error of the model's own code into one sentence.
 
     Raises:
-        ModelLoadError: instead of any other error.
+        ModelLoadError: in place of any other error.
     """
     try:
         yield
@@ -45,22 +45,23 @@ def explain_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def report_nonfinite(folder: Path, model: nn.Module) -> Iterator[None]:
-    """Where a check of the model fails because numbers of its weights are none, the error names the tensor. Weights are
-    looked at only then: a pass has told already.
+    """If a check fails because weights are NaN or infinite, name the tensor in the error. Weights are searched only
+    after a failure.
 
     Raises:
-        ModelLoadError: of the check.
+        ModelLoadError: the check's error, or the error that names the tensor.
     """
     try:
         yield
     except ModelLoadError as error:
-        if (problem := not_finite(model)) is not None:
+        if (problem := describe_nonfinite(model)) is not None:
             raise ModelLoadError(f"{folder}: {problem}") from error
         raise
 
 
-def not_finite(model: nn.Module) -> str | None:
-    """The first of the model's parameters (or of what it has computed from its settings) with NaN or an infinity."""
+def describe_nonfinite(model: nn.Module) -> str | None:
+    """Return a sentence about the first parameter with NaN or an infinity, or about such frequencies of rope, which the
+    model computes from its settings. None: there is no such tensor."""
     for name, tensor in model.named_parameters():
         if not all_finite(tensor):
             return f"tensor {name} has numbers that are NaN or infinite in {str(tensor.dtype).removeprefix('torch.')}"
@@ -71,7 +72,7 @@ def not_finite(model: nn.Module) -> str | None:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """A tensor of anything but floats is."""
+    """Return whether all numbers are finite; integer tensors always are."""
     if not tensor.is_floating_point():
         return True
     rows = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
@@ -79,7 +80,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def check_logits(logits: torch.Tensor) -> None:
-    """Raise ModelLoadError for logits of the trial that no token can be drawn from. −inf is a mask's."""
+    """Raise ModelLoadError for logits of the trial from which no token can be drawn. −inf is allowed: models mask."""
     if not bool((logits < math.inf).all()):
         raise ModelLoadError("the logits of a short trial are NaN or infinite: no token could be drawn")
 
@@ -97,7 +98,7 @@ def settle_dtypes(model: Any, dtype: torch.dtype) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is the first CUDA GPU if there is one, else the CPU.
+    """Return the device of this name. "auto" is the first CUDA GPU if there is one, else the CPU.
 
     Raises:
         ConfigError: the device is unknown or missing.
@@ -124,30 +125,29 @@ KV_CODES = {  # by model.kv_cache_dtype
 
 
 def pick_kv_code(name: str, device: torch.device) -> torch.dtype | None:
-    """The codes in which keys and values are kept; None: they are kept as they are.
+    """Return the dtype of the codes in which keys and values are stored. None: they are stored in the model's dtype.
 
     Raises:
-        ConfigError: there are no kernels for them on the device.
+        ConfigError: the device has no kernels for such codes.
     """
     if name != "auto" and device.type != "cpu":
         raise ConfigError(f"model.kv_cache_dtype {name} (--kv-cache-dtype) has kernels on the CPU only; use auto here")
     return KV_CODES[name]
 
 
-DEQUANTISED = frozenset({"mxfp4", "fp8"})  # transformers reads them with a GPU's kernels, which come from a hub
+DEQUANTIZED = frozenset({"mxfp4", "fp8"})  # transformers would read them by GPU kernels from a hub
 
 
-def dequantise_at_load(config: Any) -> None:
-    """Have a checkpoint in MXFP4 (gpt-oss) or float8 turned into the model's dtype, also where transformers sees a
-    GPU."""
+def dequantize_at_load(config: Any) -> None:
+    """Make transformers convert a checkpoint in MXFP4 (gpt-oss) or float8 to the model's dtype, with a GPU too."""
     settings = getattr(config, "quantization_config", None)
-    if isinstance(settings, dict) and settings.get("quant_method") in DEQUANTISED:
+    if isinstance(settings, dict) and settings.get("quant_method") in DEQUANTIZED:
         settings["dequantize"] = True
 
 
-def forget_quantisation(folder: Path, config: Any) -> None:
-    """Have a model of plain floats loaded as such, though its config has a quantization_config. The front end has
-    logged it (models/check_weights.py)."""
+def forget_quantization(folder: Path, config: Any) -> None:
+    """Drop the quantization_config of a model whose weights are plain floats. The front end has logged the case
+    (models/check_weights.py)."""
     parts = [part for part in (config, config.get_text_config()) if hasattr(part, "quantization_config")]
     if parts and not any(folder.glob("pytorch_model*.bin")) and has_plain_floats(folder.glob("model*.safetensors")):
         for part in parts:
@@ -186,14 +186,14 @@ def describe_blocks(settings: dict[str, Any]) -> str:
     return "; ".join([*parts, *(f"{count} {why}" for why, count in settings.get("left", {}).items())])
 
 
-def leave_images_out(config: Any) -> None:
-    """Have a model whose images' tokens see each other (Gemma 4) make plain masks: its prompts here are text."""
+def use_causal_masks(config: Any) -> None:
+    """Make a model whose image tokens attend to each other (Gemma 4) use causal masks. Prompts are text only."""
     text = config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         text.use_bidirectional_attention = None
 
 
 def refuse_encoder_decoder(config: Any) -> None:
-    """Raise ModelLoadError for models that are no causal language models."""
+    """Raise ModelLoadError for an encoder-decoder model."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(f"{config.model_type} {NOT_CAUSAL}")

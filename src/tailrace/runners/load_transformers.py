@@ -27,16 +27,16 @@ from tailrace.runners.invariant import PlaceIndependent, select_mode
 from tailrace.runners.invariant_gpu import RowsIndependent
 from tailrace.runners.load_checks import (
     admit_blocks,
-    dequantise_at_load,
+    dequantize_at_load,
     explain_errors,
-    forget_quantisation,
-    leave_images_out,
+    forget_quantization,
     pick_device,
     pick_kv_code,
     refuse_encoder_decoder,
     report_nonfinite,
     settle_dtypes,
     usable_cores,
+    use_causal_masks,
 )
 from tailrace.runners.load_errors import make_load_error
 from tailrace.runners.lora import Adapters
@@ -146,9 +146,9 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_encoder_decoder(config)
-        forget_quantisation(folder, config)
-        dequantise_at_load(config)
-        leave_images_out(config)
+        forget_quantization(folder, config)
+        dequantize_at_load(config)
+        use_causal_masks(config)
         admit_blocks(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""Modules whose weights are blocks of quantised numbers, and how such modules replace those of a model.
+"""Modules whose weights are blocks of quantized numbers, and how such modules replace those of a model.
 
 models/convert_quantized.py and models/convert_folder.py write folders with such weights. The `quantization_config` in
 such a folder's config.json names the type of each parameter's blocks. transformers passes that config to
@@ -65,10 +65,10 @@ def swap_modules(model: nn.Module, shapes: dict[str, tuple[int, int]], dtype: to
         try:
             module = model.get_submodule(path)
         except AttributeError as error:
-            raise ModelLoadError(f"the model has no module {path}, whose weights are quantised") from error
+            raise ModelLoadError(f"the model has no module {path}, whose weights are quantized") from error
         made = MODULES.get(type(module))
         if made is None:
-            raise ModelLoadError(f"{path} is a {type(module).__name__}, whose weights can't be quantised")
+            raise ModelLoadError(f"{path} is a {type(module).__name__}, whose weights can't be quantized")
         module.__class__ = made
         found[name] = module
         found[name].allocate_raw(shape, dtype)

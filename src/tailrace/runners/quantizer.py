@@ -1,4 +1,4 @@
-"""A quantisation method of transformers that loads weights in blocks. Importing this module registers the method."""
+"""A quantization method of transformers that loads weights in blocks. Importing this module registers the method."""
 
 from __future__ import annotations
 

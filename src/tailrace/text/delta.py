@@ -12,7 +12,7 @@ from tailrace.errors import ParameterError
 from tailrace.explain.record import Explanation
 from tailrace.wire.messages import FinishReason, TokenLogprobs
 
-OWN: Mapping[int, bytes | None] = MappingProxyType({})  # every token has all its bytes in the text
+UNCUT: Mapping[int, bytes | None] = MappingProxyType({})  # every token has all its bytes in the text
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     offsets: tuple[int, ...] = ()
-    spelt: Mapping[int, bytes | None] = OWN
+    spelt: Mapping[int, bytes | None] = UNCUT
     explanations: tuple[Explanation, ...] | None = None
     survivors: tuple[bytes, ...] | None = None
 

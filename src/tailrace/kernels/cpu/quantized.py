@@ -1,4 +1,4 @@
-"""Linear layers of weights quantised in blocks, by csrc/quantized/linear.cpp."""
+"""Linear layers of weights quantized in blocks, by csrc/quantized/linear.cpp."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def check_ids(address: int, count: int, n: int) -> None:
 
 
 def product(x: torch.Tensor, packed: Quantized) -> torch.Tensor:
-    """Compute `kernels.linear` for quantised weights."""
+    """Compute `kernels.linear` for quantized weights."""
     bias = packed.bias
     if x.shape[-1:] != (packed.k,) or (bias is not None and bias.dtype != x.dtype):
         raise ValueError(f"x must be [..., {packed.k}] with the bias's dtype, got {x.dtype} {tuple(x.shape)}")

@@ -9,15 +9,15 @@
 
 namespace tailrace {
 
-// How many tokens came this way; for tests.
+// The number of tokens that were drawn this way; for tests.
 inline std::atomic<int64_t> flat_draws = 0;
 
-// Whether a draw may go this way, by what is asked and by what the pass found.
+// Return whether a draw may use this way, by the request and by the results of the pass.
 bool is_flat(const Context &context);
-// The token; kNobody where the sample misled or other than hot tokens may win: then the candidates must be collected
-// after all. `boundary`: of the truncation, where there is a token.
+// Return the token. Return kNobody if the sample misled, or if a token that is not hot may win: then the candidates
+// must be collected. Write the truncation's boundary if there is a token.
 int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise, Boundary *boundary);
-// The ids up to that boundary, ascending.
+// Write the ids up to the boundary, ascending.
 void survivors_of_flat_row(const Row &row, const Context &context, Boundary last, std::vector<int32_t> &out);
 
 }  // namespace tailrace

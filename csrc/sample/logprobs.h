@@ -1,4 +1,4 @@
-// What a drawn token's log-probability, rank and likeliest rivals were.
+// Reports on a drawn token: its log-probability, its rank and the likeliest tokens.
 #pragma once
 #include "sample/candidates.h"
 
@@ -13,9 +13,9 @@ struct Report {
     int32_t top;
 };
 
-// Of the row as the model gave it: log-softmax of the unedited logits at temperature 1. Uses `space`'s candidates.
+// Report on the model's row: log-softmax of the unedited logits at temperature 1. Uses `space`'s candidates.
 void report_raw(const Row &row, const Scan &scan, int64_t token, const Report &out, Workspace &space);
-// Of what is drawn from: log-softmax over the candidates. `mass`: Σ e^x over them, the uncollected included.
+// Report on the refined row: log-softmax over the candidates. `mass`: Σ e^x over all of them, collected or not.
 void report_processed(const Candidates &candidates, double mass, int64_t vocab, int64_t token, const Report &out, Workspace &space);
 
 }  // namespace tailrace

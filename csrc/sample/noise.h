@@ -1,10 +1,10 @@
 // Counter-based noise: Philox4x32-10 (Salmon et al., SC 2011) and Gumbel noise with a cheap bound made of it.
 //
-// Every (key, position, stream, token id) has its own noise. A token is "hot" with probability 2^-8, told by one bit of
-// a word that sixteen ids share; only hot tokens have u below 2^-8, so only they have noise above kMaxColdNoise. A draw can
-// thus rule out almost every token of a row at one Philox call per sixteen, without computing its noise. Given its hot
-// bit, a token's u is uniform below or above 2^-8 by a word of its own: together exactly uniform, with 40 bits at the
-// fine end. The layout of the counters is in kernels/reference/noise.py, which computes the same bits.
+// Every (key, position, stream, token id) has its own noise. A token is "hot" with probability 2^-8; one bit of a word
+// that sixteen ids share decides. Only hot tokens have u below 2^-8, so only they have noise above kMaxColdNoise. A
+// draw can thus rule out almost every token of a row at one Philox call per sixteen, without computing its noise. Given
+// its hot bit, a token's u is uniform below or above 2^-8 by a word of its own: together exactly uniform, with 40 bits
+// at the fine end. The layout of the counters is in kernels/reference/noise.py, which computes the same bits.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-// What a row's slot asks, as the kernels read it: edits and stages in the request's own order. Written by
+// The program of a row's slot, as the kernels read it: edits and stages in the request's own order. Written by
 // src/tailrace/kernels/cpu/program.py (which mirrors these structs), read by the sampler.
 #pragma once
 #include <cstdint>
@@ -21,9 +21,11 @@ struct Edit {
     double a, b, c;
 };
 
-// What a stage must know of the row before it can decide. nothing: it rescales what is there. depth: down to which
-// logit to look; what it leaves is complete. mass: Σ e^x over all tokens; squares: Σ e^2x too; moments: the entropy
-// too. everything: all tokens.
+// What a stage must know of the row before it can decide.
+// - nothing: the stage rescales the collected tokens.
+// - depth: the tokens down to a depth. The candidates are complete after the stage.
+// - mass: Σ e^x over all tokens. squares: also Σ e^2x. moments: also the entropy.
+// - everything: all tokens.
 enum class Needs : int32_t { nothing, depth, mass, squares, moments, everything };
 
 // Every kind of stage in the order of its number, with what it needs. A kind has a function of its name (refine.cpp).
@@ -40,18 +42,18 @@ enum class StageKind : int32_t {
 #undef X
 };
 
-// Whose bits decide a tournament (src/tailrace/sampling/watermark.py): `depth` layers, keyed by the last `context`
-// tokens; unmarked where those stand somewhere within the `recent` places before, too.
+// A tournament (src/tailrace/sampling/watermark.py): `depth` layers of bits, keyed by the last `context` tokens. A
+// token is not marked if the same context also occurs within the `recent` places before.
 struct Tournament {
     int64_t key;
-    const int64_t *keys;   // in transformers' scheme one for each layer; null in our own
-    const uint8_t *table;  // there: of bits
+    const int64_t *keys;   // a key for each layer in transformers' scheme; null in tailrace's own scheme
+    const uint8_t *table;  // the bits of transformers' scheme
     int64_t table_size;
     int32_t depth, context, recent, unused;
 };
 
-// The knobs of one refinement: what a, b, c mean to each stands beside its function (refine.cpp, ordered.cpp,
-// stateful.cpp).
+// The parameters of one refinement. The comment at each stage's function explains k, a, b and c (refine.cpp,
+// ordered.cpp, stateful.cpp).
 struct Stage {
     StageKind kind;
     int32_t k;
@@ -59,7 +61,7 @@ struct Stage {
     const Tournament *tournament;
 };
 
-// The state of a sequence's methods: μ of mirostat in bits; of adaptive-p the sum and the weight of its average.
+// The state of a sequence's methods. mu: mirostat's μ in bits. sum, weight: of adaptive-p's average.
 struct State {
     double mu, sum, weight;
 };
@@ -69,9 +71,9 @@ constexpr int kMaxStages = 32;
 
 struct Program {
     int64_t key;
-    int64_t forced;    // this token is taken whatever would have been drawn; −1: none
-    Counts *history;   // gets the drafts while they are verified; null: nothing reads it, or rows have their own
-    Said *said;        // gets them too; null where nothing looks at it
+    int64_t forced;    // the token that is taken instead of a draw; −1: none
+    Counts *history;   // drafts are added during verification; null: nothing reads it, or rows have their own
+    Said *said;        // drafts are added here too; null: nothing reads it
     const uint32_t *exempt;  // ids that XTC never removes
     int32_t num_exempt;
     int32_t repeated, counted;  // what an output token adds to history

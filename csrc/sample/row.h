@@ -20,7 +20,7 @@ struct Row {
     int64_t vocab;
     const Edit *edits;
     int32_t num_edits;
-    const void *companion = nullptr;  // the row that this one is guided away from, by `scale`; null: none
+    const void *companion = nullptr;  // the row from which `scale` guides this row away; null: none
     float scale = 1.0f;
 
     int64_t blocks() const { return (vocab + kBlock - 1) / kBlock; }
@@ -37,7 +37,7 @@ inline Touched touched_by(const Edit &edit) {
     return {counts->ids.data(), static_cast<int64_t>(counts->ids.size())};
 }
 
-// Where each edit's sorted ids stand while the blocks are walked in order.
+// The position in each edit's sorted ids while the blocks are walked in order.
 struct Cursor {
     int64_t at[kMaxEdits + 1] = {};  // a mask may come before them
 };
@@ -52,7 +52,7 @@ TAILRACE_INLINE float half_to_float(uint16_t bits) {
     return static_cast<float>(half);
 }
 
-// One row of the model's, at `data`: as `row` is, but for its edits and its companion.
+// Return a row at `data` with the dtype and size of `row`, without edits and companion.
 inline Row plain(const Row &row, const void *data) { return {data, row.type, row.vocab, nullptr, 0}; }
 // The combined logits of a guided row.
 void read_guided(const Row &row, int64_t block, float *buffer);
@@ -123,17 +123,18 @@ TAILRACE_INLINE float penalised(float value, const Edit &edit, const Counts &cou
     return value;
 }
 
-// What a ban, an addition or a lift makes of its i-th id's logit.
+// Return the logit of an edit's i-th id after a ban, an addition or a lift.
 TAILRACE_INLINE float changed(const Edit &edit, int64_t i, float value) {
     if (edit.kind == EditKind::ban) return kNone;
     if (edit.kind == EditKind::add) return value + edit.values[i];
     return value == kNone ? kNone : value + std::fabs(value) * static_cast<float>(edit.a);
 }
 
-// A penalty on a block that begins with id `first`, from its i-th entry on; returns the first entry beyond the block.
+// Apply a penalty to a block that begins with id `first`, from the i-th entry on. Return the first entry beyond the
+// block.
 int64_t penalise_block(const Edit &edit, int64_t i, int64_t first, float *x);
 
-// The edits of one block, in the request's order. `x` holds the block from id `first` on.
+// Apply the edits to one block, in the request's order. `x` holds the block from id `first` on.
 TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &cursor) {
     for (int32_t e = 0; e < row.num_edits; ++e) {
         const Edit &edit = row.edits[e];
@@ -159,8 +160,8 @@ TAILRACE_INLINE void edit(const Row &row, int64_t first, float *x, Cursor &curso
     }
 }
 
-// The one edit that may raise a logit, where there is but one and no mask: then bounds of the block maxima are cheap.
-// −1: none such; −2: the maxima must be computed.
+// Return the index of the only edit besides bans, if the row has no mask: then bounds of the block maxima are cheap.
+// −1: the row has only bans. −2: the maxima must be computed.
 inline int32_t only_change(const Row &row) {
     int32_t found = -1;
     for (int32_t e = 0; e < row.num_edits; ++e) {
@@ -171,7 +172,7 @@ inline int32_t only_change(const Row &row) {
     return found;
 }
 
-// No logit can become larger by it.
+// Return whether the edit can't raise a logit.
 inline bool lowers(const Edit &edit) {
     return edit.kind == EditKind::ban || (edit.kind == EditKind::lift && edit.a <= 0) || (edit.kind == EditKind::penalty && edit.a >= 1 && edit.b >= 0 && edit.c >= 0);
 }
@@ -225,7 +226,7 @@ inline void logits_of(const Row &row, const uint32_t *ids, int64_t n, float *out
     }
 }
 
-// What one pass over the row is asked to find besides the block maxima.
+// What one pass over the row must find besides the block maxima.
 struct Wants {
     bool mass = false;     // Σ e^((l − max) / mass_temperature) over the edited row
     bool moments = false;  // and its first two moments, for entropies
@@ -246,11 +247,11 @@ struct Mass {
     double varentropy() const;
 };
 
-// What the pass found. The arrays belong to the caller's workspace.
+// The results of the pass. The arrays belong to the caller's workspace.
 struct Scan {
     int32_t status = 0;
     int64_t vocab = 0, blocks = 0;
-    bool bounds = false;  // the block maxima may be larger than what is really there; `max` is exact all the same
+    bool bounds = false;  // the block maxima may be larger than the true ones; `max` is exact
     int32_t change = -1;    // with bounds: the edit that only_change found
     bool lowered = false;   // with bounds: no logit is larger than it was
     float max = kNone, raw_max = kNone;

@@ -12,8 +12,8 @@ namespace tailrace {
 
 inline bool reported(const Program &program) { return program.logprobs >= 0 || (program.flags & kEntropy); }
 
-// What will be asked of a row besides a draw; not of greedy ones. `masses`: the probability of single tokens, so the
-// candidates must be there.
+// What will be asked of a row besides a draw. Nothing is asked of greedy rows. `masses`: the probability of single
+// tokens, which needs the candidates.
 struct Asked {
     bool masses = false, entropy = false;
 };
@@ -23,40 +23,40 @@ class Target {
     Target(const Step &step, int64_t row, const State &state, Workspace &space);
     Target(const Target &) = delete;  // row_ may point at edits_
 
-    // The pass over the row and the refinements; a Status.
+    // Pass over the row and refine it. Return a Status.
     int32_t prepare(Asked asked);
 
-    // What plain sampling takes: the forced token, or the drawn one.
+    // Return the token of plain sampling: the forced one, or a drawn one.
     int64_t token();
-    // Drawn with the stream's noise, without `excluded`; kNobody if there is no other. After `subtract`: of what that
-    // left.
+    // Draw a token other than `excluded` with the stream's noise, after `subtract` from the remainder. Return kNobody
+    // if there is no such token.
     int64_t winner(uint32_t stream, int64_t excluded);
-    // What is drawn from is written out, and the token is where u in (0, 1) lies in it; kNobody if all of it is too
-    // small for floats. Needs Asked::masses. What else is asked comes after `restore`.
+    // Write the distribution out. Return the token at which u in (0, 1) lies in it, or kNobody if all probabilities are
+    // too small for floats. Needs Asked::masses. Call `restore` before any other method.
     int64_t propose(double u, Written to);
-    // Of one token, under what is drawn from. Needs Asked::masses.
+    // Return the probability of a token under the distribution. Needs Asked::masses.
     double probability(int64_t token);
-    // Of what is drawn from, nats. Needs Asked::entropy.
+    // Return the entropy of the distribution in nats. Needs Asked::entropy.
     double entropy();
-    // What is drawn from becomes the positive part of scale · p − q; returns its sum. q [V] are probabilities. Needs
+    // Replace the distribution p by the positive part of scale · p − q. Return its sum. q [V] are probabilities. Needs
     // Asked::masses.
     double subtract(const float *q, double scale);
-    // What `subtract` has spent is there again.
+    // Undo `subtract` or `propose`.
     void restore() {
         remainder_.reset();
         if (spent_) select(false);
     }
-    // What the state of the program is updated with if the token stands: ln of its probability among those that its
-    // method looks at; NaN: nothing.
+    // Return the number that updates the program's state if the token is accepted: ln of the token's probability among
+    // the tokens that the method looks at. NaN: the state does not change.
     double update_of(int64_t token) const;
-    // The ids that have survived, ascending; the token alone where there was no choice. Before `describe`, which may
-    // need their memory.
+    // Write the ids that survived, ascending. Write the token alone if there was no choice. Call this before
+    // `describe`, which may need the memory of the candidates.
     void survivors(int64_t token, std::vector<int32_t> &out);
     void describe(int64_t token, const Report &report, double *entropy);
 
   private:
     bool greedy() const { return program_.flags & kGreedy; }
-    // They are to be told, and there are more than the token.
+    // Return whether the survivors are to be reported, and the token is not the only one.
     bool wants_survivors() const { return (program_.flags & kSurvivors) && !greedy() && program_.forced < 0; }
     int64_t likeliest() const;
     Noise noise(uint32_t stream) const {
@@ -73,17 +73,17 @@ class Target {
     int64_t position_;
     Workspace &space_;
     Row row_;
-    Edit edits_[kMaxEdits + 1];  // filled where the row has a mask: that one, then the program's
+    Edit edits_[kMaxEdits + 1];  // filled if the row has a mask: the mask, then the program's edits
     Candidates candidates_;
-    std::optional<RowRemainder> remainder_;  // of a row that nothing truncates, after `subtract`
+    std::optional<RowRemainder> remainder_;  // after `subtract`, if nothing truncates the row
     Scan scan_;
     double temperature_ = 1.0, mass_temperature_ = 0.0;
     float floor_ = 0;
-    uint32_t hot_stream_ = kDrawStream;  // whose hot bits scan_ has, if untruncated_
+    uint32_t hot_stream_ = kDrawStream;  // the stream of scan_'s hot bits, if untruncated_
     bool untruncated_ = false;           // only a temperature: nothing is removed
-    bool spent_ = false;                 // the candidates have been made into something else
-    bool flat_ = false;                 // there are so many candidates that they were not collected
-    Boundary boundary_{};                // then, once a token has been drawn: where they end
+    bool spent_ = false;                 // the candidates have been overwritten
+    bool flat_ = false;                 // there are too many candidates to collect them
+    Boundary boundary_{};                // if flat_ and a token was drawn: the last candidate
 };
 
 }  // namespace tailrace

@@ -1,5 +1,5 @@
-// One walk through the stages of a program, and the stages that have files of their own. Each is true where it could
-// decide.
+// One walk through the stages of a program, and the stages that have files of their own. A stage returns true if it
+// could decide.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,26 +9,27 @@
 namespace tailrace {
 
 // The state of one walk through the stages. While the candidates are incomplete, every uncollected token lies below
-// `floor` in the scale of x, and x is (l − max) / temperature: other changes of scale need all of them.
+// `floor` in the scale of x, and x is (l − max) / temperature: stages that change the scale in another way need all
+// tokens.
 struct Walk {
     const Context &context;
     Candidates &s;
     double floor;
     double temperature = 1.0;
-    double needed = 0;  // where a stage gives up: the depth, in the scale of x, that it needs
+    double needed = 0;  // the depth, in the scale of x, that an undecided stage needs
 
     bool undecided(double depth) {
         needed = depth;
         return false;
     }
-    // Σ e^x over all candidates, if it can be known.
+    // Set s.mass to Σ e^x over the candidates, collected or not. Return false if the sum can't be known.
     bool know_mass() {
         if (s.mass >= 0) return true;
         if (s.complete) s.mass = collected_mass(s);
         else if (context.mass_temperature == temperature) s.mass = context.scan.mass.total;
         return s.mass >= 0;
     }
-    // Keep x ≥ at, within the tolerance; the likeliest stays, with its equals.
+    // Keep x ≥ at, within the tolerance. The likeliest tokens stay.
     bool cut(double at) { return cut_exactly(at - kTolerance); }
     bool cut_exactly(double at) {
         const double bound = std::min(at, 0.0);
@@ -41,7 +42,7 @@ struct Walk {
         s.complete = true;
         s.mass = -1;
     }
-    // x changed: its weights and mass are of the past.
+    // Forget the weights and the mass, because x changed.
     void rescaled() {
         s.weighted = false;
         s.mass = -1;
@@ -59,7 +60,7 @@ struct Walk {
         *entropy = std::log(s.mass) - first / s.mass;
         return true;
     }
-    // The likeliest may be gone: the largest x is 0 again.
+    // Make the largest x 0 again, because the likeliest token may be gone.
     void lifted() {
         float top = kNone;
         for (int64_t i = 0; i < s.n; ++i) top = std::max(top, s.x[i]);
@@ -67,16 +68,16 @@ struct Walk {
         for (int64_t i = 0; i < s.n; ++i) s.x[i] -= top;
         rescaled();
     }
-    // Twice as deep; where much is here already, all.
+    // Ask for twice the depth, or for all tokens if much of the row is collected already.
     bool deeper() { return undecided(much() ? kEverything : 2.0 * floor - 1.0); }
     bool much() const { return floor <= -50.0 || 4 * s.n > context.scan.vocab; }
-    // Deep enough for so many of the likeliest.
+    // Ask for a depth that holds the `count` likeliest tokens.
     bool deeper_for(int64_t count) {
         const float reached = reached_by(context.scan.block_max, context.scan.blocks, count, context.space);
         const double depth = (reached - context.scan.max) / temperature;
         return reached > kNone && depth < floor ? undecided(depth) : deeper();
     }
-    // What is left now is what the state is updated from.
+    // Store the remaining candidates: the state is updated from them.
     void note_basis() {
         know_mass();
         Basis &basis = context.space.basis;
@@ -97,9 +98,9 @@ bool adaptive(Walk &walk, const Stage &stage);
 // tournament.cpp
 bool tournament(Walk &walk, const Stage &stage);
 
-// The rank keys of the `count` likeliest in order, or of all, put into space.order; how many.
+// Put the rank keys of the `count` likeliest tokens, or of all, into space.order, in order. Return their number.
 int64_t likeliest(const Ranked &among, int64_t count, Workspace &space);
-// So many of the likeliest are looked at by top-H and by mirostat 1, of min-k at first.
+// kCandidates: number of the likeliest tokens that top-H and mirostat 1 look at. kCliffs: number for min-k's first try.
 constexpr int64_t kCandidates = 100, kCliffs = 256;
 
 }  // namespace tailrace

@@ -11,7 +11,7 @@ namespace tailrace {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
 
-// What can be wrong with a row of logits: kernels/status.py.
+// The faults of a row of logits, as in kernels/status.py.
 enum Status : int32_t { kOk = 0, kEmpty = 1, kNan = 2, kInf = 3 };
 
 void argmax(const void *logits, Type type, int64_t rows, int64_t vocab, int64_t row_stride, int64_t *ids,
@@ -26,10 +26,10 @@ void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, co
 
 // Weights quantized in blocks (docs/quantized.md). type: GGUF's number of the blocks' type.
 bool is_quantized(int type);
-// Of all types: (number, weights of a block, bytes of a block).
+// Return (number, weights of a block, bytes of a block) of all types.
 std::vector<std::tuple<int, int64_t, int64_t>> quantized_types();
 int64_t quantized_bytes(int type, int64_t n, int64_t k);
-// False where a scale is not finite; then the packed weights are of no use.
+// Return false if a scale is not finite: then the packed weights must not be used.
 bool pack_quantized(const void *raw, int type, int64_t n, int64_t k, void *packed);
 void quantized_rows(const void *packed, int type, int64_t k, const int64_t *ids, int64_t count, Type to, void *out);
 void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, int format,
@@ -75,7 +75,7 @@ void add_rms_norm(void *residual, const void *delta, const void *weight, Type ty
                   void *y);
 void rope(void *x, const void *cos, const void *sin, Type type, int64_t tokens, int64_t heads, int64_t dim,
           int64_t rotary, int64_t stride);
-// Reads so many bytes, from front to back.
+// Read this number of bytes, from front to back.
 uint64_t stream(const void *data, int64_t bytes);
 void want_large_pages(void *data, int64_t bytes);
 

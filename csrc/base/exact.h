@@ -14,10 +14,10 @@ namespace tailrace {
 
 constexpr int64_t kLanes = 16;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr float kLowest = -std::numeric_limits<float>::max();  // the least that a token still in play can have
+constexpr float kLowest = -std::numeric_limits<float>::max();  // the smallest logit of a token that can still be drawn
 
 // Sixteen at once, whatever registers there are: one of AVX-512, two of AVX2, four of SSE2 or NEON. A comparison must
-// stand right before its `? :`, for GCC 12 takes a mask that has a name of its own apart into scalars.
+// stand right before its `? :`, because GCC 12 splits a mask in a variable into scalars.
 typedef float F16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 
@@ -112,7 +112,7 @@ TAILRACE_INLINE double logarithm(double x) {
     return 2.0 * s * p + static_cast<double>(static_cast<int32_t>(exponent)) * 0.693147180559945309417;
 }
 
-// The sum of sixteen lanes, always in this order.
+// Return the sum of sixteen lanes, always in this order.
 TAILRACE_INLINE double fold(const F16 &lane) {
     typedef double D4 __attribute__((vector_size(32)));
     typedef float F4 __attribute__((vector_size(16)));
@@ -123,7 +123,7 @@ TAILRACE_INLINE double fold(const F16 &lane) {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// The largest of sixteen.
+// Return the largest of sixteen lanes.
 TAILRACE_INLINE float largest(const F16 &lane) {
     typedef float F8 __attribute__((vector_size(32)));
     typedef float F4 __attribute__((vector_size(16)));

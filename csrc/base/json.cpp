@@ -1,4 +1,4 @@
-// Counts what is in a JSON text: one pass, no memory. Errors are left to the parser.
+// Count the values of a JSON text in one pass, without memory. Errors are left to the parser.
 #include "base/json.h"
 
 #include <array>

@@ -8,9 +8,9 @@
 
 namespace tailrace {
 
-// Asks for them in memory that nobody has touched yet, where they fit whole; without them all is the same, but slower.
-// Each such piece is a mapping of its own, of which a process may have 65,530: small matrices, such as the thousands of
-// a mixture's experts, do without.
+// Ask for large pages in memory that was never touched, wherever whole pages fit. Without large pages the results are
+// the same, but slower. Each such piece is a mapping of its own, of which a process may have 65,530: small matrices,
+// such as the thousands of a mixture's experts, do without.
 void want_large_pages([[maybe_unused]] void *data, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     constexpr int64_t kWorthIt = int64_t{8} << 20;

@@ -27,7 +27,7 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kSpinsBeforeYield = 2000;
 
 #if defined(__linux__)
-// Wherever any thread of this process may run.
+// Return all cores on which any thread of this process may run.
 cpu_set_t anywhere() {
     cpu_set_t together;
     CPU_ZERO(&together);
@@ -45,7 +45,8 @@ cpu_set_t anywhere() {
 #endif
 
 // A thread begins where its maker may run, which may be a single core: OMP_PROC_BIND pins the main thread, and all
-// workers would share its core with it. They may run wherever any thread may; where that fails they stay.
+// workers would share its core with it. So workers may run on every core of the process; if the call fails, they stay
+// on their core.
 void release(std::vector<std::thread> &workers) {
 #if defined(__linux__)
     if (workers.empty()) return;
@@ -129,7 +130,7 @@ void Pool::run(int64_t tasks, const std::function<void(int64_t)> &task) {
         wake_.notify_all();
     }
     drain();
-    // Wait only for workers that took a task; give the core away if one of them lost its own.
+    // Wait only for workers that took a task. Give the core away if a worker has lost its core.
     for (int spins = 0;; ++spins) {
         int nobody = 0;
         if (inside_.compare_exchange_strong(nobody, kClosed, std::memory_order_acquire)) return;

@@ -1,7 +1,7 @@
 // Weights in blocks of few bits, as GGUF files (and others) hold them, in an order of their own: docs/quantized.md.
 //
-// A panel is 64 outputs, a block 32 inputs of them. Of a panel all blocks follow each other, so that a call reads one
-// stream. A block is its scales, then its codes in planes of bits; formats whose scales are products of two numbers
+// A panel is 64 outputs. A block is 32 inputs of a panel. All blocks of a panel follow each other, so that a call reads
+// one stream. A block is its scales, then its codes in planes of bits; formats whose scales are products of two numbers
 // (GGUF's K types) have a head per 8 blocks with the factor that these share. Nothing is rounded: a weight is
 // (code − offset) · scale + minimum in float32, with the scale and the minimum that gguf.dequantize makes.
 #pragma once
@@ -21,26 +21,26 @@ enum class Codes : int { four, five, six, eight, iq4, mxfp4 };
 // half_zero: float16 and a zero point, a byte that is taken from every code. single, single_zero: the same in float32.
 enum class Scales : int { half, half_min, nested_min, nested, power, half_zero, single, single_zero };
 
-// What a type of blocks becomes.
+// How a type of blocks is packed.
 struct Format {
-    int type;  // GGUF's number; from 1000 on types of our own
+    int type;  // GGUF's number; tailrace's own types from 1000 on
     Codes codes;
     Scales scales;
-    int offset;  // what a code stands above its value
-    int64_t block, bytes;  // of the file: weights and bytes of one of its blocks
+    int offset;  // code minus value
+    int64_t block, bytes;  // weights and bytes of a block in the file
 };
 
-// The format of a type, or null where there is none.
+// Return the format of a type, or null for an unknown type.
 const Format *format_of(int type);
 
 constexpr int kSixteen = 16;
 inline int halves(const Format &f) { return f.scales == Scales::nested ? 2 : 1; }
 inline bool has_zero(const Format &f) { return f.scales == Scales::half_zero || f.scales == Scales::single_zero; }
 inline bool has_single(const Format &f) { return f.scales == Scales::single || f.scales == Scales::single_zero; }
-// Sums of integers may be shifted: they begin at the bits of 1.5 · 2^23 = c, and are less than 2^22 in magnitude, so that
-// as a float32 they are c + sum. Then fma(c + sum, scale, −c · scale) is float(sum) · scale, rounded once, without a
-// conversion: c · scale is exact where 3 · scale is, that is, with at most 22 bits, as float16 and its products with a
-// byte have.
+// Sums of integers may be shifted: they begin at the bits of 1.5 · 2^23 = c, and are less than 2^22 in magnitude, so
+// that as a float32 they are c + sum. Then fma(c + sum, scale, −c · scale) is float(sum) · scale, rounded once, without
+// a conversion: c · scale is exact where 3 · scale is, that is, with at most 22 bits, as float16 and its products with
+// a byte have.
 constexpr int32_t kShift = 0x4b400000;
 constexpr float kShiftFloat = 12582912.0f;
 inline bool can_shift(const Format &f) { return !has_single(f) && f.scales != Scales::power; }
@@ -63,7 +63,7 @@ inline int64_t panel_bytes(const Format &f, int64_t k) {
     const int64_t blocks = k / kBlock;
     return blocks * (scale_bytes(f) + code_bytes(f)) + (blocks + kSuper - 1) / kSuper * head_bytes(f);
 }
-// Where a block of a panel begins: its scales. Its head is head(f, panel, block).
+// Return the address of a panel's block, which begins with its scales. Its head is head(f, panel, block).
 inline int64_t block_at(const Format &f, int64_t block) {
     return block * (scale_bytes(f) + code_bytes(f)) + (block / kSuper + 1) * head_bytes(f);
 }

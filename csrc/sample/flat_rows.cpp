@@ -7,12 +7,12 @@ namespace {
 
 // Kept mass relative to the likeliest token. From here on the winner is hot in 6 of 7 draws, soon in nearly all.
 constexpr double kFlat = 512;
-constexpr int64_t kSampled = 32;     // so many blocks tell about where the boundary lies
-// Of the sample. Where neighbours are alike, the boundary lies outside more often than chance says.
+constexpr int64_t kSampled = 32;     // number of sampled blocks, which show roughly where the boundary lies
+// Standard errors of the sample. If neighbours are alike, the boundary lies outside more often than chance predicts.
 constexpr double kDeviations = 4.0;
 constexpr double kRounding = 0x1p-21;  // relative error of a few float operations
 
-// What the truncation ranks by, always at most 0: the depth itself, or minus the distance of −ln p from the entropy.
+// The key by which the truncation ranks, at most 0: the depth itself, or minus the distance of −ln p from the entropy.
 struct Order {
     bool typical;
     double temperature, log_mass, entropy;
@@ -22,10 +22,10 @@ struct Order {
         if (typical) nearness(x, n, log_mass, entropy, key);
         else std::copy(x, x + n, key);
     }
-    // The same of a block of logits, roughly and in units of logits.
+    // Write rough keys of a block of logits, in units of logits.
     float centre() const { return static_cast<float>(max + (log_mass - entropy) * temperature); }
     float rough(double key) const { return static_cast<float>((typical ? 0.0 : max) + key * temperature); }
-    // How far rough and exact keys may lie apart, in units of keys, down to keys of this depth.
+    // Return how far rough and exact keys may differ, in units of keys, down to keys of this depth.
     double slack(double key) const {
         return kRounding * ((std::fabs(max) + std::fabs(static_cast<double>(centre()))) / temperature - key + 1.0);
     }
@@ -35,7 +35,7 @@ TAILRACE_CLONES void minus_distance(const float *l, float centre, float *key) {
     for (int64_t i = 0; i < kBlock; ++i) key[i] = -std::fabs(l[i] - centre);
 }
 
-// Σ e^((l − max) · scale) of those of a block whose key is above `high`.
+// Return Σ e^((l − max) · scale) of a block's tokens whose key is above `high`.
 TAILRACE_CLONES double mass_above(const float *l, const float *key, float high, float max, float scale) {
     float lane[kLanes] = {};
     const float c = scale * kLog2E;
@@ -54,7 +54,7 @@ TAILRACE_CLONES double sum_of_squares(const float *x, int64_t n) {
     return fold(load16<F16>(lane));
 }
 
-// Keys between which the boundary lies, most likely.
+// Return two keys between which the boundary most likely lies.
 struct Bracket {
     double high, low;
 };
@@ -76,7 +76,7 @@ Bracket guess(const Row &row, const Order &order, double share, Candidates &some
     order.of(some.x, some.n, key);
     const Ranked ranked{some.ids, key, some.weights, some.n};
     Bracket found{0.0, -std::numeric_limits<double>::infinity()};
-    // wider by what is lost at the ends, where rough and exact keys may disagree
+    // widen the bracket at both ends, where rough and exact keys may disagree
     if (share - error > 0.0) {
         found.high = around(ranked, (share - error) * mass, space).high;
         found.high = std::min(0.0, found.high + 2.0 * order.slack(found.high));
@@ -88,7 +88,7 @@ Bracket guess(const Row &row, const Order &order, double share, Candidates &some
     return found;
 }
 
-// The boundary, exactly; false where it is not in the bracket.
+// Find the exact boundary. Return false if it is not in the bracket.
 bool find_boundary(const Row &row, const Context &context, const Order &order, double share, Candidates &some, Boundary *out) {
     Workspace &space = context.space;
     const Bracket bracket = guess(row, order, share, some, space);
@@ -167,7 +167,7 @@ int64_t draw_flat_row(const Row &row, const Context &context, const Noise &noise
     best.offer(ids, x, kept, true);
     if (!(best.score > kMaxColdNoise)) return kNobody;
     flat_draws.fetch_add(1, std::memory_order_relaxed);
-    return best.id;  // no other can reach that: its x is at most 0
+    return best.id;  // no other token can reach this score, because x is at most 0
 }
 
 void survivors_of_flat_row(const Row &row, const Context &context, Boundary last, std::vector<int32_t> &out) {
@@ -189,7 +189,7 @@ void survivors_of_flat_row(const Row &row, const Context &context, Boundary last
         some.n = from;
         take_block(key, l, low, -kNone, order.max, first, some);
         if (!doubtful) continue;
-        float *x = some.x + from;  // rough keys don't tell: exactly then
+        float *x = some.x + from;  // rough keys can't decide, so compute exact ones
         const int64_t n = some.n - from;
         divide(x, n, order.temperature);
         order.of(x, n, keys);

@@ -4,10 +4,10 @@
 namespace tailrace {
 namespace {
 
-// u + s · (c − u) of a block, in place of c; whether all of it is finite. Then c and u are: neither infinities nor NaN
-// ever become a number.
+// Replace c by u + s · (c − u) in a block. Return whether all results are finite. Then c and u are finite too, because
+// an infinity or NaN never becomes a finite number.
 TAILRACE_INLINE bool combine(float *c, const float *u, float scale) {
-    constexpr uint32_t kExponent = 0xff000000u;  // all of it set, shifted left by one: no number
+    constexpr uint32_t kExponent = 0xff000000u;  // all exponent bits set, shifted left by one: NaN or an infinity
     const F16 s = all(scale);
     U16 most{};
     for (int64_t i = 0; i < kBlock; i += kLanes) {

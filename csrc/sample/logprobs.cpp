@@ -11,7 +11,7 @@ TAILRACE_CLONES int64_t count_above(const float *x, float than) {
     return static_cast<int64_t>(fold(lane));
 }
 
-// The `top` best of what `order` holds, written out; what is missing is filled with the smallest other ids at −inf.
+// Write the `top` best tokens of `order`. Fill missing places with the smallest other ids at −inf.
 void write_top(std::vector<uint64_t> &order, int64_t n, int64_t vocab, double log_mass, const Report &out) {
     const int64_t top = std::min<int64_t>(out.top, n);
     std::partial_sort(order.begin(), order.begin() + top, order.begin() + n);
@@ -44,7 +44,7 @@ void report_raw(const Row &row, const Scan &scan, int64_t token, const Report &o
     const float mine = read(plain, token / kBlock, buffer)[token % kBlock];
     *out.logprob = static_cast<double>(mine) - scan.raw_max - log_mass;
     int64_t above = 0;
-    if (mine == kNone) {  // a forced token: behind all that could have come
+    if (mine == kNone) {  // a forced token ranks behind all possible tokens
         for (int64_t b = 0; b < scan.blocks; ++b) above += count_above(read(plain, b, buffer), kNone);
     }
     for (int64_t b = 0; b < scan.blocks && mine > kNone; ++b) {

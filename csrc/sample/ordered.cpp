@@ -7,10 +7,10 @@
 namespace tailrace {
 namespace {
 
-constexpr int64_t kShort = 2048;  // so few are sorted by comparing
+constexpr int64_t kShort = 2048;  // up to this number, tokens are sorted by comparing
 constexpr int kDigit = 11;        // bits
 
-// Bits of depths, ascending: the likeliest first. `room` has as many.
+// Sort the bits of depths, ascending: the likeliest first. `room` is scratch of the same size.
 void sort_depths(uint32_t *bits, int64_t n, uint32_t *room) {
     if (n <= kShort) {
         std::sort(bits, bits + n);
@@ -24,7 +24,7 @@ void sort_depths(uint32_t *bits, int64_t n, uint32_t *room) {
         for (int64_t i = 0; i < n; ++i) room[place[bits[i] >> shift & kMask]++] = bits[i];
         std::swap(bits, room);
     }
-    std::copy(bits, bits + n, room);  // three passes: what was given is `room` now
+    std::copy(bits, bits + n, room);  // after three passes the caller's array is `room`
 }
 
 TAILRACE_CLONES void exponentials(const uint32_t *depth, int64_t n, double *out) {
@@ -35,7 +35,7 @@ TAILRACE_CLONES void exponentials(const uint32_t *depth, int64_t n, double *out)
     }
 }
 
-// e^x of the candidates, the largest first, in space.exact.
+// Write e^x of the candidates to space.exact, the largest first.
 const double *descending(const Candidates &s, Workspace &space) {
     uint32_t *bits = reinterpret_cast<uint32_t *>(space.order.data()), *room = bits + space.order.size();
     for (int64_t i = 0; i < s.n; ++i) bits[i] = static_cast<uint32_t>(rank_key(s.x[i], 0) >> 32);
@@ -47,7 +47,7 @@ const double *descending(const Candidates &s, Workspace &space) {
 
 double bend(const double *p, int64_t i) { return std::fabs((p[i + 2] - p[i + 1]) - (p[i + 1] - p[i])); }
 
-// Σ of the n − 2 bends, in a fixed order.
+// Return the sum of the n − 2 bends, in a fixed order.
 TAILRACE_CLONES double all_bends(const double *p, int64_t n) {
     constexpr int64_t kWide = 8;
     double lane[kWide] = {};
@@ -59,7 +59,7 @@ TAILRACE_CLONES double all_bends(const double *p, int64_t n) {
     return total;
 }
 
-// The first place whose bends, with those before it, are more than this share of `total`; n − 2 where there is none.
+// Return the first place at which the running sum of bends exceeds this share of `total`, or n − 2 if there is none.
 int64_t beyond(const double *p, int64_t n, double total, double share) {
     double sum = 0;
     for (int64_t i = 0; i < n - 2; ++i)
@@ -67,7 +67,7 @@ int64_t beyond(const double *p, int64_t n, double total, double share) {
     return n - 2;
 }
 
-// The least finite logit of the edited row.
+// Return the smallest finite logit of the edited row.
 float least_finite(const Row &row, const Scan &scan) {
     alignas(64) float buffer[kBlock];
     F16 low = all(scan.max);
@@ -93,9 +93,9 @@ int64_t likeliest(const Ranked &among, int64_t count, Workspace &space) {
     return n;
 }
 
-// On the descending probabilities the absolute second differences, relative to their sum: what lies before the place
-// where their running sum is first more than a stays. Those of what is unseen are at most the last two probabilities
-// together: if they make no difference, enough is seen.
+// Take the absolute second differences of the descending probabilities, relative to their sum. Keep the tokens before
+// the place at which the running sum first exceeds a. The differences of uncollected tokens add up to at most the last
+// two probabilities. If that makes no difference, enough tokens are collected.
 bool tail_free(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -109,10 +109,10 @@ bool tail_free(Walk &walk, const Stage &stage) {
         const int64_t earliest = seen > 0 ? beyond(p, s.n, seen, stage.a * (1.0 - kRounding)) : s.n - 2;
         const int64_t latest = seen > 0 ? beyond(p, s.n, seen + unseen, stage.a * (1.0 + kRounding)) : s.n - 2;
         if (earliest != latest || latest == s.n - 2) {
-            double until = 0;  // there the running sum is beyond by so much
+            double until = 0;  // the running sum at that place
             for (int64_t i = 0; i <= found && i < s.n - 2; ++i) until += bend(p, i);
             const double spare = until - stage.a * seen, twice = 2.0 * walk.floor - 1.0;
-            // half of what would do: the sum is another when more is seen
+            // half of the sufficient depth, because the sum changes with more tokens
             const double enough = spare > 0 && stage.a > 0 ? std::log(0.25 * spare / stage.a) : twice;
             return walk.undecided(walk.much() ? kEverything : std::min(enough, walk.floor - 2.0));
         }
@@ -123,7 +123,7 @@ bool tail_free(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// Of the hundred likeliest, the longest prefix whose share of their entropy is at most a.
+// Keep the longest prefix of the hundred likeliest tokens whose share of their entropy is at most a.
 bool top_h(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -140,8 +140,8 @@ bool top_h(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// By the logits before the stages: the k likeliest, k the place of the heaviest fall (lᵢ − lᵢ₊₁) / i, of equal ones the
-// first, or what a gives over the range of the row, if that is more.
+// Keep the k likeliest tokens by the logits before the stages. k is the place of the steepest fall (lᵢ − lᵢ₊₁) / i, of
+// equal ones the first, or the k that a gives over the range of the row, if that is larger.
 bool min_k(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -158,10 +158,10 @@ bool min_k(Walk &walk, const Stage &stage) {
             const double fall = (static_cast<double>(boundary(space.order[i - 1]).x) - boundary(space.order[i]).x) / static_cast<double>(i);
             if (fall > heaviest) heaviest = fall, cliff = i;
         }
-        // no fall further down can be longer than all that is left
+        // no later fall can exceed the rest of the range
         const double left = static_cast<double>(boundary(space.order[count - 1]).x) - least;
         if (heaviest >= left / static_cast<double>(count) || (s.complete && count == s.n)) break;
-        // by the same measure
+        // weighted in the same way
         const double enough = std::min(left / heaviest + 1.0, static_cast<double>(walk.context.scan.vocab));
         if (!s.complete && enough > static_cast<double>(s.n)) return walk.deeper_for(static_cast<int64_t>(enough));
         count = std::clamp(static_cast<int64_t>(enough), count + 1, s.n);

@@ -4,7 +4,7 @@
 namespace tailrace {
 namespace {
 
-// So many entries of `ids` from `i` on lie before `end`, of at most sixteen.
+// Return how many of the next sixteen entries of `ids`, from `i` on, lie before `end`.
 inline int64_t entries_before(const uint32_t *ids, int64_t i, int64_t n, int64_t end) {
     int64_t some = 0;
     while (some < kLanes && i + some < n && ids[i + some] < end) ++some;

@@ -6,16 +6,16 @@
 namespace tailrace {
 namespace {
 
-constexpr int32_t kSpare = 16;  // so many of the blocks whose maximum is only a bound may not reach it
+constexpr int32_t kSpare = 16;  // number of blocks whose maximum is only a bound and may lie below it
 
-// How deep p-less keeps: ln of its threshold relative to the likeliest, from Σ e^x and Σ e^2x.
+// Return the depth that p-less keeps: ln of its threshold relative to the likeliest token, from Σ e^x and Σ e^2x.
 double p_less_depth(double mass, double squares, const Scan &scan, const Stage &stage) {
     const double vocab = static_cast<double>(scan.vocab), agree = squares / (mass * mass);
     const double least = stage.k == 0 ? agree : vocab > 1 ? (vocab * agree - 1.0) / (vocab - 1.0) : 0.0;
     return least > 0 ? std::max(std::log(least * mass), kEverything) : kEverything;
 }
 
-// Divided, then dropped where it is −inf: a temperature of 1e-45 leaves the maximum and its equals.
+// Divide x, and drop tokens whose x becomes −inf: a temperature of 1e-45 leaves the maximum and its equals.
 bool temperature(Walk &walk, const Stage &stage) {
     if (walk.temperature * stage.a < 1e-30 && !walk.s.complete) {  // the bounds of an incomplete set would overflow
         const double all_but_equal = -1e-20;
@@ -64,7 +64,7 @@ bool min_p(Walk &walk, const Stage &stage) { return walk.cut(std::log(stage.a));
 bool top_k(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     if (s.complete && stage.k >= s.n) return true;
-    if (s.n < stage.k)  // maxima that were only bounds promised too much: deeper
+    if (s.n < stage.k)  // some block maxima were only bounds, so look deeper
         return walk.undecided(walk.context.scan.bounds && walk.floor > -50.0 ? 2.0 * walk.floor - 1.0 : kEverything);
     keep(s, nth(ranked(s), stage.k, walk.context.space));
     walk.narrowed();
@@ -76,8 +76,8 @@ bool top_p(Walk &walk, const Stage &stage) {
     if (!walk.know_mass()) return walk.undecided(kEverything);
     const double target = stage.a * s.mass * (1.0 - kTolerance);
     if (!s.complete && !(collected_mass(s) >= target)) {
-        // all tokens below (1 − top_p) / V weigh less than 1 − top_p together: enough is above; but first half-way
-        // there
+        // All tokens below (1 − top_p) / V weigh less than 1 − top_p together, so the tokens above suffice. First try
+        // half-way there.
         const double sure = std::log(0.5 * (1.0 - stage.a) * s.mass / static_cast<double>(walk.context.scan.vocab));
         if (walk.floor <= sure) return walk.undecided(kEverything);  // rounding alone keeps the sum below
         return walk.undecided(walk.floor > -8.0 && sure < -8.0 ? -8.0 : sure);
@@ -105,8 +105,8 @@ bool eta(Walk &walk, const Stage &stage) {
     return walk.cut(std::min(log_eta, 0.5 * log_eta - entropy) + std::log(walk.s.mass));
 }
 
-// |−ln p − H| smallest first, until their mass exceeds a. What is uncollected is less likely than anything here: if
-// what lies within its distance from H suffices, it can't be among them.
+// Keep the tokens with the smallest |−ln p − H| until their mass exceeds a. Uncollected tokens are less likely than all
+// candidates. If the candidates nearer to H than any uncollected token suffice, no uncollected token is kept.
 bool typical(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;
@@ -130,12 +130,12 @@ bool typical(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// l ≥ l_max − a · σ, σ over the whole edited row; the largest there is stays
+// l ≥ l_max − a · σ, σ over the whole edited row; the largest remaining logit stays
 bool top_n_sigma(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     const double at = -stage.a * walk.context.scan.sigma * kSigmaSlack;
     if (!s.complete && walk.floor * walk.temperature > at) return walk.undecided(at / walk.temperature);
-    float largest = kNone;  // an earlier stage may have removed the row's own
+    float largest = kNone;  // an earlier stage may have removed the row's largest logit
     for (int64_t i = 0; i < s.n; ++i) largest = std::max(largest, s.raw[i]);
     const double bound = std::min(at, static_cast<double>(largest));
     for (int64_t i = 0; i < s.n; ++i) walk.context.space.flags[i] = static_cast<double>(s.raw[i]) >= bound;
@@ -145,8 +145,8 @@ bool top_n_sigma(Walk &walk, const Stage &stage) {
     return true;
 }
 
-// With probability b: of the tokens with p ≥ a, all but the least likely go; those that must never go don't count among
-// them.
+// With probability b, remove all tokens with p ≥ a but the least likely of them. Exempt tokens are never removed and do
+// not count.
 bool xtc(Walk &walk, const Stage &stage) {
     Candidates &s = walk.s;
     const Program &program = walk.context.program;
@@ -189,7 +189,7 @@ constexpr Needs kNeeds[] = {TAILRACE_STAGES(X)};
 
 Needs needs_of(StageKind kind) { return kNeeds[static_cast<int>(kind)]; }
 bool needs_mass(Needs needs) { return needs == Needs::mass || needs == Needs::squares || needs == Needs::moments; }
-// How many of the likeliest it asks for.
+// Return the number of likeliest tokens that a stage asks for.
 int64_t asked_for(const Stage &stage) {
     return stage.kind == StageKind::top_k ? stage.k : stage.kind == StageKind::min_k ? kCliffs : kCandidates;
 }
@@ -250,7 +250,7 @@ double first_depth(const Context &context) {
                 if (scan.mass.squares > 0)
                     depth = std::max(depth, std::min(0.0, temperature * below(p_less_depth(scan.mass.total, scan.mass.squares, scan, stage))));
                 break;
-            default:  // of a nucleus; a kind that says nothing here and needs no mass sees every token
+            default:  // a nucleus; a kind without a case that needs no mass sees every token
                 if (needs_mass(needs)) depth = std::max(depth, -4.0 * temperature);
         }
         if (depth > kEverything && stage.kind != StageKind::temperature && !needs_mass(needs)) break;

@@ -8,17 +8,17 @@
 namespace tailrace {
 namespace {
 
-constexpr float kLeast = std::numeric_limits<float>::min();  // less than that is nothing
+constexpr float kLeast = std::numeric_limits<float>::min();  // a smaller weight counts as 0
 constexpr float kMost = std::numeric_limits<float>::infinity();
 
-// share · e^((l − max) · scale) − q, where it is positive and not too small, else 0; in place of l. The product is
-// rounded twice: p need not be what a draw would have to the bit.
+// Return share · e^((l − max) · scale) − q if that is positive and not too small, else 0. The product is
+// rounded twice, so p may differ from a draw's p in the last bit.
 TAILRACE_INLINE float rest(float l, float q, float max, float scale, float share) {
     const float left = share * weight((l - max) * scale) - q;
     return left >= kLeast ? left : 0.0f;
 }
 
-// Of a block, of which there may be less than 256; and the largest.
+// Replace the logits of a block, at most 256, by these weights. Return the largest weight.
 TAILRACE_CLONES float subtract_block(float *l, const float *q, float max, float scale, float share, double *sum) {
     F16 lane{}, top{};
     for (int64_t i = 0; i < kBlock; ++i) l[i] = rest(l[i], q[i], max, scale, share);
@@ -31,13 +31,13 @@ TAILRACE_CLONES float subtract_block(float *l, const float *q, float max, float 
     return largest(top);
 }
 
-// Logarithms in place, and the noise.
+// Replace weights by their logarithms, and offer the tokens.
 void offer_logs(Best &best, const uint32_t *ids, float *x, int64_t n, bool known_hot) {
     for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(std::log(static_cast<double>(x[i])));
     best.offer(ids, x, n, known_hot);
 }
 
-// What is less can't win any more, hot or not.
+// Return the weight below which no token can win any more, hot or not.
 float bound_of(const Best &best) {
     return best.id == kNobody ? 0.0f : static_cast<float>(std::exp(static_cast<double>(best.score - kMaxColdNoise)) * (1.0 - 1e-5));
 }
@@ -118,7 +118,7 @@ int64_t draw_remainder(const Candidates &s, const Noise &noise, Workspace &space
     uint32_t *ids = space.other_ids.data();
     float *x = space.other_x.data();
     float bound = 0.0f;
-    if (s.n > kFew) {  // logarithms are dear: only of those that can win
+    if (s.n > kFew) {  // logarithms are slow, so only of the weights that can win
         offer_logs(best, ids, x, hot_among(s, noise, space), true);
         bound = bound_of(best);
     }

@@ -1,4 +1,4 @@
-// Stages with a state that follows what is drawn: mirostat (arXiv 2007.14966) and adaptive-p (llama.cpp).
+// Stages with a state that is updated by each drawn token: mirostat (arXiv 2007.14966) and adaptive-p (llama.cpp).
 #include <limits>
 
 #include "base/simd.h"
@@ -7,7 +7,8 @@
 namespace tailrace {
 namespace {
 
-// How many tokens a Zipf law of exponent s keeps at surprise μ; everything where the formula has no finite value.
+// Return the number of tokens that a Zipf law of exponent s keeps at surprise μ: all if the formula has no finite
+// value.
 double zipf_k(double s, double mu, double vocab) {
     const double epsilon = s - 1.0;
     if (s <= 0.0) return vocab;
@@ -20,8 +21,8 @@ TAILRACE_CLONES void exponentials(const float *x, int64_t n, double *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = exponential(static_cast<double>(x[i]));
 }
 
-// Replace e^x by peak − sharpness · d² / (1 + d), d = |p − aim| / width. In double, because unlikely tokens become nearly
-// equal and a later stage may order them.
+// Replace e^x by peak − sharpness · d² / (1 + d), d = |p − aim| / width. In double, because unlikely tokens become
+// nearly equal and a later stage may order them.
 TAILRACE_CLONES void reshape(double *p, int64_t n, double mass, double aim) {
     for (int64_t i = 0; i < n; ++i) {
         const double d = std::fabs(p[i] / mass - aim) / kAdaptiveWidth;
@@ -31,7 +32,7 @@ TAILRACE_CLONES void reshape(double *p, int64_t n, double mass, double aim) {
 
 }  // namespace
 
-// −log2 p ≤ μ, else the likeliest alone. a: τ in bits, b: η; so in mirostat_1.
+// Keep −log2 p ≤ μ, or the likeliest token alone if there is none. a: τ in bits, b: η, as in mirostat_1.
 bool mirostat(Walk &walk, const Stage &) {
     if (!walk.know_mass()) return walk.undecided(kEverything);
     const double bound = std::log(walk.s.mass) - walk.context.state.mu * kLn2;
@@ -41,7 +42,7 @@ bool mirostat(Walk &walk, const Stage &) {
     return true;
 }
 
-// The k likeliest, k by the Zipf exponent of the hundred likeliest.
+// Keep the k likeliest tokens. k follows from the Zipf exponent of the hundred likeliest.
 bool mirostat_1(Walk &walk, const Stage &) {
     Candidates &s = walk.s;
     Workspace &space = walk.context.space;

@@ -55,7 +55,7 @@ int32_t Target::prepare(Asked asked) {
         for (int32_t i = 0; i < program_.num_stages; ++i) untruncated_ &= program_.stages[i].kind == StageKind::temperature;
         if (untruncated_) {
             for (int32_t i = 0; i < program_.num_stages; ++i) temperature_ *= program_.stages[i].a;
-            wants.hot = !asked.masses;  // else the draft may stand, and nothing be drawn
+            wants.hot = !asked.masses;  // else a draft may be accepted, and nothing is drawn
             hot_stream_ = wants.hot ? kDrawStream : kNoStream;
             wants.noise = noise(kDrawStream);
             wants.temperature = temperature_;
@@ -73,7 +73,7 @@ int32_t Target::prepare(Asked asked) {
     return greedy() || untruncated_ || flat_ || candidates_.n > 0 ? kOk : kEmpty;
 }
 
-// The largest logit of the edited row; of equal ones the smallest id.
+// Return the token with the largest edited logit; of equal ones the smallest id.
 int64_t Target::likeliest() const {
     alignas(64) float buffer[kBlock];
     for (int64_t b = 0; b < scan_.blocks; ++b) {
@@ -98,7 +98,7 @@ int64_t Target::winner(uint32_t stream, int64_t excluded) {
         select(false);
     }
     if (remainder_) {
-        hot_stream_ = kNoStream;  // the draw has hot bits of its own
+        hot_stream_ = kNoStream;  // the draw computes its own hot bits
         return remainder_->draw(noise(stream), space_);
     }
     if (spent_) return draw_remainder(candidates_, noise(stream), space_);
@@ -117,7 +117,7 @@ int64_t Target::propose(double u, Written to) {
         write_token(only, to);
         return only;
     }
-    float *sums = space_.sums.data();  // the scan is done with them
+    float *sums = space_.sums.data();  // the scan no longer needs the sums
     if (untruncated_) {
         write_row(row_, scan_, temperature_, to, sums);
         return place_of(u, to.q, row_.vocab, sums);
@@ -176,7 +176,7 @@ void Target::describe(int64_t token, const Report &report, double *entropy) {
         if (program_.flags & kEntropy) write(moments(mass), entropy);
         return;
     }
-    if (processed) {  // greedy: of the edited logits
+    if (processed) {  // greedy: report the edited logits
         floor_ = kLowest;
         collect(row_, scan_, floor_, candidates_);
         if (program_.logprobs >= 0) report_processed(candidates_, scan_.mass.total, row_.vocab, token, report, space_);
@@ -187,17 +187,17 @@ void Target::describe(int64_t token, const Report &report, double *entropy) {
     if (program_.flags & kEntropy) write(scan_.raw_mass, entropy);
 }
 
-// Collects what survives; with `lazy`, only where that is not much.
+// Collect the survivors. With `lazy`, do so only if they are few.
 void Target::select(bool lazy) {
     const Context context = this->context();
     spent_ = false;
     flat_ = false;
     if (untruncated_) {
-        // a few of the likeliest give a score that most others can be measured against
+        // a few of the likeliest tokens give a score that rules out most others
         constexpr int64_t kFirst = 24;
         const float reached = reached_by(scan_.block_max, scan_.blocks, std::min(kFirst, scan_.blocks), space_);
         const int64_t many = std::count_if(scan_.block_max, scan_.block_max + scan_.blocks, [reached](float top) { return top >= reached; });
-        // a crowd of equals is left to the hot bits
+        // many equal tokens are left to the hot bits
         collect_from(many > 4 * kFirst ? std::nextafterf(reached, -kNone) : reached);
         divide(candidates_.x, candidates_.n, temperature_);
         return;
@@ -210,7 +210,7 @@ void Target::select(bool lazy) {
         collect_from(std::max(floor, kLowest));
         const double before = depth;
         if (refine(context, static_cast<double>(floor_) - scan_.max, candidates_, &depth)) break;
-        if (!(depth < before)) depth = kEverything;  // rounding must not make it ask for the same again
+        if (!(depth < before)) depth = kEverything;  // rounding must not lead to the same depth again
     }
 }
 
@@ -220,7 +220,7 @@ void Target::collect_from(float floor) {
     collect(row_, scan_, floor, candidates_);
 }
 
-// All candidates of a row that nothing truncates.
+// Collect all candidates of a row that nothing truncates.
 void Target::everything() {
     if (!untruncated_) return;
     collect_from(kLowest);

@@ -13,7 +13,7 @@ constexpr uint64_t kMultiplier = 6364136223846793005u;  // src/tailrace/sampling
 constexpr int32_t kWord = 32;                           // layers whose bits share a word
 constexpr int64_t kFlush = 1024;
 
-// 63 bits of the tokens in their order; src/tailrace/sampling/watermark.py has the same.
+// Return a hash of 63 bits of the tokens in their order; src/tailrace/sampling/watermark.py has the same.
 uint64_t context_hash(const uint32_t *tokens, int64_t n) {
     uint64_t value = 0xCBF29CE484222325u;
     for (int64_t i = 0; i < n; ++i) value = (value ^ (uint64_t{tokens[i]} + 1)) * 0x100000001B3u;
@@ -22,7 +22,7 @@ uint64_t context_hash(const uint32_t *tokens, int64_t n) {
     return (value ^ value >> 31) >> 1;
 }
 
-// Whether the last `size` tokens stand somewhere before, too, within so many places.
+// Return whether the last `size` tokens also occur earlier, within `recent` places.
 bool repeated(const std::vector<uint32_t> &tokens, int64_t size, int64_t recent) {
     const int64_t n = static_cast<int64_t>(tokens.size());
     const uint32_t *last = tokens.data() + n - size;
@@ -33,7 +33,7 @@ bool repeated(const std::vector<uint32_t> &tokens, int64_t size, int64_t recent)
 
 uint64_t accumulated(uint64_t value, int64_t data) { return (value + static_cast<uint64_t>(data)) * kMultiplier + 1; }
 
-// The bits of layers 32 · block … of each id, in one word.
+// Write the bits of layers 32 · block … of each id, in one word.
 void bits_of(const Tournament &t, const uint32_t *context, const uint32_t *ids, int64_t n, int32_t block, uint32_t *out) {
     if (!t.keys) {
         words({static_cast<uint64_t>(t.key), context_hash(context, t.context), static_cast<uint32_t>(1 + block)}, ids, n, out);
@@ -56,9 +56,9 @@ void bits_of(const Tournament &t, const uint32_t *context, const uint32_t *ids, 
     }
 }
 
-// One layer's step, and what the next one asks: p · (g ? won : lost) for the bits at `layer`, then the share of the
-// mass whose bit at `next` is 0. Of the mass that is there, not of 1: what rounding had left would grow from layer to
-// layer.
+// Apply one layer: p · (g ? won : lost) for the bits at `layer`. Return what the next layer needs: the share of the
+// mass whose bit at `next` is 0. The share is relative to the actual mass, not to 1. Otherwise rounding errors would
+// grow from layer to layer.
 TAILRACE_CLONES double play(float *p, const uint32_t *bits, const uint32_t *next_bits, int64_t n, float won, float lost, int32_t layer, int32_t next) {
     double without = 0, with = 0;
     const U16 one = U16{} + 1u;
@@ -84,7 +84,7 @@ TAILRACE_CLONES double play(float *p, const uint32_t *bits, const uint32_t *next
     return without / (without + with);
 }
 
-// What eight layers add to x, by their bits.
+// The terms that eight layers add to x, by their bits.
 struct Sums {
     double of[256];
 };
@@ -92,12 +92,12 @@ struct Sums {
 constexpr int64_t kWide = 8;  // lanes of doubles
 
 TAILRACE_CLONES void add_layer(const uint32_t *bits, int32_t layer, int64_t n, double won, double lost, double *logs) {
-    // no choice by a bit that is any: the processor would guess wrong every other time
+    // no branch on a random bit: the processor would mispredict half of them
     const double less = std::isinf(lost) ? 0.0 : lost, more = won - less;
     for (int64_t i = 0; i < n; ++i) logs[i] += less + more * static_cast<double>(static_cast<int32_t>(bits[i] >> layer & 1u));
 }
 
-// ln Σ e^logs of those whose bit is 0; −∞ where there are none.
+// Return ln Σ e^logs of the tokens whose bit is 0; −∞ if there are none.
 TAILRACE_CLONES double log_without(const uint32_t *bits, int32_t layer, int64_t n, const double *logs) {
     constexpr double kOut = -1e300;
     double top[kWide], sum[kWide] = {};
@@ -118,14 +118,14 @@ TAILRACE_CLONES double log_without(const uint32_t *bits, int32_t layer, int64_t 
     return largest + std::log(((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])));
 }
 
-// ln p of each token, up to a layer; only made where floats can't hold what is left of some mass.
+// ln p of each token, up to a layer. They are computed only if floats can't hold a part of the mass.
 struct Exact {
     const Candidates &s;
     std::vector<double> &logs;
-    double log_mass = std::log(s.mass);  // a layer leaves the whole as it is
-    int32_t layers = -1;                 // that are in it
+    double log_mass = std::log(s.mass);  // a layer does not change the total mass
+    int32_t layers = -1;                 // layers that have been applied
 
-    // The share of the mass whose bit at `layer` is 0, as a logarithm; −∞ where there are none.
+    // Return ln of the share of the mass whose bit at `layer` is 0; −∞ if no token has this bit.
     double without(uint32_t *const *bits, const double *won, const double *lost, int32_t layer) {
         logs.resize(std::max(logs.size(), static_cast<size_t>(s.n)));
         if (layers < 0) {
@@ -136,7 +136,7 @@ struct Exact {
         return log_without(bits[layer / kWord], layer % kWord, s.n, logs.data()) - log_mass;
     }
 };
-constexpr double kHeld = 1e-25;  // so little of the mass is known to floats, whatever else has underflowed
+constexpr double kHeld = 1e-25;  // floats hold at least this share of the mass, whatever has underflowed
 
 }  // namespace
 

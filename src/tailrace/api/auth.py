@@ -1,4 +1,5 @@
-"""Who may call: by which host name, from which site's pages, and with which key. Knows no endpoint."""
+"""Who may call: by which host name, from which site's pages, and with which API key; and the key's user. Knows no
+endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user of a request: its API key or, without keys, the address of its connection (decision 0088).
+"""The id of a request's user, made of the API key or the address (decision 0088). api/auth.py checks the key.
 
 Running requests, stored responses, cached prefixes and priorities belong to a user. They are kept under the user's id.
 The id is a hash, so logs and messages never hold a key. It is the same in every front end.

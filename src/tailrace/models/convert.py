@@ -45,7 +45,7 @@ def convert_weights(fields: Fields, folder: Path, dtype: str, keep: bool) -> Non
 
 
 def add_ends(generation_config: Any, ends: list[int]) -> None:
-    """Every id that ends a text, where there are several or config.json states none."""
+    """Add every id that ends a text, if there are several or config.json states none."""
     if generation_config is not None and ends and ends != [generation_config.eos_token_id]:
         stated = generation_config.eos_token_id
         stated = stated if isinstance(stated, list) else [] if stated is None else [stated]
@@ -53,7 +53,8 @@ def add_ends(generation_config: Any, ends: list[int]) -> None:
 
 
 def add_sampling(path: Path, fields: Fields) -> None:
-    """The file's sampling defaults, into generation_config.json. Those that it has no name for are warned of."""
+    """Write the file's sampling defaults into generation_config.json. Log a warning for defaults without a name
+    there."""
     names = [name for name in fields.names() if name.startswith(SAMPLING)]
     given = {name.removeprefix(SAMPLING): fields.get_field(name) for name in names}
     found = {name: given[key] for key, name in SAMPLING_NAMES.items() if key in given}

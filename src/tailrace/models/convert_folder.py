@@ -145,8 +145,8 @@ def make_shape_error(name: str, shape: tuple[int, ...], one: Owned) -> ModelLoad
 def unpack_matrices(
     tensors: dict[str, FileTensor], settings: dict[str, Any], dtype: str, owner: Owner | None
 ) -> Conversion:
-    """Packed matrices → blocks of the same codes, or where these can't be kept, or there is no `owner`, numbers of
-    dtype."""
+    """Convert packed matrices to blocks of the same codes. If blocks can't hold the codes, or if there is no `owner`,
+    convert them to numbers of dtype."""
     made = Conversion()
     packed, rest = read_grids(tensors, settings)
     for grid in packed:

@@ -28,7 +28,7 @@ SAMPLE_BYTES = 1 << 16  # of a file of weights, read at both ends for the key
 
 
 def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label: str) -> Path:
-    """The folder itself, or what it is converted to: the first time in minutes, later in milliseconds.
+    """Return the folder itself, or its converted copy. Making the copy takes minutes, finding it milliseconds.
 
     Raises:
         ModelLoadError: the weights don't fit config.json, the settings don't fit the folder, or it can't be converted.
@@ -53,8 +53,8 @@ def prepare_folder(folder: Path, config: ModelConfig, progress: Progress, label:
 
 
 def read_quantization(folder: Path) -> dict[str, Any]:
-    """Return what config.json says of how the weights are quantized, or the file that AutoGPTQ once wrote; {} if
-    nothing, or if the weights are plain floats."""
+    """Return the quantization settings of config.json, or of the file that AutoGPTQ once wrote. Return {} if there are
+    none, or if the weights are plain floats."""
     config = read_json(folder, "config.json", required=True)
     found, older = language_config(config).get("quantization_config"), read_json(folder, "quantize_config.json")
     settings = found if isinstance(found, dict) and found else older and {"quant_method": "gptq", **older}
@@ -87,7 +87,7 @@ def target_folder(folder: Path, config: ModelConfig, label: str) -> Path:
 
 
 def run_converter(folder: Path, made: Path, config: ModelConfig, progress: Progress) -> dict[str, Any]:
-    """Convert in a child process, show its progress, raise what it reports."""
+    """Convert in a child process, show its progress, and raise its errors."""
     progress.start_stage(f"converting {folder.name} to {config.dtype} {pick_weight_format(config)} (once)")
     arguments = [str(folder), str(made), config.dtype, pick_weight_format(config), str(int(config.trust_remote_code))]
     problem = run_child("tailrace.models.convert_folder", arguments, progress, folder.name)

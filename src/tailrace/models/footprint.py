@@ -55,8 +55,8 @@ def adapters_bytes(folders: Iterable[str | Path], itemsize: int, packed: bool) -
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that are loaded, as transformers chooses them: the one of the usual name, or those of the
-    index. Files of other names count only without these: they may be in another format.
+    """Return the safetensors files that are loaded, as transformers chooses them: the file of the usual name, or else
+    the files of the index. Files of other names count only if both are missing: they may have another format.
 
     Raises:
         ModelLoadError: the index is no table of files of this folder.

@@ -77,7 +77,7 @@ def converted_folder(path: Path, cache_dir: Path, precision: Precision, label: s
 
 
 def run_converter(path: Path, folder: Path, precision: Precision, progress: Progress, label: str) -> dict[str, Any]:
-    """Convert in a child process, show its progress, raise what it reports. The child ends when this process does."""
+    """Convert in a child process, show its progress, and raise its errors. The child ends when this process does."""
     progress.start_stage(f"converting {label} to {' '.join(precision)} (once)")
     problem = run_child("tailrace.models.convert", [str(path), str(folder), *precision], progress, label)
     if problem is not None:

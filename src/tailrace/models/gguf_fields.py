@@ -1,5 +1,6 @@
-"""A GGUF file's metadata. A field that the conversion reads is marked. A field of the architecture that nobody reads is
-refused: it may change the arithmetic. Part of convert.py's process; knows no architecture.
+"""The values of a GGUF file's metadata fields. A field that the conversion reads is marked. A field of the architecture
+that the conversion does not read is refused, because it may change the arithmetic. Part of convert.py's process; knows
+no architecture.
 
 llama.cpp's names: gguf.constants.Keys.
 """
@@ -215,7 +216,7 @@ class Fields:
         raise ModelLoadError(f"the tensor {stem} is missing")
 
     def refuse_unread(self) -> None:
-        """Raise ModelLoadError for a field of the architecture that nobody has read, unless it changes nothing."""
+        """Raise ModelLoadError for an unread field of the architecture, unless the field changes nothing."""
         prefix = f"{self.architecture}."
         for name in self._fields:
             key = name.removeprefix(prefix)

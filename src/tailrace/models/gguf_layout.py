@@ -1,5 +1,6 @@
-"""Is a GGUF file whole? Every count, length and place in it is checked against the file's size before the package gguf
-reads it, whose words for a damaged file are numpy's. Part of convert.py's process.
+"""Reads a GGUF file's header, and checks that the file is whole: every count, length and place against the file's size.
+
+The package gguf reads the file afterwards. Its errors for a damaged file are numpy's. Part of convert.py's process.
 
 The format: github.com/ggml-org/ggml, docs/gguf.md.
 """
@@ -25,16 +26,16 @@ NOT_ZERO = ("block_count", "head_count", "embedding_length", "context_length")
 
 
 class Cursor:
-    """Reads a file's head from its beginning. what: the part that is being read."""
+    """A position in a file's header. what: the part that is being read, for errors."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at, self.what = data, 0, "its header"
 
     def skip_bytes(self, size: int) -> int:
-        """Move on by `size` bytes. → where they began
+        """Skip `size` bytes. Return their first position.
 
         Raises:
-            ModelLoadError: the file ends before.
+            ModelLoadError: the file ends within these bytes.
         """
         if size > len(self.data) - self.at:
             raise ModelLoadError(f"the file ends at byte {len(self.data)}, within {self.what}")
@@ -45,10 +46,10 @@ class Cursor:
         return struct.unpack_from(f"<{letter}", self.data, self.skip_bytes(struct.calcsize(f"<{letter}")))[0]
 
     def count(self, letter: str, least: int, of: str) -> int:
-        """A number of entries, each of at least so many bytes.
+        """Read a number of entries. least: the smallest size of an entry in bytes.
 
         Raises:
-            ModelLoadError: the file has no room for them.
+            ModelLoadError: the file has no room for the entries.
         """
         count = self.number(letter)
         if count * least > len(self.data) - self.at:
@@ -81,7 +82,8 @@ class Cursor:
 
 
 def check_layout(path: Path) -> None:
-    """Raise ModelLoadError, which says what is wrong and where, unless the file holds what its head says."""
+    """Raise ModelLoadError if the file does not hold what its header states. The error names the fault and the
+    place."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = Cursor(data)
         cursor.skip_bytes(4)  # gguf.py has seen the magic
@@ -110,7 +112,7 @@ def check_layout(path: Path) -> None:
 
 
 def check_version(version: int) -> None:
-    """Raise ModelLoadError for a version that is not read. In a file for big-endian machines the number is reversed."""
+    """Raise ModelLoadError for an unsupported version. In a file for big-endian machines the number is reversed."""
     read = " and ".join(map(str, VERSIONS))
     reversed_version = int.from_bytes(version.to_bytes(4, "little"), "big")
     if version not in VERSIONS and reversed_version in VERSIONS:
@@ -134,8 +136,8 @@ def checked_alignment(kind: int, value: Any) -> int:
 
 
 def check_field(name: str, value: int | None, tensors: int) -> None:
-    """Raise ModelLoadError for a number of layers or heads that no model of so many tensors has: transformers would
-    make them all, or divide by it."""
+    """Raise ModelLoadError for a number of layers or heads that does not fit the number of tensors: transformers would
+    make all these layers, or divide by the number."""
     kind = name.rpartition(".")[2]
     if kind in NOT_ZERO and value == 0:
         raise ModelLoadError(f"the field {name:.80} must be at least 1, got 0")
@@ -144,7 +146,7 @@ def check_field(name: str, value: int | None, tensors: int) -> None:
 
 
 def tensor_end(cursor: Cursor) -> tuple[str, int]:
-    """The next tensor's name, and where its data end, counted from where all data begin."""
+    """Read the next tensor's entry. Return its name and the end of its data, relative to the beginning of all data."""
     cursor.what = "the name of a tensor"
     name = cursor.text()
     cursor.what = f"tensor {name:.80}"

@@ -45,8 +45,8 @@ def read_ernie_moe(fields: Fields, settings: Settings) -> None:
 
 
 def read_llama4(fields: Fields, settings: Settings) -> None:
-    """Read Llama 4: layers that see chunks, and what no field states: Maverick's 128 experts go without norms of
-    queries and keys."""
+    """Read Llama 4: layers that see chunks. No field states that Maverick, with 128 experts, has no norms of queries
+    and keys."""
     settings["intermediate_size_mlp"] = settings["intermediate_size"]
     settings["intermediate_size"] = settings.pop("moe_intermediate_size")
     settings["interleave_moe_layer_step"] = fields.size("interleave_moe_layer_step")

@@ -147,8 +147,12 @@ GPT_OSS: dict[str, tuple[Recipe, ...]] = {
 
 
 class Change(NamedTuple):
-    """What becomes of a parameter's values. pattern: found in its name; make: the settings, and what was found → the
-    function; rows: it only moves rows."""
+    """A conversion of a parameter's values.
+
+    - pattern: a pattern of the parameter's name.
+    - make: returns the function that converts, given the settings and the match.
+    - rows: the conversion only moves rows.
+    """
 
     pattern: str
     make: Callable[[Settings, re.Match[str]], Callable[[np.ndarray], np.ndarray]]

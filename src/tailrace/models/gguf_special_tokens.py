@@ -18,7 +18,7 @@ MODEL, TOKENS, KINDS = (f"{PREFIX}{name}" for name in ("model", "tokens", "token
 TEMPLATE = "tokenizer.chat_template"
 END_KEYS = tuple(f"{PREFIX}{name}_token_id" for name in ("eos", "eot", "eom"))
 CONTROL, USER_DEFINED = 3, 4  # gguf.constants.TokenType
-# texts of tokens that end a text, a turn or a call; those that llama.cpp knows, and GLM's call of a tool
+# texts of tokens that end a text, a turn or a call: llama.cpp's list, and GLM's end of a tool call
 ENDS = frozenset(
     {
         *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>"),

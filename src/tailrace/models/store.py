@@ -74,7 +74,7 @@ def build_folder(target: Path, build: Callable[[Path], dict[str, Any]]) -> None:
 
 
 def remove_incomplete(target: Path) -> None:
-    """Delete what is incomplete at `target`, and the temporary folders of makers that have ended."""
+    """Delete an incomplete folder at `target`, and the temporary folders of processes that have ended."""
     if target.exists():  # damaged: a file was deleted or cut short
         shutil.rmtree(target)
     for path in target.parent.glob(f"*{TEMPORARY}*"):

@@ -21,7 +21,7 @@ from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the dtype that was asked for; others keep theirs
+FLOATS = ("F64", "F32", "F16", "BF16")  # loaded in the requested dtype; other dtypes do not change
 QUANTIZED = re.compile(r"scale|zero|qweight|packed|absmax|quant|g_idx|codebook|_data$")  # in a tensor's name
 BLOCKS_METHOD = "tailrace"  # `quant_method` in the config.json of a folder whose matrices are in blocks
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
@@ -32,7 +32,7 @@ MAX_DIMENSIONS, MAX_DIMENSION = 64, 2**40
 
 
 class FileTensor(NamedTuple):
-    """A tensor of a file. start: where in the file its data begin; size: in bytes."""
+    """A tensor of a file. start: the offset of its data in the file; size: in bytes."""
 
     path: Path
     name: str

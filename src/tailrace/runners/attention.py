@@ -48,11 +48,11 @@ class AttentionState:
 
 @dataclass(slots=True)
 class AttentionLayer:
-    """The layer of one attention module: which cache it reads, and what its model asks for (runners/probe.py finds it).
+    """The layer of one attention module: its cache, and the options of its attention (runners/probe.py finds them).
 
-    - index: the place of its cache.
-    - source: index of the layer whose keys and values it attends to. This is its own index, except in models that share
-      keys and values between layers (Gemma 3n).
+    - index: the index of the layer's cache.
+    - source: index of the layer whose keys and values this layer reads. This is the layer's own index, except in models
+      that share keys and values between layers (Gemma 3n).
     - window, softcap, chunk: see kernels.paged_attention.
     """
 
@@ -69,13 +69,14 @@ class AttentionLayer:
     softcap: float = 0.0
 
     def position_bytes(self, itemsize: int, scale_bytes: int = 0) -> int:
-        """Bytes that a position's keys and values take in the cache, with so many of a number and of a head's scale; 0
-        where the cache is another layer's."""
+        """Return the bytes of a position's keys and values in the cache, given the bytes of a number and of a head's
+        scale. Return 0 if the cache is another layer's."""
         each = (self.head_dim + self.value_dim) * itemsize + 2 * scale_bytes
         return self.heads * each if self.source == self.index else 0
 
     def note(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Shapes of its keys and values [1, Hkv, T, D], and whether an earlier layer of the pass has the same."""
+        """Store the shapes of the keys and values [1, Hkv, T, D], and the earlier layer of the pass that has the same
+        ones."""
         self.heads, self.head_dim, self.value_dim = key.shape[1], key.shape[-1], value.shape[-1]
         seen = self.shared.own_keys
         self.source = next((index for index, other in seen if other.data_ptr() == key.data_ptr()), self.index)

@@ -45,16 +45,16 @@ class GroupedLinear:
 
 
 class DeviceGroupedLinear:
-    """One linear layer per expert on a GPU, where the host does not know how many rows each one has. weight: [E, N, K];
-    bias: [E, N] or None."""
+    """One linear layer per expert on a GPU, where the host does not know each expert's number of rows. weight: [E, N,
+    K]; bias: [E, N] or None."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.experts = len(weight)
 
     def __call__(self, rows: torch.Tensor, starts: Sizes) -> torch.Tensor:
-        """Return [S, N] of rows [S, K], sorted by expert. Rows of numbers that are no expert's become 0. starts: as
-        sizes_of returns them, or how many rows each expert has."""
+        """Return [S, N] of rows [S, K], sorted by expert. Rows without an expert become 0. starts: the result of
+        sizes_of, or the number of rows of each expert."""
         if isinstance(starts, list):
             starts = there(torch.tensor([0, *accumulate(starts)]), rows.device)
         return kernels.grouped_linear(rows, self.weight, self.bias, starts)

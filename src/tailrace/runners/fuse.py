@@ -197,9 +197,8 @@ def fuse_modules(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collec
 
 
 def group_modules(model: nn.Module, name: str) -> dict[str, Places]:
-    """Return the modules of a class by what uses them: their parent's class and their path, in which numbers (of
-    layers, of experts) are all the same. Code around a module may read its weights (a router does), so each group is
-    tried."""
+    """Return the modules of a class, grouped by their parent's class and by their path without the numbers of layers
+    and experts. Code around a module may read its weights (a router does), so each group is tried."""
     found: dict[str, Places] = {}
     for path, parent in model.named_modules():
         for child, module in parent.named_children():

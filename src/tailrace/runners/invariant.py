@@ -31,7 +31,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    """Return x · sigmoid(x). inplace is not needed: nobody else sees x."""
+    """Return x · sigmoid(x). inplace is not needed: no other code reads x."""
     wide = x.float()
     return (wide / (1 + torch.exp(-wide))).to(x.dtype)
 

@@ -1,8 +1,8 @@
-"""Functions of torch whose order of additions depends, on a GPU, on how many rows there are; here it does not.
+"""Replacements for functions of torch whose order of additions, on a GPU, depends on the number of rows.
 
 - Matrix products: cuBLAS chooses a kernel by the numbers of rows and of matrices.
-- Sums, means and norms over a dimension: aten/src/ATen/native/cuda/Reduce.cuh shares a block's threads out between
-  results and what each is made of.
+- Sums, means and norms over a dimension: aten/src/ATen/native/cuda/Reduce.cuh divides a block's threads between
+  the results and the terms of each result.
 
 Of torch's others, softmax over the last dimension, layer norm and RMS norm give every row threads by its length alone,
 and elementwise functions compute an element alone. Cumulative sums and torch.einsum are not replaced. Modules that

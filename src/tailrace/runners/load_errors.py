@@ -1,4 +1,4 @@
-"""Why transformers could make no model of a folder: a sentence that names the field of config.json, or the tensor."""
+"""Errors for folders that transformers can't load: a sentence that names the field of config.json, or the tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.errors import ModelLoadError
 
 
 def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bool) -> ModelLoadError:
-    """Return the sentence for what was raised. transformers names tensors that don't fit only in its log."""
+    """Return the error for an exception of transformers, which names tensors that don't fit only in its log."""
     if isinstance(error, OSError | ValueError | ImportError):  # these are written for people
         return ModelLoadError(f"{folder}: {error}")
     problem = None
@@ -30,8 +30,8 @@ def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bo
 
 
 def find_shape_mismatch(folder: Path, config: Any, remote_code: bool) -> str | None:
-    """Return the first tensor that is of another shape than config.json makes it; None if that is not known. Only names
-    that the model has too are compared."""
+    """Return the first tensor whose shape differs from the shape that config.json gives it. Return None if there is
+    none. Only names that the model has too are compared."""
     with require_extra("serve"):
         from transformers import AutoModelForCausalLM
 

@@ -45,7 +45,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
-# those that are read here, that its tensors say themselves, or that say how it was made and where it belongs
+# keys that are read in this file, that repeat what the tensors show, or that say how the adapter was made
 HANDLED = {
     "alpha_pattern",
     "auto_mapping",

@@ -1,4 +1,4 @@
-"""Which positions a layer attends to, read from the mask that its model makes.
+"""The positions that a layer attends to, read from the mask that the layer's model makes.
 
 transformers' models make their masks with functions of (query position, key position). A mask that is made under our
 name keeps what its function says, however far the positions. Knows nothing of layers.

@@ -57,13 +57,13 @@ class PagedModel:
     lora: Adapters | None = None
 
     def block_bytes(self, code: torch.dtype | None = None) -> int:
-        """Bytes of a block over all layers. code: see `make_caches`."""
+        """Return the bytes of a block over all layers. code: see `make_caches`."""
         kept = (self.dtype.itemsize, 0) if code is None else (code.itemsize, torch.float32.itemsize)
         return sum(layer.position_bytes(*kept) for layer in self.attention) * self.block_size
 
     def make_caches(self, num_blocks: int, code: torch.dtype | None = None) -> list[kernels.KVCache]:
-        """One cache per attention layer, in their order; layers that share their keys have one cache. code: of what is
-        kept; None: dtype's numbers."""
+        """Return one cache per attention layer, in the layers' order. Layers that share keys have one cache. code: the
+        dtype of the stored codes; None: numbers of the model's dtype."""
         caches: list[kernels.KVCache] = []
         for a in self.attention:
             shape = (num_blocks, a.heads, self.block_size, (a.head_dim, a.value_dim), self.dtype)
@@ -77,7 +77,7 @@ class PagedModel:
 
     @contextmanager
     def trial_memory(self, sequences: int = 1) -> Iterator[None]:
-        """Inside this context there is memory for trials of so many sequences."""
+        """Provide memory for trials of this number of sequences within the context."""
         self.layers.caches = self.make_caches(sequences * -(-TRIAL_TOKENS // self.block_size))
         self.states.allocate(sequences, 2, self.device)
         try:
@@ -87,11 +87,11 @@ class PagedModel:
 
     @torch.inference_mode()
     def run_trial(self, adapted: Rows = ()) -> torch.Tensor:
-        """Logits of a short fixed prompt through the paged cache, using its first blocks."""
+        """Return the logits of a short fixed prompt, computed through the first blocks of the paged cache."""
         return self.logits(trial_batch(self.vocab_size, self.block_size, adapted)).clone()
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """Logits of the wanted tokens, [L, V]."""
+        """Return the logits of the wanted tokens, [L, V]."""
         if not self.states.shapes:
             return self.run(move_batch(batch, self.device))
         self.states.walk = Walk(batch, self.states.rows, self.device)

@@ -1,4 +1,4 @@
-"""What each layer asks of attention, found by a pass over one dense sequence at load: shapes, scale, window, options.
+"""The attention of each layer, found by a pass over one dense sequence at load: shapes, scale, window, options.
 
 Every layer's paged attention is compared with the model's own attention function on the same inputs, in float32. So a
 wrong formula shows in the layer where it is, and rounding has no layers to grow in. Knows nothing of models.
@@ -19,10 +19,10 @@ from tailrace.runners.masks import AttentionMask, read_mask_tensor
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
 BLOCK = 16
-# relative error of a layer's output, by bits of the mantissa: above what one attention's rounding can be
+# Largest relative error of a layer's output, by bits of the mantissa. The rounding of one attention stays below.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
-# Options of an attention call, and the values of them that change nothing here. Any other option is refused unless it
+# Options of an attention call, and the values at which an option changes nothing. Any other option is refused unless it
 # is None or False.
 NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "dropout": lambda value: value == 0,

@@ -17,16 +17,16 @@ from tailrace.errors import ModelLoadError
 
 
 class Blocks(nn.Module):
-    """What both modules have.
+    """The common part of both modules.
 
-    weight: at first the raw blocks, uint8 [N, bytes of a row]. Once packed it has no entries, and the model's dtype,
-    which a model's code may ask for.
+    weight: at first the raw blocks, uint8 [N, bytes of a row]. After packing, the parameter has no entries. Its dtype
+    is then the model's, because a model's code may read it.
     """
 
     packed: Any = None
 
     def allocate_raw(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """Make room for the raw blocks."""
+        """Allocate the raw blocks."""
         self.dtype = dtype
         self.weight = nn.Parameter(torch.empty(shape, dtype=torch.uint8, device="meta"), requires_grad=False)
 

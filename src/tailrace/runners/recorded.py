@@ -1,8 +1,9 @@
 """Decode steps on a CPU without the model's Python code. For a few sequences that code takes longer than reading the
-weights. So a step's calls, those of our kernels and those of torch, are noted once per number of sequences, with the
-addresses that they read and write. Later steps put their inputs there and make the same calls.
+weights. So a step's calls of kernels and of torch are recorded once per number of sequences, with the addresses that
+the calls read and write. Later steps copy their inputs to these addresses and make the same calls.
 
-What a step leaves in memory belongs to the recorded steps alone (StepMemory), which all share it: no two run at once.
+The results of a step are in memory that only recorded steps use (StepMemory). All of them share it, because no two
+steps run at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tailrace.runners.base import Batch
 
 log = logging.getLogger(__name__)
 
-MOST = 64  # sequences; of more the weights take nearly all of the time
+MOST = 64  # sequences; with more, the weights take nearly all of the time
 SMALLEST = 12  # log2 of a piece's bytes
 # The result depends on more than the arguments' addresses.
 NOT_REPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
@@ -38,11 +39,11 @@ COPIES = {aten._to_copy.default, aten.to.dtype, aten.clone.default, aten.contigu
 
 
 class NotRepeatableError(RuntimeError):
-    """A call's result depends on more than what lies at its arguments' addresses."""
+    """A call's result depends on more than the data at its arguments' addresses."""
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses what hands a tensor's values to Python without a call that StepRecorder sees.
+    """Refuses functions that pass a tensor's values to Python without a call that StepRecorder sees.
 
     Raises:
         NotRepeatableError: in such a call.

@@ -1,6 +1,6 @@
-"""Does the paged model compute what transformers' does? Asked at load, with two short sequences.
+"""Checks at load that the paged model computes the same logits as transformers' model, with two short sequences.
 
-Decision 0045 says why these comparisons and not others. Knows nothing of checkpoints.
+Decision 0045 gives the reasons for the choice of comparisons. Knows nothing of checkpoints.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ class NotReproducedError(ModelLoadError):
 
 
 def check_reproduced(paged: PagedModel) -> None:
-    """Let every layer note what it asks of attention, and compare logits. Where rounding sends a token to other
-    experts, all that comes behind it may differ; so in less than float32 another prompt is tried. A wrong formula fails
-    with each.
+    """Record the attention of every layer, and compare logits.
+
+    Rounding may send a token to other experts, and then everything after the token may differ. So below float32 further
+    prompts are tried. A wrong formula fails with every prompt.
 
     Raises:
         NotReproducedError: the logits differ by more than the model's own rounding.
-        ModelLoadError: a layer asks for what can't be done.
+        ModelLoadError: a layer needs something that is not supported.
     """
     last = 0 if paged.dtype == torch.float32 else TRIALS - 1
     for number in range(last + 1):
@@ -53,7 +54,7 @@ def check_reproduced(paged: PagedModel) -> None:
 
 @torch.inference_mode()
 def check_prompt(paged: PagedModel, number: int) -> None:
-    """The check with one of the trial's prompts, while windows and chunks are short."""
+    """Check one prompt, with short windows and chunks."""
     model, far = paged.model, max(0, paged.max_model_len - TRIAL_TOKENS)
     ids, batches = trial_steps(paged.vocab_size, paged.block_size, far, number)
     ids = ids.to(paged.device)

@@ -74,8 +74,10 @@ class ScriptedRunner(ModelRunner):
 
 
 class SuccessorRunner(ScriptedRunner):
-    """Every token is followed by the next id. For benchmarks of what comes after the engine, so it is fast: it reads
-    the last tokens only, all at once, and writes only the logits that differ from the previous step.
+    """Runner of a model that follows every token with the next id, for benchmarks of the code after the engine.
+
+    The runner is fast: it reads only the last tokens, all at once, and writes only the logits that differ from the
+    previous step.
 
     Args:
         spread: standard deviation of the other ids' logits, which are the same in every row. 0: all zero, with ties

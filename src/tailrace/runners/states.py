@@ -25,11 +25,11 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The j-th token of each sequence that has so many.
+    """The j-th token of each sequence that is long enough.
 
     - rows: int64 [n], the sequences' places in the batch. They are the first n sequences in the order of `Walk`.
-    - kept: int64, which of these sequences write their state to memory.
-    - to: int64, where they write it.
+    - kept: int64, the sequences among these that write their state to memory.
+    - to: int64, the places in memory that they write to.
     """
 
     rows: torch.Tensor
@@ -121,7 +121,7 @@ class RecurrentState:
         return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.shapes.values())
 
     def allocate(self, slots: int, rows: int, device: torch.device) -> None:
-        """Allocate memory for so many slots, contents undefined."""
+        """Allocate memory for this number of slots. The contents are undefined."""
         self.slots, self.rows = slots, rows
         self.memory = {
             place: torch.empty((slots * rows, *shape), dtype=dtype, device=device)
@@ -146,7 +146,7 @@ class RecurrentLayer:
     noted: set[str] = field(default_factory=set)
 
     def note(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Note, in a dense pass at load, what an entry of this state is.
+        """Record the shape and dtype of an entry of this state, in a dense pass at load.
 
         Raises:
             ModelLoadError: the module has two states of this name.

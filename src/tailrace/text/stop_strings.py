@@ -1,4 +1,5 @@
-"""Stop strings: an Aho–Corasick automaton (Aho & Corasick 1975) over the UTF-8 bytes of the text.
+"""The search for stop strings and patterns in an output's text: an Aho–Corasick automaton (Aho & Corasick 1975) over
+UTF-8.
 
 The match that ends first wins. Of several that end at the same place, the one that starts first (the longest) wins. A
 search of the whole text for the earliest end gives the same. The search holds back exactly the longest suffix that is a

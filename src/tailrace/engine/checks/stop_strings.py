@@ -1,7 +1,7 @@
-"""Stop strings and patterns, checked where tokens are sampled, so that a sequence ends in the step that completes one.
+"""Ends a sequence in the step that completes a stop string or pattern. text/stop_strings.py has the search.
 
-The front end (text/output.py) decides: it cuts text, ids and logprobs. This check only ends the sequence, with the same
-detokenizer and the same search, so that no token is sampled after a stop.
+The front end (text/output.py) decides: it cuts text, ids and logprobs. This check uses the same detokenizer and the
+same search, so that no token is sampled after a stop.
 """
 
 from __future__ import annotations

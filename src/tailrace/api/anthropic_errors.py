@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape: those of /v1/messages and of what is below it."""
+"""Errors in Anthropic's shape, for /v1/messages and the paths below it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# fields of a chat → what they are called here
+# fields of a chat → their names in /v1/messages
 NAMES = {
     "continue_final_message": "messages",
     "stop": "stop_sequences",
@@ -37,7 +37,7 @@ def is_anthropic(scope: Scope) -> bool:
 
 
 def anthropic_body(body: ErrorBody, status: int | None = None, request_id: str | None = None) -> AnthropicError:
-    """Anthropic's body for an error. status: None is what the error would have had before anything was sent."""
+    """Return Anthropic's body for an error. status: None stands for the error's usual status."""
     problem = body.error
     if status is None:
         status = BY_CODE.get(problem.code or "", TailraceError).status

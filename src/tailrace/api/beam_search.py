@@ -147,7 +147,7 @@ class BeamRequest:
         self._failure: TailraceError | None = None
         self._cut: str | None = None
         self._aborted = False
-        self._drawn = 0  # tokens of all beams, also of those that were dropped
+        self._drawn = 0  # tokens of all beams, including dropped beams
 
     @property
     def width(self) -> int:
@@ -188,7 +188,7 @@ class BeamRequest:
         """None: a beam search does not take prompt_logprobs."""
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """The result of work on a delta, whose cost goes with so many characters."""
+        """Return the result of work on a delta. size: the characters that the work's cost is proportional to."""
         return await self._service.work_queue.run_unwatched(work, size)
 
     @property

@@ -81,13 +81,13 @@ class Connection(asyncio.Protocol):
         self._address = self._client[0] if self._client else ""
         try:
             self._shared.acquire(self._address)
-        except RefusedError as refused:  # nothing of it is read, so that it costs nothing
+        except RefusedError as refused:  # no byte of the request is read, so that it costs nothing
             return self._handle(Happened.FULL, refused)
         self._counted = True
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended; requests that are being answered hear of it."""
+        """Note the end of the connection, and pass it on to the requests that are being answered."""
         self.server_state.connections.discard(self)  # type: ignore[arg-type]
         self._machine.handle(Happened.DROP)
         if self._counted:
@@ -256,7 +256,7 @@ class Connection(asyncio.Protocol):
                 cycle.message_event.set()
 
     def _watch(self) -> None:
-        """Set the timer for what is waited for. Bytes that arrive do not set it back."""
+        """Set the timer for the current wait. Bytes that arrive do not reset the timer."""
         machine = self._machine
         timed = machine.wait, self._serving
         if self._timed == timed or self._lost:
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
             self._timer = self.loop.call_later(machine.wait.limit_s, self._handle, Happened.TIMEOUT)
 
     def _await_flush(self, before: int) -> None:
-        """Cut off a client that does not even read what is on its way."""
+        """Close the connection of a client that does not read its answer."""
         left = self.transport.get_write_buffer_size()
         if left == before:
             self.transport.abort()

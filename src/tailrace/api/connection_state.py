@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tailrace.api.request_head import RefusedError
 from tailrace.config import ServerConfig
 
-LINGER_S = 2.0  # for a refused client to read the error, while what it still sends is thrown away
+LINGER_S = 2.0  # time for a refused client to read the error; what the client still sends is dropped
 
 
 class State(Enum):
@@ -162,7 +162,7 @@ class ConnectionState:
         return self._waits.get(self.state)
 
     def handle(self, event: Happened, refusal: RefusedError | None = None) -> tuple[Action, ...]:
-        """Take the event. Return what is to be done.
+        """Take the event. Return the actions.
 
         Args:
             refusal: of BAD and FULL.

@@ -1,4 +1,4 @@
-"""Work for a client that may disconnect: the work stops then. Knows nothing of what the work is."""
+"""Work for a client that may disconnect: the work stops then. This module does not know what the work is."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def of_any(error: Exception) -> ErrorBody:
 
 
 def of_failed(message: Failed, grammar_field: str = "grammar") -> TailraceError:
-    """The error that the engine reported. grammar_field: what the client calls the grammar."""
+    """Return the error that the engine reported. grammar_field: the client's name of the grammar."""
     cls = BY_CODE.get(message.code, EngineError)
     if not issubclass(cls, RequestError):
         return cls(message.message)

@@ -1,4 +1,4 @@
-"""One request while it is generated: submits it, turns tokens into text, counts it, and ends it in every case.
+"""A request while its output is generated: submits the request, turns tokens into text, counts, and ends in every case.
 
 A request has one or more prompts with n sequences each; choice p·n + i is sequence i of prompt p. Knows no HTTP.
 """
@@ -41,7 +41,7 @@ class Generation:
     """Iterate `deltas` once. `abort`, `fail` and `cut` may be called at any time.
 
     Args:
-        origin: how it is to be treated, and for the record of it. grammar_field: what the client calls the grammar.
+        origin: how the request is treated and recorded. grammar_field: the client's name of the grammar.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """What the client calls the request; the answer's id where it has no name."""
+        """The client's name of the request, or the answer's id if the client gave no name."""
         return self._record.request_id
 
     @property
@@ -102,14 +102,14 @@ class Generation:
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def origin_of(self, choice: int, output: list[int]) -> OutputOrigin | None:
-        """What the output of a choice came from; None where nothing has come."""
+        """Return the origin of a choice's output; None if the choice has no token yet."""
         if (key := self._keys.get(choice)) is None:
             return None
         prompt = self.prompts[choice // self.params.n]
         return OutputOrigin(self._service.model_name, prompt, self.params, key, output, self._origin.cache_salt)
 
     def cached_tokens(self, p: int) -> int:
-        """How much of prompt p came from the prefix cache."""
+        """Return the number of tokens of prompt p that came from the prefix cache."""
         return self._cached[p]
 
     def prompt_logprobs(self, p: int) -> list[TokenLogprobs] | None:
@@ -140,8 +140,8 @@ class Generation:
             self._streams.clear()
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """The result of work on a delta, whose cost goes with so many characters. The client is not slow while it
-        runs."""
+        """Return the result of work on a delta. size: the characters that the work's cost is proportional to. The
+        client does not count as slow while the work runs."""
         self._reading_since_s = None
         try:
             return await self._service.work_queue.run_unwatched(work, size)
@@ -181,7 +181,7 @@ class Generation:
         return tokens, (config.stream_interval_ms if asked.interval_ms is None else asked.interval_ms) / 1e3
 
     async def _submit_all(self) -> None:
-        """Ask the engine for every prompt; others get the loop in between."""
+        """Submit every prompt to the engine. Other requests get the event loop in between."""
         service, n = self._service, self.params.n
         eos = service.client.model.eos_token_ids
         until_s = time.perf_counter() + SLICE_S
@@ -227,7 +227,7 @@ class Generation:
                     if isinstance(event, (Tokens, Finished)):
                         self._drafted += sum(event.drafts[::2])
                         self._accepted += sum(event.drafts[1::2])
-                    if event.index not in open_:  # its text ended before the engine heard of it
+                    if event.index not in open_:  # the text ended before the engine knew
                         continue
                     delta = self._make_delta(p, event, clock)
                     if delta.finish_reason is not None:
@@ -253,7 +253,7 @@ class Generation:
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
     def _filter_events(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """Keep what is no delta, the logprobs of the prompt; return the other events."""
+        """Store the logprobs of the prompt. Return the other events."""
         if not self.params.scores_prompt:
             return events
         for event in events:
@@ -278,7 +278,7 @@ class Generation:
 def details_of(
     accepted: int, drafted: int, thoughts: Sequence[ReasoningTokens] | None
 ) -> CompletionTokensDetails | UnsetType:
-    """Kinds of output tokens; UNSET where there is nothing to say."""
+    """Return the kinds of output tokens; UNSET if the request has neither drafts nor thoughts."""
     if not drafted and thoughts is None:
         return UNSET
     counted = UNSET if thoughts is None else sum(counter.count for counter in thoughts)

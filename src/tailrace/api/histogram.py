@@ -24,7 +24,7 @@ class FastHistogram(Collector):
         self._total_s = 0.0
 
     def observe(self, duration_s: float, times: int = 1) -> None:
-        """Count a duration, so many times."""
+        """Count a duration `times` times."""
         self._counts[bisect_left(self._edges_s, duration_s)] += times
         self._total_s += duration_s * times
 

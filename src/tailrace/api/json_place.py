@@ -1,4 +1,4 @@
-"""Where in a JSON text something lies: byte → field. For errors alone; what is read well never comes here."""
+"""The field at a byte of a JSON text, for errors. Texts without errors are never passed to this module."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_range_error(field: str, given: str) -> ParameterError:
 
 
 def as_float(text: bytes) -> float:
-    """The number; NaN for a text that is none."""
+    """Return the number; NaN if the text is no number."""
     try:
         return float(text)
     except ValueError:

@@ -27,7 +27,7 @@ async def queue_items(source: AsyncIterator[T], queue: Items[T]) -> None:
 
 
 async def merge_iterators(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
-    """The items of all sources as they come. The order within a source is kept; a source waits while nobody reads.
+    """Yield the items of all sources as they come. The order within a source is kept. A source waits for the reader.
 
     Raises:
         Exception: the first that a source raises. Then, and when this is closed early, the other sources are cancelled.

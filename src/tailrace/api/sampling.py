@@ -129,7 +129,7 @@ def own_fields(request: GenerateRequest) -> dict[str, Any]:
 
 
 def estimate_effort(request: GenerateRequest, size: int) -> int:
-    """What it costs to make parameters of a request of this size, in characters of it."""
+    """Return the cost of making parameters of a request of this size, in characters of the request."""
     looks = request.dry_sequence_breakers or request.dry_multiplier or request.banned_regex
     return max(size, VOCABULARY_CHARS if looks else 0)
 

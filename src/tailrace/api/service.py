@@ -76,7 +76,7 @@ class OpenRequest(Protocol):
         ...
 
     def cut(self, cause: str) -> None:
-        """End it with what there is."""
+        """End the generation with the output so far."""
         ...
 
     def abort(self, cause: str) -> None:

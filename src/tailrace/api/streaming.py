@@ -36,12 +36,12 @@ class Abortable(Protocol):
     """A request that is being generated."""
 
     def abort(self, cause: str) -> None:
-        """End it; nobody reads it any more."""
+        """End the generation, because its client has gone."""
         ...
 
 
 class EventFormat(NamedTuple):
-    """How chunks are framed, what follows the last one, and what is sent into a silence."""
+    """The framing of chunks, the text after the last chunk, and the text that is sent during a silence."""
 
     frame: Callable[[msgspec.Struct], bytes]
     done: bytes

@@ -149,7 +149,7 @@ PARTS: dict[str, Reader] = {
 
 
 def constraint_of(ask: GenerateRequest, format_field: str = "response_format") -> Constraint | None:
-    """The constraint that the request gives. format_field: what the client calls its response_format.
+    """Return the constraint that the request gives. format_field: the client's name of response_format.
 
     Raises:
         ParameterError: naming the field; or two constraints, naming both; or a library that is not here.
@@ -211,7 +211,7 @@ def to_grammar(
 
 
 def check_backends(ask: GenerateRequest) -> None:
-    """Raise ParameterError where a request names a library that is not here."""
+    """Raise ParameterError if a request names a library that is not installed."""
     options = ask.structured_outputs or StructuredOutputs()
     named = {"guided_decoding_backend": ask.guided_decoding_backend, "structured_outputs.backend": options.backend}
     for field, name in named.items():

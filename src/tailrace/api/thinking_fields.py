@@ -27,7 +27,7 @@ C = TypeVar("C", bound="Conversation")
 
 
 class GivenField(NamedTuple):
-    """A field and its value. sent: what the client wrote, if that is another value of the same meaning."""
+    """A field and its value. sent: the client's own value, if it is another spelling of the same meaning."""
 
     name: str
     value: Any

@@ -20,7 +20,7 @@ class TokenClock:
         self._last_s: dict[int, float] = {}  # per sequence
 
     def observe_queue_time(self, queued_s: float) -> None:
-        """The prompt waited so many seconds for a slot. Counted with its first token."""
+        """Store the seconds that the prompt waited for a slot. They are counted with the first token."""
         if not self._last_s:
             self._metrics.queue_time.observe(queued_s)
 

@@ -122,7 +122,7 @@ def make_tool_constraint(
     content: Constraint | None,
     whitespace: int,
 ) -> Constraint | None:
-    """The constraint of the tool choice together with that of the content; None where there is neither.
+    """Return the constraint of the tool choice, combined with the constraint of the content; None if there is neither.
 
     Raises:
         ParameterError: a call is forced, but the model's tool format is not known, or can't express it; or calls can't

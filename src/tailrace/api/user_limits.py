@@ -119,7 +119,7 @@ class UserLimits:
             self._refuse(user, refusal)
 
     def settle(self, rates: Rates, place: int, tokens: int) -> None:
-        """Count a request that has ended. tokens: what it used beyond its reservation; negative: what it leaves."""
+        """Count a request that has ended. tokens: the tokens beyond its reservation; negative: the unused ones."""
         with self._table as table:
             now_us = self.clock()
             standing = self._load(rates, place, now_us)
@@ -214,7 +214,7 @@ class Admission:
         self._reserved = tokens
 
     def finish(self, tokens: int = 0) -> None:
-        """The request has ended and has used so many tokens."""
+        """Settle the request, which has ended and has used this number of tokens."""
         if self._open:
             self._open = False
             self._limits.settle(self.rates, self._place, tokens - self._reserved)

@@ -59,7 +59,7 @@ class TableLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes. Only what is used takes memory."""
+        """Return the size in bytes. Only used pages take memory."""
         return self.running(self.front_ends)
 
 
@@ -124,7 +124,7 @@ class UserTable:
         return Used(*USED.unpack_from(self._memory, self._at(place))[1:])
 
     def store(self, place: int, used: Used) -> None:
-        """Note what the user at a place has used."""
+        """Store what the user at a place has used."""
         USED.pack_into(self._memory, self._at(place), self._id_at(place), *used)
 
     def running(self, place: int) -> int:

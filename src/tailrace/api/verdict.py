@@ -32,7 +32,7 @@ def write_verdict(
 
 
 def describe_difference(output: Sequence[int], difference: Difference, show: Callable[[int], str]) -> str:
-    """Which token is not what it should be, and why."""
+    """The token that differs from the expected token, and the reason."""
     token = f"Token {difference.position}, “{show(output[difference.position])}”,"
     if difference.why == "ended":
         return f"{token} can't have come: the output was over before it."

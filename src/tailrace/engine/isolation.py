@@ -1,4 +1,4 @@
-"""Keeps errors to one request: whatever one request's work raises is caught here and returned as an error of that
+"""Keeps errors to one request: an exception of one request's work is caught and returned as an error of that
 request."""
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def names(text: str) -> list[str]:
 
 
 async def judge(args: argparse.Namespace, laws: list[Law]) -> ConformRun:
-    """The run, or what there is of it when SIGINT or SIGTERM ends it."""
+    """Return the run, or the part that was done when SIGINT or SIGTERM ended it."""
     key = args.api_key or os.environ.get("OPENAI_API_KEY", "")
     server = TargetServer(args.url, args.model, key, args.concurrency, args.timeout)
     runner = Runner(server, laws, BUDGETS[args.budget], args.seed)

@@ -1,4 +1,4 @@
-"""What a law has to work with: the server, what it offers, the budget, prompts, and helpers that ask.
+"""The tools of a law: the server, its features, the budget, prompts, and helpers that send requests.
 
 The helpers raise `Refused` where the server refuses a request clearly, and `NoAnswer` where it does not answer. A law
 that wants to see such answers calls `server.request` itself.

@@ -18,7 +18,7 @@ from tailrace_conform.spread import SAME_STEP, Key, Source, draw
 from tailrace_conform.verdict import Verdict, broken, holds, ignored, inconclusive, not_offered
 
 ROUND = 64  # draws between two looks
-# Odds ratios that "holds" excludes, by what the budget can see.
+# Odds ratios that "holds" excludes, by the size of the budget.
 RATIOS = ((1_000, 3.0), (10_000, 1.5), (math.inf, 1.25))
 CONFIRM = 1e-3  # error of what only explains a finding
 NO_LOGPROBS = not_offered("no logprobs of the likeliest tokens are reported")
@@ -36,7 +36,7 @@ class CountOutcome:
 
 
 def effect(draws: int) -> float:
-    """The odds ratio that a test of so many draws excludes, as a logarithm."""
+    """Return the logarithm of the odds ratio that a test with this number of draws excludes."""
     return math.log(next(ratio for most, ratio in RATIOS if draws < most))
 
 
@@ -96,7 +96,7 @@ def figures_of(outcome: CountOutcome) -> dict[str, Any]:
 
 
 def listed(outcome: CountOutcome) -> str:
-    """What a test that did not end in "broken" excludes, and what it does not."""
+    """Return a sentence on what a test excludes and what it does not, if the test did not end in "broken"."""
     left = remaining(outcome.evidence)
     excluded = [name for name in outcome.evidence.stated if name not in left]
     said = f"{outcome.counts.total()} draws exclude: {'; '.join(excluded) or 'nothing'}"

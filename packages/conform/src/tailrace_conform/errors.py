@@ -2,4 +2,4 @@
 
 
 class ConformError(Exception):
-    """No server can be judged like this: a setting is wrong, or nobody at the address answers a plain request."""
+    """No server can be judged: a setting is wrong, or no server at the address answers a plain request."""

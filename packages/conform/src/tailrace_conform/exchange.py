@@ -47,7 +47,7 @@ class Exchange:
 
     @property
     def refused(self) -> bool:
-        """The server said clearly that it does not do this: a 4xx, or 501."""
+        """Whether the server refused the request clearly: a 4xx, or 501."""
         return (400 <= self.status < 500 and self.status != 429) or self.status == 501
 
     @property

@@ -85,7 +85,7 @@ def reply(exchange: Exchange) -> FoldedReply:
 
 
 def add(choice: ReplyChoice, one: dict[str, Any]) -> None:
-    """Append a choice's part (of one event, or all of it) to what is known of it."""
+    """Append a part of a choice, from one event or a whole answer, to the parts known so far."""
     message = one.get("delta") or one.get("message")
     if isinstance(message, dict):
         text = message.get("content")

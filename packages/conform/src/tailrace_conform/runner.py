@@ -25,7 +25,7 @@ FINDINGS = ("broken", "ignored")
 
 @dataclass(frozen=True)
 class JudgedLaw:
-    """A law, what is said of it, and what that took."""
+    """A law, its verdict, and the cost of the verdict."""
 
     law: Law
     verdict: Verdict
@@ -144,7 +144,7 @@ class Runner:
         return self.found
 
     async def prepare(self) -> None:
-        """Find out which model is there and what the server offers."""
+        """Find the server's model and its features."""
         self.server.on_request = self._report
         self.server.model = self.found.model = self.server.model or await find_model(self.server)
         limit_s = self.budget.patience * self.server.timeout_s
@@ -158,7 +158,7 @@ class Runner:
             ) from None
 
     async def is_gone(self) -> bool:
-        """Whether nobody listens there any more: no law that is left can be judged, nor blamed."""
+        """Whether the server is gone: then no remaining law can be judged."""
         self.found.gone = self.server.gone and (await self.server.request("/models")).failure == NOBODY
         return self.found.gone
 
@@ -184,7 +184,7 @@ class Runner:
 
 
 async def verdict_of(law: Law, ctx: LawContext) -> Verdict:
-    """The law's own verdict, or what follows from what the server does not offer or answer.
+    """Return the law's own verdict, or the verdict for a feature that the server lacks or a request that it left open.
 
     Of a field that is accepted without a trace in the answer, the law whose subject it is (the first of its needs) says
     "ignored"; laws that only use it say "not offered".

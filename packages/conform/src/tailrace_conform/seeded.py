@@ -1,4 +1,4 @@
-"""Answers to seeded requests, and what the reports say where two of them differ that should not."""
+"""Answers to seeded requests, and the reports on two answers that differ but should not."""
 
 from __future__ import annotations
 

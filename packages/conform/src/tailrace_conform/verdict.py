@@ -1,4 +1,4 @@
-"""What is said of a law: one of five verdicts, with the exchanges that show it and the smallest request as curl."""
+"""The verdict on a law, one of five, with the exchanges that show it and the smallest request as curl."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def not_offered(said: str, *evidence: Exchange) -> Verdict:
 
 
 def inconclusive(said: str, *evidence: Exchange, **figures: Any) -> Verdict:
-    """The budget, or what the server offers, does not suffice to say."""
+    """The budget, or the server's features, do not suffice for a verdict."""
     return Verdict("inconclusive", said, evidence[:SHOWN], figures)
 
 

@@ -6,7 +6,7 @@ from tailrace_conform.runner import ConformRun, JudgedLaw
 from tailrace_conform.verdict import KINDS
 
 SIGNS = {"holds": "✓", "broken": "✗", "not_offered": "·", "ignored": "!", "inconclusive": "?"}
-SAID = 100  # characters of what is said, in a line
+SAID = 100  # characters of a verdict's sentence, in a line
 SHOWN = 1_000  # characters of a command
 
 
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text in a line of at most so many characters."""
+    """Return the text as a line with a limited number of characters."""
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 

@@ -1,4 +1,4 @@
-"""errors.unknown-path: what is not there is a 404."""
+"""errors.unknown-path: an unknown path is answered with a 404."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""min_tokens: the answer does not end before so many tokens."""
+"""min_tokens: the answer has at least min_tokens tokens."""
 
 from __future__ import annotations
 

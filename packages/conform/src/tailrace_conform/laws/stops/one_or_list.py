@@ -1,4 +1,4 @@
-"""stops.one-or-list: a stop alone is the same as a list of it."""
+"""stops.one-or-list: a stop string and a list with this string have the same effect."""
 
 from __future__ import annotations
 

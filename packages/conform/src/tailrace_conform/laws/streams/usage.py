@@ -1,4 +1,4 @@
-"""streams.usage: what is counted is what was generated, streamed or not."""
+"""streams.usage: usage counts the generated tokens, streamed or not."""
 
 from __future__ import annotations
 

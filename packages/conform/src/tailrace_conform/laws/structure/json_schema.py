@@ -1,4 +1,4 @@
-"""structure.json-schema: what is bound to a schema fits the schema."""
+"""structure.json-schema: an output under a schema fits the schema."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ class SpeculationConfig(Section, frozen=True):
 class GrammarConfig(Section, frozen=True):
     """Structured output.
 
-    - timeout_s, memory_mib: limits of one compilation; beyond them a grammar is refused.
-    - workers: compiling processes, so that a slow grammar does not delay others. Each starts when it is first needed.
+    - timeout_s, memory_mib: limits of one compilation, in processor time and memory; beyond them a grammar is refused.
+    - workers: short grammars of one user, and slow grammars of all users, that are compiled at once.
     - cached: number of compiled grammars in the cache.
     - threads: threads that fill masks.
     - step_ms: processor time of one sequence's grammar in a step.

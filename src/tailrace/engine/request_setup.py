@@ -142,7 +142,8 @@ class Compilations:
         """Start to compile the request's grammar and bans on other threads and processes."""
         params = request.params
         if params.grammar is not None and self._grammars is not None:
-            request.compiling = self._grammars.compile(params.grammar)
+            owner = request.owner
+            request.compiling = self._grammars.compile(params.grammar, owner.user, owner.cache_salt)
         if params.bans:
             eos = request.eos_token_ids
             request.banning = self._thread.submit(Bans.of, params, token_bytes, self._vocab_size, eos)

@@ -1,87 +1,125 @@
-"""Threads that have grammars compiled. Each thread has a process of its own, which it kills when a grammar takes too
-much.
+"""Threads that have grammars compiled. Each thread waits for one child of the compiling process at a time.
+fair_schedule.py decides which grammar comes next.
 
 The result is loaded on the same thread. So the time and memory of compiling have hard limits. Loading repeats the work
-of the process, so its cost is bounded by what the process has shown.
+of the child, so its cost is bounded by what the child has shown.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tailrace.config import GrammarConfig
-from tailrace.errors import EngineError, OverloadedError, ParameterError
+from tailrace.errors import EngineError, OverloadedError, ParameterError, TailraceError
 from tailrace.grammar.base import Compiled
-from tailrace.grammar.compile_process import CompileProcess, GrammarTooBigError, ProcessLostError, too_big
+from tailrace.grammar.compile_child import Attempt
+from tailrace.grammar.compile_messages import MIB, Task
+from tailrace.grammar.compile_process import CompileProcess
+from tailrace.grammar.estimate import estimate_cost
+from tailrace.grammar.fair_schedule import SLICE_S, FairSchedule, Job, Lane
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.grammar.worker import MIB, load_compiler
+from tailrace.grammar.worker import load_compiler
 from tailrace.request.options import Grammar
 
 if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
 
 SHARE = 8  # a kept grammar may take this fraction of the memory allowed for compiling
-MAX_WAITING = 128  # grammars that no process has started on
+MAX_WAITING = 128  # grammars that no child has started on
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CompileJob:
-    """A grammar to compile, and the callback for its outcome."""
+class GrammarTooBigError(ParameterError):
+    """The grammar takes too much time or memory, and most likely would again."""
 
+
+@dataclass(frozen=True, slots=True)
+class CompileOutcome:
+    """A compiled grammar, or why there is none. size: its approximate bytes."""
+
+    result: Compiled | TailraceError
+    size: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CompileJob(Job):
+    """A grammar to compile, and the futures of the requests that wait for it, each with its user."""
+
+    key: bytes
     grammar: Grammar
-    done: Callable[[Compiled | Exception, int], None]
+    futures: dict[Future[Compiled], str] = field(default_factory=dict)
 
 
 class CompilePool:
-    """The threads (config.workers of them) and their queue. The threads start with the first grammar."""
+    """The jobs, and the threads that run them. The threads start with the first grammar.
 
-    def __init__(self, vocabulary: Vocabulary, config: GrammarConfig) -> None:
-        self._vocabulary, self._config = vocabulary, config
-        self._waiting: deque[CompileJob] = deque()
-        self._workers = [CompileProcess(vocabulary, config) for _ in range(config.workers)]
+    Args:
+        keep: called with each job and its outcome, before its futures get the outcome. On a thread of the pool.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, config: GrammarConfig, keep: Callable[[CompileJob, CompileOutcome], None]
+    ) -> None:
+        self._vocabulary, self._config, self._keep = vocabulary, config, keep
+        self._process = CompileProcess(vocabulary, config)
+        # One place more than a user may take, so that another user always finds one.
+        fast, slow = Lane(config.workers + 1, config.workers), Lane(config.workers, max(1, config.workers - 1))
+        self._schedule = FairSchedule(fast, slow, MAX_WAITING)
+        self._num_threads = fast.places + slow.places
         self._threads: list[threading.Thread] = []
+        self._jobs: dict[bytes, CompileJob] = {}
         self._library: Future[GrammarCompiler] | None = None
-        self._idle: set[CompileProcess] = set()
         self._lock = threading.Condition()
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the running processes."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
+        """Ids of the compiling process, and of its children that compile."""
+        pid = self._process.pid
+        return [] if pid is None else [pid, *self._process.children]
 
-    def submit(self, job: CompileJob) -> None:
-        """Compile a grammar. `done` is called once, on a thread of the pool, with the outcome and its approximate size
-        in bytes. If too many grammars wait or the pool is closed, `done` is called at once with that error."""
+    def join(self, key: bytes, user: str) -> Future[Compiled] | None:
+        """Return a new future for the grammar with this key, if the grammar waits or is being compiled."""
         with self._lock:
-            if not self._threads and not self._closed:
+            job = self._jobs.get(key)
+            return None if job is None else self._add_future(job, user)
+
+    def submit(self, key: bytes, grammar: Grammar, user: str) -> Future[Compiled]:
+        """Compile a grammar for a user. The future gets the outcome, or OverloadedError if too many grammars wait, or
+        EngineError if the pool is closed."""
+        with self._lock:
+            if self._closed:
+                return fail_future(Future(), make_closed_error())
+            if not self._threads:
                 self._threads = [
-                    threading.Thread(target=self._serve_jobs, args=(worker,), name=f"grammar-{i}", daemon=True)
-                    for i, worker in enumerate(self._workers)
+                    threading.Thread(target=self._serve_jobs, name=f"grammar-{i}", daemon=True)
+                    for i in range(self._num_threads)
                 ]
                 for thread in self._threads:
                     thread.start()
-            full = len(self._waiting) >= MAX_WAITING
-            if not self._closed and not full:
-                self._waiting.append(job)
-                self._lock.notify_all()
-                return
-        job.done(make_closed_error() if self._closed else OverloadedError("too many grammars wait to be compiled"), 0)
+            if (job := self._jobs.get(key)) is None:
+                job = self._jobs[key] = CompileJob(estimate_cost(grammar), key=key, grammar=grammar)
+            return self._add_future(job, user)
 
-    def withdraw_job(self, job: CompileJob) -> bool:
-        """Take a job back. True: it was still waiting, and `done` is never called. False: it has started or is done."""
+    def forget(self, future: Future[Compiled]) -> None:
+        """Note that the request with this future no longer waits. If no request is left, a job that waits is dropped,
+        and a job in the slow lane is stopped. Any other running job finishes."""
         with self._lock:
-            if job not in self._waiting:
-                return False
-            self._waiting.remove(job)
-            return True
+            job = next((job for job in self._jobs.values() if future in job.futures), None)
+            if job is None:
+                return  # it is done
+            user = job.futures.pop(future)
+            if user not in job.futures.values():
+                self._schedule.remove(job, user)
+            self._drop_unwanted(job)
+        fail_future(future, make_unwanted_error())
 
     def close(self) -> None:
         """Close the pool. Grammars that wait or are being compiled fail with EngineError. Returns when all threads and
@@ -90,83 +128,138 @@ class CompilePool:
             self._closed = True
             threads, self._threads = self._threads, []
             self._lock.notify_all()
-        for worker in self._workers:
-            worker.kill_process()
+        self._process.close()
         for thread in threads:
             thread.join()
+        with self._lock:
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            self._end_job(job, CompileOutcome(make_closed_error()))
 
-    def _serve_jobs(self, worker: CompileProcess) -> None:
-        while (job := self._take_job(worker)) is not None:
-            outcome, size = self._compile_safely(worker, job.grammar)
-            job.done(outcome, size)
-            worker.restart_process()
-        worker.close()
+    def _add_future(self, job: CompileJob, user: str) -> Future[Compiled]:
+        future = Future[Compiled]()
+        future.set_running_or_notify_cancel()
+        job.futures[future] = user
+        if (lost := self._schedule.add(job, user)) is not None:
+            self._refuse_user(*lost)
+        self._lock.notify_all()
+        return future
 
-    def _take_job(self, worker: CompileProcess) -> CompileJob | None:
-        """Wait for the next job. Threads whose process is running go first. None: the pool is closed and no job is left
-        to be answered."""
+    def _refuse_user(self, job: Job, user: str) -> None:
+        """Fail the requests of a user who has lost the place of a job."""
+        assert isinstance(job, CompileJob)
+        for future in [future for future, owner in job.futures.items() if owner == user]:
+            del job.futures[future]
+            fail_future(future, OverloadedError("too many grammars wait to be compiled; try again later"))
+        self._drop_unwanted(job)
+
+    def _drop_unwanted(self, job: CompileJob) -> None:
+        """Forget a waiting job that no request waits for."""
+        if not job.futures and job.payer is None:
+            self._jobs.pop(job.key, None)
+
+    def _serve_jobs(self) -> None:
+        while (job := self._take_job()) is not None:
+            begun_s = time.thread_time()
+            attempt, outcome = self._compile_safely(job)
+            used_s = attempt.cpu_s + time.thread_time() - begun_s
+            if outcome is not None:
+                self._end_job(job, outcome, used_s)
+                continue
+            with self._lock:
+                self._schedule.stop(job, used_s)
+                self._drop_unwanted(job)
+                self._lock.notify_all()
+
+    def _take_job(self) -> CompileJob | None:
+        """Wait for the next job. None: the pool is closed."""
+        job: Job | None = None
 
         def may_proceed() -> bool:
-            mine = worker.warm or not any(other.warm for other in self._idle)
-            return self._closed or (bool(self._waiting) and mine)
+            nonlocal job
+            job = None if self._closed else self._schedule.take()
+            return self._closed or job is not None
 
         with self._lock:
-            self._idle.add(worker)
-            self._lock.notify_all()
             self._lock.wait_for(may_proceed)
-            self._idle.discard(worker)
-            self._lock.notify_all()  # another thread may take the next job
-            return self._waiting.popleft() if self._waiting else None
+        assert job is None or isinstance(job, CompileJob)
+        return job
 
-    def _compile_safely(self, worker: CompileProcess, grammar: Grammar) -> tuple[Compiled | Exception, int]:
+    def _end_job(self, job: CompileJob, outcome: CompileOutcome, used_s: float = 0.0) -> None:
+        """Keep the outcome, and pass it to all who wait."""
+        self._keep(job, outcome)
+        with self._lock:
+            if job.payer is not None:
+                self._schedule.finish(job, used_s)
+            self._jobs.pop(job.key, None)
+            futures, job.futures = job.futures, {}
+            self._lock.notify_all()
+        for future in futures:
+            if isinstance(outcome.result, TailraceError):
+                fail_future(future, outcome.result)
+            else:
+                future.set_result(outcome.result)
+
+    def _may_continue(self, job: CompileJob) -> bool:
+        """Return whether a job that has used its time in the fast lane goes on in the slow lane."""
+        with self._lock:
+            if self._closed or not job.futures or not self._schedule.slow_down(job):
+                return False
+            self._lock.notify_all()  # its place is free
+            return True
+
+    def _compile_safely(self, job: CompileJob) -> tuple[Attempt, CompileOutcome | None]:
+        """Compile and load a grammar. Return no outcome if the job has to wait for the slow lane."""
+        attempt, slow = Attempt("stopped"), job.slow
         try:
-            return self._compile_grammar(worker, grammar)
-        except (ParameterError, EngineError) as error:
-            return error, 0
+            attempt = self._process.run(Task(job.grammar, slow, job.background), partial(self._may_continue, job))
+            if self._closed:
+                return attempt, CompileOutcome(make_closed_error())
+            # The fast lane has less memory, until the child is moved.
+            if attempt.end == "stopped" or (not slow and attempt.cpu_s < 2 * SLICE_S and is_out_of_memory(attempt)):
+                return attempt, None
+            return attempt, self._load_attempt(attempt)
+        except TailraceError as error:
+            return attempt, CompileOutcome(error)
         except BaseException as error:  # a panic of a library in Rust is no Exception; the thread must survive it
             log.exception("a grammar could not be compiled")
-            return EngineError(f"the grammar could not be compiled: {type(error).__name__}"), 0
+            return attempt, CompileOutcome(EngineError(f"the grammar could not be compiled: {type(error).__name__}"))
 
-    def _compile_grammar(self, worker: CompileProcess, grammar: Grammar) -> tuple[Compiled, int]:
-        """Compile and load a grammar; return it and its size.
+    def _load_attempt(self, attempt: Attempt) -> CompileOutcome:
+        """Return the loaded grammar of an attempt.
 
         Raises:
             ParameterError: it is no grammar, is not supported, or (GrammarTooBigError) takes too much.
-            EngineError: closed, or an error of ours.
+            OverloadedError: the machine had no time for it.
+            EngineError: an error of ours.
         """
-        if self._closed:
-            raise make_closed_error()
-        try:
-            reply = worker.run(grammar)
-        except ProcessLostError as lost:
-            if self._closed:
-                raise make_closed_error() from None
-            if not lost.begun:  # the library could not be imported: not the grammar's fault
-                how = "did not answer in time" if lost.timeout else "ended"
-                log.error("the process that compiles grammars %s before it began with one", how)
-                raise EngineError(f"the grammar compiler could not be started: its process {how}") from None
-            if lost.killed:  # twice: see CompileProcess.run
-                raise EngineError("the process that compiles grammars was killed from outside; try again") from None
-            raise self._too_much(lost.timeout) from None
-        if reply.outcome == "invalid":
-            raise ParameterError(reply.text, "grammar")
-        if reply.outcome == "unsupported":
-            raise ParameterError(f"grammar: invalid or not supported: {reply.text}", "grammar")
-        if reply.outcome == "memory":
-            raise self._too_much(timeout=False)
-        if reply.outcome == "broken":
-            raise EngineError(f"the grammar could not be compiled: {reply.text}")
+        if is_out_of_memory(attempt):
+            text = f"takes more than {self._config.memory_mib} MiB to compile, or breaks the compiler"
+            raise GrammarTooBigError(f"grammar: {text}", "grammar")
+        match attempt.end:
+            case "timeout":
+                text = f"takes longer than {self._config.timeout_s:g} s to compile"
+                raise GrammarTooBigError(f"grammar: {text}", "grammar")
+            case "starved":
+                raise OverloadedError("the machine is too busy to compile the grammar; try again later")
+            case "killed":
+                raise EngineError("the process that compiles grammars was killed from outside; try again")
+            case "unstarted":
+                log.error("the process that compiles grammars %s before it began with one", attempt.text)
+                raise EngineError(f"the grammar compiler could not be started: its process {attempt.text}")
+        reply = attempt.reply
+        match reply.outcome:
+            case "invalid":
+                raise ParameterError(reply.text, "grammar")
+            case "unsupported":
+                raise ParameterError(f"grammar: invalid or not supported: {reply.text}", "grammar")
+            case "broken":
+                raise EngineError(f"the grammar could not be compiled: {reply.text}")
         size = max(reply.resident, len(reply.text))
         if reply.outcome == "big" or size > self._config.memory_mib * MIB // SHARE:
-            raise too_big(size)
+            raise GrammarTooBigError(f"grammar: too big, compiled it takes {size // MIB} MiB", "grammar")
         library = self.get_compiler()
-        return library.load(reply.text), size + library.growth
-
-    def _too_much(self, timeout: bool) -> GrammarTooBigError:
-        if timeout:
-            return GrammarTooBigError(f"grammar: takes longer than {self._config.timeout_s:g} s to compile", "grammar")
-        text = f"takes more than {self._config.memory_mib} MiB to compile, or breaks the compiler"
-        return GrammarTooBigError(f"grammar: {text}", "grammar")
+        return CompileOutcome(library.load(reply.text), size + library.growth)
 
     def get_compiler(self) -> GrammarCompiler:
         """Return the compiler in this process. Made once, by the first thread that needs it. If that fails, the next
@@ -184,5 +277,19 @@ class CompilePool:
         return future.result()
 
 
+def is_out_of_memory(attempt: Attempt) -> bool:
+    """Return whether the child ended for lack of memory, or by a fault."""
+    return attempt.end == "crashed" or (attempt.end == "reply" and attempt.reply.outcome == "memory")
+
+
+def fail_future(future: Future[Compiled], error: TailraceError) -> Future[Compiled]:
+    future.set_exception(error)
+    return future
+
+
 def make_closed_error() -> EngineError:
     return EngineError("the grammar compiler is shut down")
+
+
+def make_unwanted_error() -> EngineError:
+    return EngineError("no request waits for this grammar any more")

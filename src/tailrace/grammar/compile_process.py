@@ -1,59 +1,51 @@
-"""The parent's side of a compiling process (worker.py): it starts the process, sends it grammars, and kills it if a
-grammar takes too much."""
+"""The engine's side of the compiling process (worker.py): it starts the process, sends it grammars, and ends a grammar
+that takes too much.
+
+Time is the processor time of the grammar's own child. So a grammar is never refused because other grammars, or other
+programs, kept the cores busy.
+"""
 
 from __future__ import annotations
 
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-
-import msgspec
+from itertools import count
 
 from tailrace.config import GrammarConfig
-from tailrace.errors import ParameterError
+from tailrace.grammar.compile_child import Attempt, CompileChild, End, LostError, RunningTask, read_reply
+from tailrace.grammar.compile_messages import FINAL_OUTCOMES, Command, Task, WorkerHello, frame_message, send_command
+from tailrace.grammar.fair_schedule import SLICE_S
 from tailrace.grammar.vocabulary import Vocabulary
-from tailrace.grammar.worker import FINAL_OUTCOMES, LENGTH, MAX_TEXT, MIB, Reply, WorkerHello, frame_message
-from tailrace.request.options import Grammar
 
-START_S = 120.0  # for a process to import a library and read the vocabulary; takes seconds on an idle machine
-EXIT_S = 5.0  # Most time between the close of a process's pipe and the end of the process.
-CRASHES = (  # Signals that a process gets for its own faults.
+START_S = 120.0  # for the process to import a library and read the vocabulary; takes seconds on an idle machine
+EXIT_S = 5.0  # Most time between the close of the process's socket and the end of the process.
+STARVED = 60  # A grammar ends after this many times its time limit by the clock.
+CRASHES = (  # Signals that a child gets for its own faults.
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
-    *(signal.SIGALRM, signal.SIGXCPU),
+    signal.SIGXCPU,
 )
-MAX_REPLY = 4 * MAX_TEXT + MIB  # bytes of a message; a character takes up to four
-
-
-class ProcessLostError(Exception):
-    """The process has ended, or was killed because it took too long.
-
-    Attributes:
-        begun: it had started on the grammar. killed: a signal ended it that no grammar causes, so it came from outside.
-    """
-
-    def __init__(self, timeout: bool) -> None:
-        super().__init__()
-        self.timeout, self.begun, self.killed = timeout, False, False
-
-
-class GrammarTooBigError(ParameterError):
-    """The grammar takes too much time or memory, and most likely would again."""
 
 
 class CompileProcess:
-    """One compiling process. It starts with the first job and is replaced at once after each loss. Used by one thread;
-    any thread may call `kill` and `warm`."""
+    """The compiling process. It starts with the first grammar, and again after a loss. Any thread may call anything."""
 
     def __init__(self, vocabulary: Vocabulary, config: GrammarConfig) -> None:
-        self._hello = WorkerHello(vocabulary, config.memory_mib, config.timeout_s)
+        self._hello, self._timeout_s = WorkerHello(vocabulary, config.memory_mib), config.timeout_s
+        self._max_idle = config.workers
         self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._idle: list[CompileChild] = []
+        self._busy: set[int] = set()
+        self._numbers = count()
         self._lock = threading.Lock()
-        self._ended = False
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -61,143 +53,169 @@ class CompileProcess:
         return None if process is None else process.pid
 
     @property
-    def warm(self) -> bool:
-        """True if the process is running."""
-        return self._process is not None
+    def children(self) -> list[int]:
+        """Ids of the children that compile grammars."""
+        return sorted(self._busy)
 
-    def restart_process(self) -> None:
-        """Start the next process after a loss, so that the next job need not wait for it."""
-        if self._process is None:
-            try:
-                self._start_process()
-            except (ProcessLostError, OSError):  # the next job will report it
-                self._drop_process()
+    def run(self, task: Task, may_continue: Callable[[], bool]) -> Attempt:
+        """Compile a grammar in one of the lanes.
 
-    def run(self, grammar: Grammar) -> Reply:
-        """Compile a grammar.
-
-        Raises:
-            ProcessLostError: the process has ended or took too long.
-            GrammarTooBigError: the answer exceeds MAX_REPLY.
+        may_continue: called again and again once the grammar has used SLICE_S. If it returns False, the grammar is
+        stopped. If it returns True in the fast lane, the grammar moves to the slow lane.
         """
-        if self._process is not None and self._process.poll() is not None:
-            self._drop_process()  # it was killed from outside while it was idle
-        used = self._process is not None
-        try:
-            return self._run_job(grammar)
-        except ProcessLostError as error:
-            # The grammar is tried again if the process was killed from outside: while it computed, or, if the process
-            # had worked before, while it had not started on the grammar.
-            if error.timeout or not (error.killed if error.begun else used):
-                raise
-        return self._run_job(grammar)
-
-    def _run_job(self, grammar: Grammar) -> Reply:
-        begun = False
-        try:
-            process = self._start_process()
-            self._write_data(process, frame_message(grammar), START_S)
-            self._read_reply(process, START_S)
-            begun = True
-            reply = self._read_reply(process, self._hello.timeout_s)
-            if reply.outcome in FINAL_OUTCOMES:
-                self._drop_process()
-            return reply
-        except (BrokenPipeError, ProcessLostError) as error:
-            lost = ProcessLostError(isinstance(error, ProcessLostError) and error.timeout)
-            lost.begun, lost.killed = begun, not lost.timeout and self._was_killed()
-            self._drop_process()
-            raise lost from None
-        except BaseException:
-            self._drop_process()  # its next message could be taken for another grammar's answer
-            raise
-
-    def kill_process(self) -> None:
-        """End the process for good: a running job is lost, and no further one starts."""
-        with self._lock:
-            self._ended = True
-            if self._process is not None:
-                self._process.kill()
+        worked = self._process is not None
+        attempt = self._run_once(task, may_continue, self._idle)
+        if attempt.end == "killed" or (attempt.end == "unstarted" and worked and attempt.text == "ended"):
+            attempt = self._run_once(task, may_continue, [])  # a loss that the grammar did not cause
+        return attempt
 
     def close(self) -> None:
+        """End the process and its children, for good."""
+        self._closed = True
+        if not self._lock.acquire(timeout=EXIT_S):  # a thread is starting the process
+            self._kill_process()
+            self._lock.acquire()
         self._drop_process()
+        self._lock.release()
 
-    def _start_process(self) -> subprocess.Popen[bytes]:
+    def _run_once(self, task: Task, may_continue: Callable[[], bool], idle: list[CompileChild]) -> Attempt:
+        child: CompileChild | None = None
+        try:
+            child = self._take_child(idle)
+            child.channel.sendall(frame_message(task))
+            ready = read_reply(child.channel)
+        except TimeoutError:
+            self._kill_process()
+            return Attempt("unstarted", text="did not answer in time")
+        except (OSError, LostError):
+            self._drop_lost(child)
+            return Attempt("unstarted", text="ended")
+        if ready.outcome != "ready":
+            child.channel.close()
+            return Attempt("unstarted", text="ended") if ready.outcome == "ended" else Attempt("reply", reply=ready)
+        self._busy.add(ready.pid)
+        try:
+            attempt = self._watch_child(child, RunningTask(ready, task.slow), may_continue)
+        finally:
+            self._busy.discard(ready.pid)
+        self._release_child(child, attempt)
+        return attempt
+
+    def _watch_child(self, child: CompileChild, running: RunningTask, may_continue: Callable[[], bool]) -> Attempt:
+        """Wait for the outcome of a task. End the child if it may not continue."""
+        used_s, until = 0.0, time.monotonic() + self._timeout_s * STARVED
+        try:
+            while not child.wait_for_reply(used_s):
+                used_s = running.read_cpu_s()
+                if (end := self._check_child(used_s, until, may_continue)) is not None:
+                    child.send("kill")
+                    return Attempt(end, used_s)
+                if used_s >= SLICE_S and not running.slow:
+                    child.send("demote", running.ready.thread)
+                    running.slow = True
+            reply = read_reply(child.channel)
+        except (OSError, LostError):
+            self._drop_lost(child)
+            return Attempt("killed", used_s)
+        if reply.outcome != "ended":
+            return Attempt("reply", reply.cpu_s, reply)
+        outside = reply.signal and reply.signal not in CRASHES
+        return Attempt("killed" if outside else "crashed", used_s)
+
+    def _check_child(self, used_s: float, until: float, may_continue: Callable[[], bool]) -> End | None:
+        """Return why a child must end; None if it continues."""
+        if used_s >= self._timeout_s:
+            return "timeout"
+        if time.monotonic() >= until:
+            return "starved"
+        return "stopped" if used_s >= SLICE_S and not may_continue() else None
+
+    def _take_child(self, idle: list[CompileChild]) -> CompileChild:
+        """Return an idle child, or a new one. If none is left idle, fork a spare one for the next grammar."""
+        control = self._start_process()
         with self._lock:
-            if self._ended:
-                raise ProcessLostError(timeout=False)
-            if self._process is not None:
-                return self._process
-            # one arena: each further one would count as 64 MiB of address space
-            environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
+            child = idle.pop() if idle else self._fork_child(control)
+            if not self._idle:
+                self._idle.append(self._fork_child(control))
+        return child
+
+    def _release_child(self, child: CompileChild, attempt: Attempt) -> None:
+        """Keep a child for the next grammar, unless it has ended or may hold much memory."""
+        small = attempt.end == "reply" and attempt.reply.outcome not in FINAL_OUTCOMES and attempt.cpu_s < SLICE_S
+        with self._lock:
+            if small and child.control is self._control and len(self._idle) <= self._max_idle:
+                self._idle.append(child)
+            else:
+                child.channel.close()
+
+    def _fork_child(self, control: socket.socket) -> CompileChild:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(START_S)
+        child = CompileChild(control, ours, next(self._numbers))
+        with theirs:
+            send_command(control, Command("fork", child.number), theirs)
+        return child
+
+    def _start_process(self) -> socket.socket:
+        """Return the socket for commands of the running process."""
+        with self._lock:
+            if self._closed:
+                raise LostError
+            if self._control is not None and self._process is not None and self._process.poll() is None:
+                return self._control
+            self._drop_process()
+            try:
+                return self._spawn_process()
+            except BaseException:
+                self._kill_process()
+                self._drop_process()
+                raise
+
+    def _spawn_process(self) -> socket.socket:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(START_S)
+        # one arena: each further one would count as 64 MiB of address space; no threads: the process forks
+        single = {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tailrace.grammar.worker"],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=environment,
+                env={**os.environ, **single, "OMP_NUM_THREADS": "1"},
             )
-            process = self._process
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        self._write_data(process, frame_message(self._hello), START_S)
-        return process
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                send_command(self._control, Command("hello"), theirs)
+            ours.settimeout(START_S)
+            ours.sendall(frame_message(self._hello))
+        return self._control
 
-    def _write_data(self, process: subprocess.Popen[bytes], data: bytes, within_s: float) -> None:
-        """Write without blocking for ever: a vocabulary exceeds a pipe's buffer, and the process may not be reading."""
-        assert process.stdin is not None
-        sink, until = process.stdin.fileno(), time.monotonic() + within_s
-        poll = select.poll()
-        poll.register(sink, select.POLLOUT)
-        rest = memoryview(data)
-        while rest:
-            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                raise ProcessLostError(timeout=True)
-            with suppress(BlockingIOError):
-                rest = rest[os.write(sink, rest) :]
-
-    def _read_reply(self, process: subprocess.Popen[bytes], within_s: float) -> Reply:
-        assert process.stdout is not None
-        source, until = process.stdout.fileno(), time.monotonic() + within_s
-        poll = select.poll()
-        poll.register(source, select.POLLIN)
-
-        def read_exactly(count: int) -> bytes:
-            data = bytearray()
-            while len(data) < count:
-                if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                    raise ProcessLostError(timeout=True)
-                if not (part := os.read(source, min(count - len(data), MIB))):
-                    raise ProcessLostError(timeout=False)
-                data += part
-            return bytes(data)
-
-        (length,) = LENGTH.unpack(read_exactly(LENGTH.size))
-        if length > MAX_REPLY:
-            raise too_big(length)
-        return msgspec.msgpack.decode(read_exactly(length), type=Reply)
-
-    def _was_killed(self) -> bool:
-        """Return whether a signal ended the process that no grammar causes. Waits for the end: its pipe has closed."""
+    def _kill_process(self) -> None:
         process = self._process
-        if process is None:
-            return False
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(EXIT_S)
-        return process.returncode is not None and process.returncode < 0 and -process.returncode not in CRASHES
-
-    def _drop_process(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
         if process is not None:
             process.kill()
+
+    def _drop_lost(self, child: CompileChild | None) -> None:
+        """Drop the process of this child. It has ended, though the system may not know yet."""
+        if child is not None:
+            child.channel.close()
+            with self._lock:
+                if child.control is self._control:
+                    self._kill_process()
+                    self._drop_process()
+
+    def _drop_process(self) -> None:
+        """Wait for the end of the process, which ends its children when its socket closes."""
+        while self._idle:
+            self._idle.pop().channel.close()
+        process, self._process = self._process, None
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        if process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_S)
+            process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):  # data that was never flushed
-                        pipe.close()
-
-
-def too_big(size: int) -> GrammarTooBigError:
-    return GrammarTooBigError(f"grammar: too big, compiled it takes {size // MIB} MiB", "grammar")

@@ -1,115 +1,220 @@
-"""The process in which grammars are compiled: python -m tailrace.grammar.worker. It may be killed at any time.
+"""The process that compiles grammars: python -m tailrace.grammar.worker.
 
-Reads messages from stdin and writes messages to its original stdout, each as four bytes of length and MessagePack. Ends
-when stdin does. What the libraries print is discarded.
+It imports the library and reads the vocabulary once. Then it forks children, which compile one grammar after the other.
+So a new child is ready within milliseconds, and a child may be killed at any time.
+
+The parent sends commands on the socket that is stdin, each one packet of MessagePack. A command may carry a socket: of
+the vocabulary, or of a child. These sockets carry messages of four bytes of length and MessagePack. The process ends
+when stdin does, and a child ends when its socket does. What the libraries print is discarded.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
+import select
 import signal
-import struct
-import sys
+import socket
 import threading
-from collections.abc import Callable
+import time
 from contextlib import suppress
-from functools import partial
-from typing import IO, TYPE_CHECKING, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import msgspec
 
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError, check_grammar
+from tailrace.grammar.compile_messages import (
+    FINAL_OUTCOMES,
+    MAX_TEXT,
+    MIB,
+    Command,
+    Reply,
+    Task,
+    WorkerHello,
+    frame_message,
+    receive_command,
+    receive_message,
+    send_message,
+)
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.request.options import Grammar
 
 if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
 
-MIB = 1 << 20
-LENGTH = struct.Struct("<I")
 # Half of the stack that Linux gives the engine's threads, which load the result: recursion that fits here fits there.
 STACK = 4 * MIB
-MAX_TEXT = 32 * MIB  # of a compiled grammar; loading blocks the interpreter for milliseconds per MiB
-FINAL_OUTCOMES = ("memory", "broken")  # outcomes after which the process ends
+FAST_MEMORY = 4  # In the fast lane a grammar may take this fraction of its memory.
+SLOW_NICE = 10  # Priority of the slow lane: about a tenth of the processor time of the others, if all cores are busy.
 PR_SET_PDEATHSIG = 1
-ORPHAN_S = 5  # a process that nobody kills ends this long after its time limit
-T = TypeVar("T")
-
-
-class WorkerHello(msgspec.Struct, frozen=True):
-    """The first message. memory_mib: address space that one grammar may take."""
-
-    vocabulary: Vocabulary
-    memory_mib: int
-    timeout_s: float
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """The outcome of a grammar.
-
-    - ready: the library is loaded, and the time limit starts now.
-    - compiled: `text` is for GrammarCompiler.load. Making it took `resident` bytes.
-    - big: `text` would exceed MAX_TEXT and is left out.
-    - unsupported, invalid: `text` gives the reason.
-    - memory: the memory did not suffice, and this process ends.
-    - broken: an error of ours.
-    """
-
-    outcome: Literal["ready", "compiled", "big", "unsupported", "invalid", "memory", "broken"]
-    text: str = ""
-    resident: int = 0
-
-
-def frame_message(message: msgspec.Struct) -> bytes:
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
-
-
-def send_message(stream: IO[bytes], message: msgspec.Struct) -> None:
-    stream.write(frame_message(message))
-    stream.flush()
-
-
-def receive_message(stream: IO[bytes], kind: type[T]) -> T | None:
-    """Return the next message; None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return msgspec.msgpack.decode(stream.read(LENGTH.unpack(head)[0]), type=kind)
+WARM_UP = Grammar(
+    kind="json_schema",
+    source='{"properties": {"a": {"type": "string", "pattern": "^a"}, "b": {"format": "date"}, "c": {"enum": [1]}}}',
+)
 
 
 def main() -> None:
-    die_with_parent()
-    answers = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
+    control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK)
-    if (hello := receive_message(sys.stdin.buffer, WorkerHello)) is None:
+    if (first := receive_command(control)) is None or first[1] is None:
         return
-    library = load_compiler(hello.vocabulary)
-    while (grammar := receive_message(sys.stdin.buffer, Grammar)) is not None:
-        send_message(answers, Reply("ready"))
-        reply = run_bounded(partial(compile_grammar, library, grammar), hello)
-        send_message(answers, reply)
-        if reply.outcome in FINAL_OUTCOMES:
-            return
+    with first[1] as channel, channel.makefile("rb") as stream:
+        hello = receive_message(stream, WorkerHello)
+    if hello is not None:
+        library = load_compiler(hello.vocabulary)
+        compile_grammar(library, WARM_UP)  # What is made once is made here, not in each child.
+        gc.freeze()  # so that a child's collector does not copy the parent's memory
+        Forker(control, library, hello.memory_mib * MIB).serve()
 
 
-def die_with_parent() -> None:
-    """End with the parent (Linux only).
+@dataclass(frozen=True, slots=True)
+class ForkedChild:
+    """A child. channel: of its messages. alive: a pipe that closes when the child ends."""
 
-    The process notices the end of stdin only between grammars, and it must not compute for an engine that is gone. The
-    kernel kills it when the thread that started it ends; normally that thread closes it before. If the parent has ended
-    already, stdin is closed.
-    """
+    number: int
+    pid: int
+    channel: socket.socket
+    alive: int
+
+
+class Forker:
+    """The loop that forks, demotes, kills and collects children. It does nothing else, so it always answers soon."""
+
+    def __init__(self, control: socket.socket, library: GrammarCompiler, memory: int) -> None:
+        self._control, self._library, self._memory = control, library, memory
+        self._children: dict[int, ForkedChild] = {}  # by the file descriptor of `alive`
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def serve(self) -> None:
+        """Obey the parent until it closes the socket."""
+        while True:
+            for file, _ in self._poll.poll():
+                if file in self._children:
+                    self._collect_child(file)
+                elif not self._obey_command():
+                    for child in self._children.values():
+                        os.kill(child.pid, signal.SIGKILL)
+                        os.waitpid(child.pid, 0)
+                    return
+
+    def _obey_command(self) -> bool:
+        """Obey the next command. False: there is none any more."""
+        if (received := receive_command(self._control)) is None:
+            return False
+        command, channel = received
+        if channel is not None:
+            self._fork_child(command, channel)
+            return True
+        child = next((child for child in self._children.values() if child.number == command.child), None)
+        if child is not None and command.kind == "kill":
+            os.kill(child.pid, signal.SIGKILL)
+        elif child is not None:
+            with suppress(OSError):  # the child or its thread has just ended
+                lower_priority(command.thread)
+                resource.prlimit(child.pid, resource.RLIMIT_AS, limit_memory(self._memory))
+        return True
+
+    def _fork_child(self, command: Command, channel: socket.socket) -> None:
+        alive, held = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            send_reply(channel, Reply("broken", f"{type(error).__name__}: {error}"))
+            channel.close()
+            os.close(alive)
+        else:
+            if pid == 0:
+                self._run_child(channel, parent)
+            self._children[alive] = ForkedChild(command.child, pid, channel, alive)
+            self._poll.register(alive, select.POLLIN)
+        finally:
+            os.close(held)
+
+    def _run_child(self, channel: socket.socket, parent: int) -> NoReturn:
+        try:
+            self._control.close()
+            for other in self._children.values():  # otherwise their sockets would stay open with this child
+                other.channel.close()
+                os.close(other.alive)
+            with channel.makefile("rb") as source, channel.makefile("wb") as sink:
+                if die_with_parent(parent):
+                    compile_grammar(self._library, WARM_UP)  # so that the child has its own copy of this memory
+                    self._run_tasks(source, sink)
+        finally:
+            os._exit(0)
+
+    def _run_tasks(self, source: BinaryIO, sink: BinaryIO) -> None:
+        while (task := receive_message(source, Task)) is not None:
+            reply = self._run_task(task, sink)
+            send_message(sink, reply)
+            if reply.outcome in FINAL_OUTCOMES:
+                return
+
+    def _run_task(self, task: Task, sink: BinaryIO) -> Reply:
+        """Compile on a thread of its own, for its stack size and its priority, with bounded memory."""
+        replies: list[Reply] = []
+        before_s, hard = time.process_time(), resource.getrlimit(resource.RLIMIT_AS)[1]
+
+        def work() -> None:
+            if task.slow or task.background:
+                lower_priority(0)
+            send_message(sink, Reply("ready", pid=os.getpid(), thread=threading.get_native_id(), cpu_s=before_s))
+            memory = self._memory if task.slow else self._memory // FAST_MEMORY
+            resource.setrlimit(resource.RLIMIT_AS, limit_memory(memory))
+            replies.append(compile_grammar(self._library, task.grammar))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        reply = replies[0] if replies else Reply("memory")
+        return msgspec.structs.replace(reply, cpu_s=time.process_time() - before_s)
+
+    def _collect_child(self, file: int) -> None:
+        """Note that a child has ended. If the child has sent an outcome, the parent reads no more."""
+        child = self._children.pop(file)
+        self._poll.unregister(file)
+        os.close(file)
+        _, status, usage = os.wait4(child.pid, 0)
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        send_reply(child.channel, Reply("ended", cpu_s=usage.ru_utime + usage.ru_stime, signal=number))
+        child.channel.close()
+
+
+def send_reply(channel: socket.socket, reply: Reply) -> None:
+    """Send a short message, unless nobody reads."""
+    with suppress(OSError):
+        channel.send(frame_message(reply), socket.MSG_DONTWAIT)
+
+
+def lower_priority(thread: int) -> None:
+    """Give a thread the priority of the slow lane; 0: the calling thread. Linux has priorities of threads."""
+    os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + SLOW_NICE, 19))
+
+
+def limit_memory(memory: int) -> tuple[int, int]:
+    """Return a limit of the address space: what this process has, and `memory` bytes more."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = read_memory_size("VmSize") + memory
+    return most if hard == resource.RLIM_INFINITY else min(most, hard), hard
+
+
+def die_with_parent(parent: int) -> bool:
+    """End with the parent (Linux only): a child must not compute for an engine that is gone. False: it has ended."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
 
 
 def load_compiler(vocabulary: Vocabulary) -> GrammarCompiler:
@@ -120,7 +225,7 @@ def load_compiler(vocabulary: Vocabulary) -> GrammarCompiler:
 
 
 def compile_grammar(library: GrammarCompiler, grammar: Grammar) -> Reply:
-    before = read_memory_size("VmRSS")
+    before = read_memory_size("RssAnon")
     try:
         check_grammar(grammar)
         text = library.compile(grammar)
@@ -134,28 +239,12 @@ def compile_grammar(library: GrammarCompiler, grammar: Grammar) -> Reply:
         return Reply("memory")
     except Exception as error:
         return Reply("broken", f"{type(error).__name__}: {error}")
-    size = max(len(text), read_memory_size("VmRSS") - before)
+    size = max(len(text), read_memory_size("RssAnon") - before)
     return Reply("compiled", text, size) if len(text) <= MAX_TEXT else Reply("big", "", size)
 
 
-def run_bounded(work: Callable[[], Reply], hello: WorkerHello) -> Reply:
-    """Run the work on a thread of its own, for its stack size, with bounded memory. The alarm's default action ends the
-    process even inside a library."""
-    replies: list[Reply] = []
-    signal.setitimer(signal.ITIMER_REAL, hello.timeout_s + ORPHAN_S)
-    thread = threading.Thread(target=lambda: replies.append(work()))
-    thread.start()
-    resource.setrlimit(
-        resource.RLIMIT_AS, (read_memory_size("VmSize") + hello.memory_mib * MIB, resource.RLIM_INFINITY)
-    )
-    thread.join()
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    return replies[0] if replies else Reply("memory")
-
-
 def read_memory_size(name: str) -> int:
-    """Return a size of this process in bytes. name: VmSize or VmRSS."""
+    """Return a size of this process in bytes. name: VmSize or RssAnon."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

@@ -1,0 +1,198 @@
+"""Which grammar is compiled next: the user who got the least compile time is served first. Pure data, without clocks,
+threads and processes.
+
+There are two lanes. Each grammar begins in the fast lane. A grammar that has used SLICE_S of processor time there
+continues in the slow lane. If the slow lane has no place, it starts again there later. So a short grammar never waits
+for a long one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+
+SLICE_S = 0.2  # Processor time of a grammar in the fast lane. Also the charge of a running grammar until its end.
+OLDEST_EVERY = 4  # Of this many grammars of a user, one is the oldest. The others are the cheapest.
+MAX_DEBTORS = 256  # Users without a grammar here, whose use above the others' is remembered.
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A grammar to compile.
+
+    - cost: an estimate, which orders the jobs of one user.
+    - slow: its lane.
+    - users: the users who wait for it. payer: the user in whose turn it runs; None while it waits.
+    - background: the payer runs another job already, so this one gives way to other users' jobs.
+    """
+
+    cost: int
+    slow: bool = False
+    arrival: int = -1
+    users: list[str] = field(default_factory=list)
+    payer: str | None = None
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Grammars that run at once: `places` of all users, at most `per_user` of one."""
+
+    places: int
+    per_user: int
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """A user's jobs. used_s: processor time, comparable between users. turns: number of jobs taken so far."""
+
+    used_s: float = 0.0
+    turns: int = 0
+    waiting: list[Job] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def count_running(self, slow: bool) -> int:
+        return sum(job.slow == slow for job in self.running)
+
+    def first(self, slow: bool) -> Job | None:
+        """Return the next job of a lane: the cheapest one, and in every OLDEST_EVERY-th turn the oldest one."""
+        oldest = self.turns % OLDEST_EVERY == OLDEST_EVERY - 1
+        jobs = (job for job in self.waiting if job.slow == slow)
+        return min(jobs, key=lambda job: (0 if oldest else job.cost, job.arrival), default=None)
+
+
+class FairSchedule:
+    """The jobs that wait and run.
+
+    A job that several users wait for has a place in each of their lines. It is charged to the user whose turn comes
+    first.
+
+    Args:
+        fast, slow: the two lanes.
+        max_waiting: places in all lines together. Stopped jobs go back to their lines beyond this number.
+    """
+
+    def __init__(self, fast: Lane, slow: Lane, max_waiting: int) -> None:
+        self._lanes = {False: fast, True: slow}
+        self._max_waiting = max_waiting
+        self._accounts: dict[str, Account] = {}
+        self._arrivals = count()
+
+    def add(self, job: Job, user: str) -> tuple[Job, str] | None:
+        """Add a user who waits for this job. Return the job and the user who lose their place for it, if any.
+
+        If all places are taken, the user with the most waiting jobs loses the newest one. So a user with at most an
+        equal part of the places loses none to others.
+        """
+        if job.arrival < 0:
+            job.arrival = next(self._arrivals)
+        if user in job.users:
+            return None
+        job.users.append(user)
+        if job.payer is not None:
+            return None
+        self._open_account(user).waiting.append(job)
+        if self.num_waiting <= self._max_waiting:
+            return None
+        longest = max(self._accounts, key=lambda name: (len(self._accounts[name].waiting), name == user))
+        newest = max(self._accounts[longest].waiting, key=lambda waiting: waiting.arrival)
+        self.remove(newest, longest)
+        return newest, longest
+
+    def remove(self, job: Job, user: str) -> None:
+        """Remove a user who waits for this job. A running job continues."""
+        if user in job.users:
+            job.users.remove(user)
+            account = self._accounts.get(user)
+            if account is not None and job in account.waiting:
+                account.waiting.remove(job)
+                self._close_accounts()
+
+    def take(self) -> Job | None:
+        """Return the next job to run; None if none may run now."""
+        for slow, lane in self._lanes.items():
+            if sum(account.count_running(slow) for account in self._accounts.values()) >= lane.places:
+                continue
+            turns = [
+                ((account.used_s, len(account.running), job.arrival), user, job)
+                for user, account in self._accounts.items()
+                if account.count_running(slow) < lane.per_user and (job := account.first(slow)) is not None
+            ]
+            if turns:
+                _, user, job = min(turns, key=lambda turn: turn[0])
+                self._start_job(job, user)
+                return job
+        return None
+
+    def slow_down(self, job: Job) -> bool:
+        """Move a running job to the slow lane, if the lane has a place for it. False: it must be stopped."""
+        if job.slow:
+            return True
+        account = self._pay(job)
+        running = sum(other.count_running(True) for other in self._accounts.values())
+        lane = self._lanes[True]
+        if running >= lane.places or account.count_running(True) >= lane.per_user:
+            return False
+        job.slow = True
+        return True
+
+    def stop(self, job: Job, used_s: float) -> None:
+        """Put a running job back into the lines of the slow lane, after this processor time."""
+        self._end_run(job, used_s)
+        job.slow = True
+        for user in job.users:
+            self._open_account(user).waiting.append(job)
+        self._close_accounts()
+
+    def finish(self, job: Job, used_s: float) -> None:
+        """Remove a running job that has ended after this processor time."""
+        self._end_run(job, used_s)
+        job.users.clear()
+        self._close_accounts()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of taken places in all lines."""
+        return sum(len(account.waiting) for account in self._accounts.values())
+
+    def _start_job(self, job: Job, user: str) -> None:
+        for other in job.users:
+            self._accounts[other].waiting.remove(job)
+        account = self._accounts[user]
+        job.payer, job.background = user, bool(account.running)
+        account.running.append(job)
+        account.turns += 1
+        account.used_s += SLICE_S
+
+    def _end_run(self, job: Job, used_s: float) -> None:
+        account = self._pay(job)
+        account.running.remove(job)
+        account.used_s += used_s - SLICE_S
+        job.payer = None
+
+    def _pay(self, job: Job) -> Account:
+        assert job.payer is not None, "only a running job has a payer"
+        return self._accounts[job.payer]
+
+    def _open_account(self, user: str) -> Account:
+        """Return a user's account. A user who comes back saves no turns for later: the use counts as the least of the
+        active users'."""
+        account = self._accounts.pop(user, None) or Account()
+        if not account.active:
+            least = min((other.used_s for other in self._accounts.values() if other.active), default=0.0)
+            account.used_s = max(account.used_s, least)
+        self._accounts[user] = account
+        return account
+
+    def _close_accounts(self) -> None:
+        """Forget users without a job, except those who have used more than others who still wait."""
+        active = [account.used_s for account in self._accounts.values() if account.active]
+        least = min(active, default=float("inf"))
+        idle = [user for user, account in self._accounts.items() if not account.active]
+        debtors = [user for user in idle if self._accounts[user].used_s > least][-MAX_DEBTORS:]
+        for user in set(idle) - set(debtors):
+            del self._accounts[user]

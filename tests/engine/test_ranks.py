@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import insort
+from concurrent.futures import Future
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.harness import Harness
 from tailrace.engine.places import exchange_places
+from tailrace.engine.request_setup import Compilations
 from tailrace.engine.sequence import Phase, Request, Sequence, make_sort_key
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.params import SamplingParams
+from tailrace.request.options import Grammar
 from tailrace.wire.messages import Owner, Submit
 
 
@@ -105,3 +109,18 @@ def test_no_rank_delays_another_user(ranks: list[int], before: int):
 
 def test_without_a_user_nothing_is_ordered_by_rank():
     assert finish_order([("", 3), ("", 2), ("", 1)]) == ["0", "1", "2"]
+
+
+def test_a_grammar_is_compiled_for_the_user_and_under_the_salt_of_its_request():
+    asked: list[tuple[object, ...]] = []
+
+    class Recorder:
+        def compile(self, *arguments: object) -> Future[object]:
+            asked.append(arguments)
+            return Future()
+
+    grammar = Grammar(kind="regex", source="a")
+    owner = Owner(b"salt", "user")
+    request = Request(b"", "1", 0, SamplingParams(grammar=grammar), (0, 0), 9, owner=owner)
+    Compilations(9, Recorder()).begin(request, TokenBytes())  # type: ignore[arg-type]
+    assert asked == [(grammar, "user", b"salt")]

@@ -36,7 +36,7 @@ from tailrace.engine import speculation, stats, step
 from tailrace.engine.draws import NO_DRAFTS
 from tailrace.engine.engine import Engine
 from tailrace.engine.in_flight import Drafted, LaunchedDraws
-from tailrace.engine.scheduler import Plan
+from tailrace.engine.plan import Plan
 from tailrace.engine.speculation import Speculator
 from tailrace.engine.step import StepDriver
 from tailrace.kernels.rows import Rows

@@ -132,8 +132,9 @@ class SchedulerConfig(Section, frozen=True):
     - redraws_per_token: maximum number of discarded draws per delivered token; then a sequence with banned strings or
       patterns ends. At its start, 16 tokens count as delivered.
     - max_sampling_mask: most ids in a token's sampling mask; a larger mask is null.
+    - max_waiting: of all users. If so many wait, each user may still have an equal part of the places.
     - host_ms: processor time per step for the sequences of one request, without the model. If they need more, they take
-      turns.
+      turns. While several users run, it also bounds all requests of one user.
     """
 
     max_num_seqs: Positive = 64

@@ -13,7 +13,7 @@ from tailrace.engine.engine import Engine
 from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.params import SamplingParams
 from tailrace.runners.scripted import ScriptedRunner
-from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Submit, Tokens
+from tailrace.wire.messages import Aborted, Failed, Finished, ModelInfo, Owner, Submit, Tokens
 
 VOCAB = 97
 EOS = 96
@@ -90,8 +90,9 @@ class Harness:
         self.aborted: list[Aborted] = []
         self.closed: set[tuple[str, int]] = set()
 
-    def submit(self, id: str, prompt: list[int], epoch: int = 0, priority: int = 0, **params) -> None:
-        self.engine.submit(Submit(id, epoch, prompt, SamplingParams(**({"temperature": 0.0} | params)), priority))
+    def submit(self, id: str, prompt: list[int], epoch: int = 0, priority: int = 0, user: str = "", **params) -> None:
+        asked, owner = SamplingParams(**({"temperature": 0.0} | params)), Owner(user=user)
+        self.engine.submit(Submit(id, epoch, prompt, asked, priority, owner=owner))
 
     def step(self) -> None:
         for message in self.engine.step().get(b"", []):

@@ -58,8 +58,10 @@ class Listening(Harness):
             super().note(message)
 
 
-def crowd(seed: int, grammars: Grammars, **options) -> tuple[dict[tuple[str, int, int], Told], Listening]:
-    """What a random crowd is told, and its harness. options: of the harness."""
+def crowd(
+    seed: int, grammars: Grammars, users: tuple[str, ...] = ("",), **options
+) -> tuple[dict[tuple[str, int, int], Told], Listening]:
+    """What a random crowd is told, and its harness. users: in turns. options: of the harness."""
     rng = random.Random(seed)
     small = {
         "num_blocks": rng.choice([14, 20, 160]),
@@ -83,7 +85,13 @@ def crowd(seed: int, grammars: Grammars, **options) -> tuple[dict[tuple[str, int
         if any(name in asked for name in ("min_p", "mirostat", "adaptive_target")):
             params["temperature"] = 0.9
         params["max_tokens"] = max(params["max_tokens"], asked.get("min_tokens", 0))
-        harness.submit(f"r{place}", rng.choice(PROMPTS), priority=rng.randrange(2), **params | asked)
+        harness.submit(
+            f"r{place}",
+            rng.choice(PROMPTS),
+            priority=rng.randrange(2),
+            user=users[place % len(users)],
+            **params | asked,
+        )
         for _ in range(rng.randrange(5)):
             harness.step()
         if rng.random() < 0.2 and (victim := f"r{rng.randint(0, place)}", 0) not in harness.closed:

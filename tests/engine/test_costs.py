@@ -17,7 +17,7 @@ from engine.harness import Harness, alone
 from engine.test_structured_output import EOS, TOKEN_BYTES, VOCAB, ids
 from tailrace.config import GrammarConfig
 from tailrace.engine import appending, draws
-from tailrace.engine.scheduler import resting_sequences
+from tailrace.engine.host_budget import resting_sequences
 from tailrace.errors import GrammarLimitError, ParameterError
 from tailrace.grammar import bitmasks, completion
 from tailrace.grammar.base import BitmaskJob
@@ -183,8 +183,8 @@ def test_one_mask_of_a_grammar_is_bounded():
 class Member:
     waits_for_mask = False
 
-    def __init__(self, request: object, num_output: int, host_s: float) -> None:
-        self.request, self.num_output, self.host_s = request, num_output, host_s
+    def __init__(self, request: object, num_output: int, host_s: float, user: str = "") -> None:
+        self.request, self.num_output, self.host_s, self.user = request, num_output, host_s, user
 
 
 def test_those_that_have_said_least_go_first():
@@ -195,6 +195,15 @@ def test_those_that_have_said_least_go_first():
     assert resting_sequences(running, 0.05) == {members[2]}
     assert resting_sequences(running, 0.03) == {members[0], members[2]}
     assert resting_sequences(running, 0.001) == {members[0], members[2]}, "one goes always"
+
+
+def test_calls_of_one_user_share_a_budget_while_another_user_runs():
+    calls = [SimpleNamespace(shared_name=(b"", str(place))) for place in range(4)]
+    mine = [Member(call, place, 0.02, "a") for place, call in enumerate(calls[:3])]
+    other = Member(calls[3], 9, 0.02, "b")
+    assert resting_sequences(mine, 0.05) == set(), "nobody else runs"
+    assert resting_sequences([*mine, other], 0.05) == {mine[2]}
+    assert resting_sequences([*mine, other], 0.06) == set()
 
 
 def test_sequences_of_one_request_take_turns_where_they_take_long(both_modes, monkeypatch):

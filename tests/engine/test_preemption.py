@@ -6,9 +6,11 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import Phase, Request, Sequence
+from tailrace.engine.shares import Share
 from tailrace.params import SamplingParams
 
 BLOCK = 4
+ALONE = {"": Share()}
 
 
 def running(cache: BlockCache, arrival: int, length: int, computed: int) -> Sequence:
@@ -29,7 +31,7 @@ def test_blocks_that_only_victims_share_are_counted():
     second.request.sequences.append(fork)
     cache.fork(second, fork)
     assert cache.num_free == 0
-    plan = plan_step([first, second, fork], [], cache, SchedulerConfig(), free_slots=8, chunk=512)
+    plan = plan_step([first, second, fork], [], cache, SchedulerConfig(), (8, 512), ALONE)
     assert plan.preempt == [fork, second]
     assert plan.work == [(first, 1)]
 
@@ -41,6 +43,6 @@ def test_a_block_that_another_one_keeps_is_not_counted():
     last = running(cache, 2, BLOCK + 1, 0)
     cache.attach(last, first.blocks[:1])
     assert cache.num_free == 0
-    plan = plan_step([first, middle, last], [], cache, SchedulerConfig(), free_slots=8, chunk=512)
+    plan = plan_step([first, middle, last], [], cache, SchedulerConfig(), (8, 512), ALONE)
     assert plan.preempt == [last, middle]
     assert plan.work == [(first, 1)]

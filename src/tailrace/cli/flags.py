@@ -60,7 +60,7 @@ HELP: dict[str, str] = {
     "scheduler.prefill_slowdown": "how many times as long as without prompts a step may take where others decode; "
     "up to four times that where more prompts wait than sequences decode; 0: no bound",
     "scheduler.max_model_len": "tokens of prompt and output together; 0: the model's own limit",
-    "scheduler.max_waiting": "requests that may wait; more are refused with 429",
+    "scheduler.max_waiting": "requests that may wait; users with an equal part of them get a 429 then",
     "scheduler.redraws_per_token": "tokens drawn in vain per token delivered, after which a sequence with "
     "banned text ends",
     "scheduler.overlap": "plan a step while the one before runs; auto: on a GPU",

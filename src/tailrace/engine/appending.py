@@ -15,7 +15,7 @@ from tailrace.engine.checks import NewToken
 from tailrace.engine.checks.banned_strings import GRACE
 from tailrace.engine.checks.structured_output import RESTS, StructuredOutput
 from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
-from tailrace.engine.lifecycle import Ending
+from tailrace.engine.ending import Ending
 from tailrace.engine.sequence import Phase, Sequence, StopCheck
 from tailrace.errors import RowError
 from tailrace.grammar.bitmasks import in_time

@@ -10,7 +10,7 @@ import torch
 
 from tailrace.engine.draws import NO_DRAFTS, Drafts
 from tailrace.engine.kv_cache import BlockTables
-from tailrace.engine.scheduler import Work
+from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Sequence
 from tailrace.runners.base import Batch
 from tailrace.runners.flat_batch import FlatTokens

@@ -22,10 +22,11 @@ from tailrace.engine import cache_size
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.device import Device, may_overlap_steps
 from tailrace.engine.draws import Masks, wait_for_late_mask
+from tailrace.engine.ending import Ending, make_failed_message
 from tailrace.engine.explanations import record_s
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables
-from tailrace.engine.lifecycle import Ending, Lifecycle, make_failed_message
+from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.request_setup import Compilations, add_sequences
@@ -111,7 +112,8 @@ class Engine:
         with Isolated("the request could not be accepted", message.id) as attempt:
             if (client, message.id, message.epoch) in self.lifecycle.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
-            self.limits.check(message, len(self.lifecycle.waiting))
+            self.limits.check(message)
+            self.lifecycle.shares.check_place(message.owner.user, self.limits.scheduler.max_waiting)
             if self.memory_limit.over:
                 raise self.memory_limit.refusal()
             check_served(message.params, self.grammars, self.token_bytes)

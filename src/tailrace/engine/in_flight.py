@@ -21,7 +21,7 @@ from tailrace.drafting.base import Drafter
 from tailrace.engine.batch import Assembled
 from tailrace.engine.draws import NO_DRAFTS, Begun, Drafts, DraftTokens, Draws, Masks
 from tailrace.engine.explanations import Kept, KeptRows
-from tailrace.engine.scheduler import Work
+from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.engine.speculation import Speculator
 from tailrace.kernels.status import OK

@@ -11,7 +11,7 @@ Equal hashes mean equal prefixes computed with the same weights, and equal salts
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import numpy as np
 
@@ -71,11 +71,11 @@ class BlockCache:
         """Return the number of free blocks that `reserve(sequence, length)` would take."""
         return max(0, self.blocks_for(length) - len(sequence.blocks)) + self._must_copy(sequence)
 
-    def count_freed_blocks(self, sequences: Iterable[Sequence]) -> int:
+    def count_freed_blocks(self, sequences: Iterable[Sequence], kept: Set[int] = frozenset()) -> int:
         """Return the number of blocks that become free when all of these sequences release theirs. Blocks that only
-        these sequences share are included."""
+        these sequences share are included. kept: blocks that do not become free."""
         held = Counter(block for sequence in sequences for block in sequence.blocks)
-        return sum(self.references[block] == count for block, count in held.items())
+        return sum(self.references[block] == count and block not in kept for block, count in held.items())
 
     def own_block(self, sequence: Sequence) -> int | None:
         """Return the block of the sequence's next position, if it exists and only this sequence refers to it.

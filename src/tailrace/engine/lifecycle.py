@@ -10,33 +10,25 @@ import time
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.chunk_size import ChunkSize
+from tailrace.engine.ending import Ending, make_ending_message
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
 from tailrace.engine.places import exchange_places
-from tailrace.engine.scheduler import Plan, Work, plan_step
+from tailrace.engine.plan import Plan, Work
+from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import LIVING, Failures, Phase, Request, Sequence, make_sort_key
+from tailrace.engine.shares import Shares
 from tailrace.engine.speculation import Speculator
 from tailrace.engine.stats import Counters
 from tailrace.errors import TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.sampling import Slots
 from tailrace.sampling.validation import CALLER_FIELDS
-from tailrace.wire.messages import Failed, Finished, FinishReason, FromEngine
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a sequence ends: a reason and its source, or an error."""
-
-    reason: FinishReason | None = None
-    stop_token_id: int | None = None
-    cause: str | None = None
-    error: TailraceError | None = None
+from tailrace.wire.messages import FromEngine
 
 
 class Lifecycle:
@@ -63,6 +55,7 @@ class Lifecycle:
         self.requests: dict[tuple[bytes, str, int], Request] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.shares = Shares()
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
         self.state_copies: list[tuple[int, int]] = []
         self.explained: set[Sequence] = set()
@@ -71,6 +64,7 @@ class Lifecycle:
     def add(self, request: Request) -> None:
         """Add the request to the waiting ones."""
         self.requests[request.name] = request
+        self.shares.enter(request.owner.user)
         insort(self.waiting, request.sequences[0], key=make_sort_key)
         if request.owner.user:
             exchange_places(self.waiting, request)
@@ -84,8 +78,11 @@ class Lifecycle:
         insort(self.running, sequence, key=make_sort_key)
         for member, blocks in zip(sequence.pair, cached, strict=True):
             self.cache.attach(member, blocks)
+            member.num_charged = max(member.num_charged, member.num_computed)
         if request.queued_s is None:
             request.queued_s = time.monotonic() - request.arrived_s
+            self.shares.begin(sequence.user)
+        sequence.num_admitted = sequence.num_output
         if sequence.num_output == 0:
             sequence.num_cached = sequence.num_computed
             self.counters.cached_tokens += sequence.num_computed
@@ -119,11 +116,13 @@ class Lifecycle:
             decoding = [sequence for sequence in going if not sequence.prefilling]
             prompts = [sequence for sequence in going if sequence.prefilling]
             ready = (sequence for sequence in self.waiting if not sequence.request.compilations)
-            prompts += islice(ready, len(self.free_slots))
+            # With several users, one may be admitted without a free slot.
+            prompts += islice(ready, max(len(self.free_slots), self.shares.several))
             decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
             left = (self._count_uncached(member) for sequence in prompts for member in sequence.pair)
             chunk = chunks.limit_chunk(decodes, crowd, left) if prompts else chunks.most
-            return plan_step(going, self.waiting, self.cache, limits, len(self.free_slots), chunk)
+            room = (len(self.free_slots), chunk)
+            return plan_step(going, self.waiting, self.cache, limits, room, self.shares.read())
 
     def _count_uncached(self, member: Sequence) -> int:
         """Return the tokens of its prompt that must be computed, without those that the cache holds already."""
@@ -165,15 +164,24 @@ class Lifecycle:
             if sequence.slot >= 0:
                 sequence.num_computed += tokens
                 self.cache.publish_blocks(sequence)
+                if sequence.num_charged < sequence.num_prompt:
+                    self._charge_prompt(sequence)
         for sequence, _ in work:
             if sequence.phase is Phase.RUNNING and not any(member.num_uncomputed for member in sequence.pair):
                 self.fork(sequence)
+
+    def _charge_prompt(self, member: Sequence) -> None:
+        """Charge the user with the prompt tokens that were computed for the first time."""
+        charged = max(member.num_charged, min(member.num_computed, member.num_prompt))
+        self.shares.take_turn(member.user, charged - member.num_charged)
+        member.num_charged = charged
 
     def fork(self, leader: Sequence) -> None:
         """Start the forks after the shared prefill. They share its blocks."""
         for fork in leader.forks:
             for source, member in zip(leader.pair, fork.pair, strict=True):
                 self.cache.fork(source, member)
+                member.num_charged = source.num_charged
                 if self.cache.state_rows:
                     self.state_copies.append((source.slot, member.slot))
                 self.tables.write(member)
@@ -245,10 +253,13 @@ class Lifecycle:
         self.counters.finished[ending.reason or "error"] += 1
         if request.done:
             del self.requests[request.name]
+            if request.queued_s is None:
+                self.shares.begin(request.owner.user)
+            self.shares.leave(request.owner.user)
             if request.compiling is not None and self._grammars is not None:
                 self._grammars.forget(request.compiling)
             request.cancel_compilations()
-        self.send(sequence, ending_message(sequence, ending))
+        self.send(sequence, make_ending_message(sequence, ending))
 
     def fail(self, failures: Failures) -> None:
         """End these sequences with an error, and the forks that wait for their prefill. Sequences that have ended stay
@@ -277,17 +288,3 @@ class Lifecycle:
                 self.free_slots.append(member.slot)
                 member.slot = -1
             self.cache.release(member)
-
-
-def ending_message(sequence: Sequence, ending: Ending) -> Failed | Finished:
-    """Return the client's message about an ending."""
-    id, epoch, index = sequence.request.id, sequence.request.epoch, sequence.index
-    if ending.error is not None:
-        return make_failed_message(id, epoch, index, ending.error)
-    assert ending.reason is not None
-    return Finished(id, epoch, index, ending.reason, ending.stop_token_id, ending.cause, sequence.draft_counts)
-
-
-def make_failed_message(id: str, epoch: int, index: int, error: TailraceError) -> Failed:
-    """Return the message of an error."""
-    return Failed(id, epoch, index, error.code, str(error), getattr(error, "param", None))

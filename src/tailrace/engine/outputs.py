@@ -13,10 +13,11 @@ from tailrace.config import SchedulerConfig
 from tailrace.engine.appending import TokenAppender, TokenOutcome
 from tailrace.engine.checks import NewToken
 from tailrace.engine.draws import SampleSkippedError
+from tailrace.engine.ending import Ending
 from tailrace.engine.explanations import KeptRows, name_drafter
 from tailrace.engine.in_flight import SampledTokens
 from tailrace.engine.isolation import Isolated
-from tailrace.engine.lifecycle import Ending, Lifecycle
+from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.memory import MemoryLimit
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
@@ -139,21 +140,23 @@ class OutputProcessor:
                 self.lifecycle.end(sequence, Ending(error=explaining.error))
                 return
         out: list[NewToken] = []
-        before, ending = len(sequence.tokens), None
+        before, sampled, ending = len(sequence.tokens), 0, None
         for place, token in enumerate(tokens):
             outcome = TokenOutcome()
             with Isolated("the token could not be processed", sequence.request.id) as attempt:
                 reported = one.logprobs[place] if one.logprobs else None, records[place] if records else None
                 new = NewToken(token, *reported, one.survivors[place] if one.survivors else None)
                 outcome = self.appender.append_token(sequence, new, after_draft=place > 0)
-            self.counters.generated_tokens += outcome.appended
+            sampled += outcome.appended
             ending = outcome.ending if attempt.error is None else Ending(error=attempt.error)
             out += outcome.out
             if outcome.over or attempt.error is not None:
                 break
+        self.counters.generated_tokens += sampled
         if one.draft.tokens and not one.draft.forced:  # the client counts accepted drafts that became output
             appended = max(0, len(sequence.tokens) - before)
             sequence.draft_counts += (len(one.draft.tokens), min(one.accepted, appended))
+        self.lifecycle.shares.charge(sequence.user, sampled * len(sequence.pair))
         if out:
             self._send_tokens(sequence, out)
         if ending is not None:

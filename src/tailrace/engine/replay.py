@@ -21,9 +21,9 @@ import torch
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.checks import NewToken
 from tailrace.engine.draws import NO_DRAFTS, Masks, SampleSkippedError
+from tailrace.engine.ending import Ending
 from tailrace.engine.explanations import make_disagreement_error
 from tailrace.engine.isolation import Isolated
-from tailrace.engine.lifecycle import Ending
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.sequence import LIVING, Sequence
 from tailrace.errors import EngineError, ParameterError, RowError, TailraceError, nest_error

@@ -178,6 +178,8 @@ class Sequence:
     state_end: int = 0
     host_s: float = 0.0  # Processor time of its last sample, without the model. At first an estimate.
     num_cached: int = 0  # Prompt tokens that came from the prefix cache at its first admission.
+    num_admitted: int = 0  # Output tokens that it had at its last admission.
+    num_charged: int = 0  # Prompt tokens, from the first on, that its user has been charged with, or that were cached.
     started: bool = False  # Its first tokens were sent.
     # Of each step, the numbers of drafts and of accepted drafts; not sent yet.
     draft_counts: list[int] = field(default_factory=list)
@@ -194,6 +196,11 @@ class Sequence:
     constraint: StructuredOutput | None = None  # If a grammar constrains the text.
     # With guidance: the same output after the negative prompt; no token is sampled from it.
     unconditional: Sequence | None = None
+
+    @property
+    def user(self) -> str:
+        """The user of its request."""
+        return self.request.owner.user
 
     @property
     def pair(self) -> tuple[Sequence, ...]:

@@ -17,7 +17,7 @@ from tailrace.engine.batch import HiddenRows
 from tailrace.engine.draws import NO_DRAFTS, Drafts, DraftTokens
 from tailrace.engine.isolation import call_or_default
 from tailrace.engine.kv_cache import BlockCache, BlockTables
-from tailrace.engine.scheduler import Work
+from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.engine.stats import Counters
 from tailrace.grammar.jump_forward import LOOK_S

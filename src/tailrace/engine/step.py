@@ -31,8 +31,8 @@ from tailrace.engine.draws import Masks, begin_draws, build_draws
 from tailrace.engine.explanations import keep_rows
 from tailrace.engine.in_flight import Drafted, InFlightStep, LaunchedDraws, PreparedDraws, SampledTokens, read_samples
 from tailrace.engine.outputs import OutputProcessor
+from tailrace.engine.plan import Plan
 from tailrace.engine.replay import Replays
-from tailrace.engine.scheduler import Plan
 from tailrace.engine.scored_rows import take_rows
 from tailrace.engine.sequence import Sequence
 from tailrace.engine.speculation import DraftCounts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.token_bytes import TokenBytes
-from tailrace.errors import ContextLengthError, OverloadedError, ParameterError, RequestError, format_json, nest_error
+from tailrace.errors import ContextLengthError, ParameterError, RequestError, format_json, nest_error
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.sampling import processors
@@ -34,11 +34,11 @@ class RequestLimits:
     cache_len: int
     block_size: int
 
-    def check(self, submit: Submit, waiting: int) -> None:
-        """Raise the client's error if the request is refused. `waiting` is the number of waiting requests.
+    def check(self, submit: Submit) -> None:
+        """Raise the client's error if the request can never be served.
 
         Raises:
-            RequestError, ParameterError, ContextLengthError, OverloadedError
+            RequestError, ParameterError, ContextLengthError
         """
         if not submit.prompt:
             raise RequestError("prompt must have at least one token", "prompt")
@@ -67,8 +67,6 @@ class RequestLimits:
             )
         if submit.replay is not None:
             self._check_replay(submit, submit.replay)
-        if waiting >= self.scheduler.max_waiting:
-            raise OverloadedError(f"{waiting} requests are waiting; try again later")
 
     def _check_replay(self, submit: Submit, replay: Replay) -> None:
         """Raise ParameterError or ContextLengthError for an output that can't be explained."""

@@ -72,7 +72,7 @@ NOBODY = Owner()
 class Submit(Message, frozen=True):
     """A request to generate.
 
-    - priority: among all users, smaller runs first; equal ones are served in order of arrival. arrival_s: Unix time.
+    - priority: among all users, smaller runs first; of equal ones the user who got least is next. arrival_s: Unix time.
     - adapter: its name; "": none.
     - replay: generate nothing; explain this earlier output.
     """

@@ -1,0 +1,101 @@
+"""The plan of a step, and what is left of the step while it is planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tailrace.engine.kv_cache import BlockCache
+from tailrace.engine.sequence import Sequence
+from tailrace.engine.shares import Share
+
+Work = list[tuple[Sequence, int]]  # the sequences of a step, and how many tokens each computes
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step's plan.
+
+    - preempt: sequences that release everything first.
+    - admit: sequences, with the cached blocks that they and their unconditional ones start from.
+    - work: (sequence, tokens), an unconditional sequence right after its conditional one.
+    - spare: tokens that the step can still compute.
+    """
+
+    preempt: list[Sequence] = field(default_factory=list)
+    admit: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
+    work: Work = field(default_factory=list)
+    spare: int = 0
+
+
+@dataclass(slots=True)
+class Left:
+    """What is left of a step.
+
+    - plan: so far.
+    - alive: running sequences that are not preempted; the last one is the first to yield.
+    - holders: users with a running or admitted sequence.
+    - yielding: sequences of `alive` that may be preempted for a user without one; the first one is the first to yield.
+    - prefills: running sequences with a part of their prompt, of which some may be preempted.
+    - shares: of the users, with the prompt tokens of this plan. turn: the number of the last turn.
+    - budget, chunk: tokens, and prompt tokens. rows: rows of logits without sampling. free: blocks. slots: slots.
+    - attached: cached blocks from which admitted sequences start. written: blocks that the planned work writes, from
+      the first admission on.
+    - closed: users of whom no more is admitted in this step. full: only users without a running sequence are admitted.
+    """
+
+    plan: Plan
+    cache: BlockCache
+    alive: list[Sequence]
+    holders: set[str]
+    yielding: list[Sequence]
+    prefills: list[Sequence]
+    shares: dict[str, Share]
+    budget: int
+    chunk: int
+    rows: int
+    free: int
+    slots: int
+    turn: int
+    attached: set[int] = field(default_factory=set)
+    written: set[int | None] | None = None
+    closed: set[str] = field(default_factory=set)
+    full: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The most prompt tokens that may be planned."""
+        return min(self.budget, self.chunk)
+
+    def copy(self) -> Left:
+        """Return a copy whose sequences can be preempted without a change of this one."""
+        plan = replace(self.plan, preempt=[*self.plan.preempt], work=[*self.plan.work])
+        return replace(self, plan=plan, alive=[*self.alive], yielding=[*self.yielding])
+
+
+def preempt(left: Left, victim: Sequence) -> None:
+    """Preempt a sequence: its blocks, its slots and its part of the budget are free again."""
+    plan, cache = left.plan, left.cache
+    gone = [member for other in plan.preempt for member in other.pair]
+    left.alive.remove(victim)
+    if victim in left.yielding:
+        left.yielding.remove(victim)
+    plan.preempt.append(victim)
+    left.free += cache.count_freed_blocks([*gone, *victim.pair], left.attached)
+    left.free -= cache.count_freed_blocks(gone, left.attached)
+    left.slots += count_slots(victim)
+    for entry in [entry for entry in plan.work if entry[0] in victim.pair]:
+        plan.work.remove(entry)
+        member, tokens = entry
+        left.free += cache.count_needed_blocks(member, member.num_computed + tokens)
+        left.budget += tokens
+
+
+def count_slots(sequence: Sequence) -> int:
+    """Return the number of slots of a sequence, its unconditional one and its forks."""
+    return (1 + len(sequence.forks)) * len(sequence.pair)
+
+
+def charge_turn(left: Left, sequence: Sequence, tokens: int) -> None:
+    """Add a turn of prompt tokens to the user's share in this plan."""
+    left.turn += 1
+    left.shares[sequence.user] = Share(left.shares[sequence.user].tokens + tokens, left.turn)

@@ -1,0 +1,168 @@
+"""Shares the engine between users: the virtual time of each user, and the order of users that follows from it.
+
+A user's virtual time is the number of tokens that the user got: computed prompt tokens, and output tokens. Whoever has
+the least comes next. This is start-time fair queueing (Goyal et al., 1996) of tokens, as in the virtual token counter
+(Sheng et al., 2024, arXiv 2401.00588). All users have the same weight; a weight would divide the tokens in `charge`.
+
+A user who comes back gains nothing from the time away: the user starts with the least virtual time of all active users.
+Nobody is more than LEAD tokens behind the user with the most, so nobody gets more than LEAD tokens in a row. This
+module knows no clock, no blocks and no slots. (Decision 0090.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from typing import NamedTuple
+
+from tailrace.engine.sequence import Sequence
+from tailrace.errors import OverloadedError
+
+LEAD = 8192  # Tokens. Smaller ones forget sooner who got more.
+
+
+class Share(NamedTuple):
+    """What a user got. Smaller ones come first.
+
+    - tokens: the virtual time.
+    - turn: the number of the user's last turn among all turns, which decides between equal virtual times.
+    """
+
+    tokens: int = 0
+    turn: int = 0
+
+
+class Shares:
+    """The shares of all users with requests, and the requests of each that wait for their first step.
+
+    A user's debt, the virtual time beyond that of all active users, is kept until they have caught up. If no request is
+    left, all is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+        self._active: dict[str, Share] = {}
+        self._debts: dict[str, Share] = {}
+        self._most = self._turn = 0
+
+    def read(self) -> dict[str, Share]:
+        """Return the shares of the users with requests."""
+        least = self._most - LEAD
+        return {
+            user: share if share.tokens >= least else share._replace(tokens=least)
+            for user, share in self._active.items()
+        }
+
+    @property
+    def several(self) -> bool:
+        """True if several users have requests."""
+        return len(self._active) > 1
+
+    def enter(self, user: str) -> None:
+        """Note a new request of the user."""
+        if user not in self._active:
+            least = self._find_least()
+            debt = self._debts.pop(user, Share())
+            self._active[user] = debt if debt.tokens > least else Share(least)
+        self._requests[user] += 1
+        self.waiting[user] += 1
+
+    def begin(self, user: str) -> None:
+        """Note that a request of the user no longer waits for its first step: it was admitted, or has ended."""
+        count_down(self.waiting, user)
+
+    def leave(self, user: str) -> None:
+        """Note the end of a request of the user."""
+        count_down(self._requests, user)
+        if user in self._requests:
+            return
+        self._debts[user] = self._active.pop(user)
+        least = self._find_least()
+        if self._active:
+            self._debts = {one: debt for one, debt in self._debts.items() if debt.tokens > least}
+        else:
+            self._debts, self._most, self._turn = {}, 0, 0
+
+    def charge(self, user: str, tokens: int) -> None:
+        """Add tokens to the user's virtual time."""
+        share = self._active[user]
+        total = max(share.tokens, self._most - LEAD) + tokens
+        self._active[user] = share._replace(tokens=total)
+        self._most = max(self._most, total)
+
+    def take_turn(self, user: str, tokens: int) -> None:
+        """Charge prompt tokens, and make this turn the last one."""
+        self._turn += 1
+        self._active[user] = self._active[user]._replace(turn=self._turn)
+        self.charge(user, tokens)
+
+    def check_place(self, user: str, most: int) -> None:
+        """Check that one more request of the user may wait. `most` requests may wait.
+
+        Beyond `most` a user may still have an equal part of the places, so a full line is full for those alone who
+        fill it. No request that waits already is refused for another one.
+
+        Raises:
+            OverloadedError: no place is left for the user.
+        """
+        own, total = self.waiting[user], self.waiting.total()
+        if total < most:
+            return
+        users = len(self.waiting) + (user not in self.waiting)
+        if own >= most // users:
+            whose = f", {own} of them of this user" if users > 1 else ""
+            raise OverloadedError(f"{total} requests are waiting{whose}; try again later")
+
+    def _find_least(self) -> int:
+        return min((share.tokens for share in self.read().values()), default=0)
+
+
+def count_down(counter: Counter[str], user: str) -> None:
+    """Subtract 1 from the user's count, and forget a count of 0."""
+    counter[user] -= 1
+    if not counter[user]:
+        del counter[user]
+
+
+def sort_by_share(running: list[Sequence], shares: dict[str, Share]) -> list[Sequence]:
+    """Return sequences with the users' shares in front of the order of arrival: the last one is the first to yield.
+
+    With one user the order stays.
+    """
+    return sorted(running, key=lambda sequence: (sequence.request.order[0], shares[sequence.user].tokens))
+
+
+def take_turns(
+    prefills: list[Sequence], waiting: Iterable[Sequence], shares: dict[str, Share], closed: set[str]
+) -> Iterator[Sequence]:
+    """Yield the sequences that want prompt tokens: the next one is of the user with the smallest share.
+
+    A smaller priority comes first among users. Each user's own order is: running prefills, then waiting sequences,
+    until the user is closed. The caller changes `shares` and `closed` between two sequences.
+    """
+    if len(shares) < 2:
+        for sequence in chain(prefills, waiting):
+            yield sequence
+            if closed:
+                return
+        return
+    lines: dict[str, list[Sequence]] = {}
+    for sequence in chain(prefills, waiting):
+        lines.setdefault(sequence.user, []).append(sequence)
+    rests = {user: iter(line) for user, line in lines.items()}
+    heads = [make_turn(next(rest), shares) for rest in rests.values()]
+    heapify(heads)
+    while heads:
+        *_, user, sequence = heappop(heads)
+        yield sequence
+        if user not in closed and (head := next(rests[user], None)) is not None:
+            heappush(heads, make_turn(head, shares))
+
+
+def make_turn(sequence: Sequence, shares: dict[str, Share]) -> tuple[int, Share, tuple[int, int], str, Sequence]:
+    """Return a user's next sequence behind what sorts it among other users' next ones."""
+    request, user = sequence.request, sequence.user
+    return request.order[0], shares[user], request.order, user, sequence

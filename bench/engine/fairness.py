@@ -123,7 +123,7 @@ def note_messages(engine: Engine, client: Client, current: str) -> bool:
     if not engine.has_work:
         time.sleep(0.001)
         return False
-    messages = [message for message in engine.step().get(b"", []) if message.id == current]
+    messages = [message for message in engine.step().get(b"", []) if getattr(message, "id", None) == current]
     now = time.perf_counter()
     for message in messages:
         if isinstance(message, Tokens):

@@ -252,7 +252,8 @@ class ServerConfig(Section, frozen=True):
     - stored_responses_file: a file for stored responses, so that they survive a restart. None: they are in memory.
     - stored_responses_days: age at which a stored response is dropped; 0: never.
     - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
-      reads the model's vocabulary and chat template. none leaves everything in the content.
+      reads the checkpoint's response template, or its vocabulary and chat template. none leaves everything in the
+      content.
     - reasoning_field: what the answer of a chat calls the thoughts of the model.
     - foreign_tools: tools that only a vendor's server can run: drop them with a warning if other tools are left, or
       refuse the request.

@@ -49,7 +49,7 @@ REASONS = {
 }
 TEMPLATED = "it names no format. The format is declared in the model's own folder, which is not read here."
 # names of the peers' parsers that are none here
-UNKNOWN = {"hf": TEMPLATED, "response_template": TEMPLATED, "beam": TEMPLATED}
+UNKNOWN = {"hf": TEMPLATED, "beam": TEMPLATED}
 PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
 HEAD = ("format", "models", "a call", "vLLM", "SGLang", "streams", "forced")
 

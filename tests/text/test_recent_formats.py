@@ -194,7 +194,8 @@ def test_the_peers_names_of_thoughts_are_known(name: str):
 def test_an_unknown_name_is_refused_with_the_known_ones(field: str):
     flag = "--" + field.replace("_", "-")
     with pytest.raises(
-        ConfigError, match=rf"server\.{field} 'hermse' \({flag}\) is not known; use one of auto, none, "
+        ConfigError,
+        match=rf"server\.{field} 'hermse' \({flag}\) is not known; use one of auto, response_template, none, ",
     ):
         FrontEnd(ServerConfig(**{field: "hermse"}))
     for name in ("auto", "none", "gpt-oss"):

@@ -11,6 +11,8 @@ from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.harmony import MESSAGE, START, HarmonySplitter
 from tailrace.text.reasoning import ReasoningFormat, Start, start_of, start_within
 from tailrace.text.reasoning_probe import SWITCHES
+from tailrace.text.response_templates.splitter import TemplateSplitter
+from tailrace.text.response_templates.template import ResponseTemplate
 from tailrace.text.splitter import Splitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, ToolFormat, ToolSchemas, tool_schemas
 
@@ -25,6 +27,8 @@ class Channels(NamedTuple):
     """The channels of an answer.
 
     separate: thoughts have a channel of their own. start: where the answer begins. end: the prompt's last text.
+    template: the checkpoint's response template, if it reads the answer. calls: the template looks for calls. shown:
+    the special tokens that the template names.
     """
 
     reasoning: ReasoningFormat | None
@@ -33,10 +37,15 @@ class Channels(NamedTuple):
     declared: ToolSchemas
     separate: bool = True
     end: str = ""
+    template: ResponseTemplate | None = None
+    calls: bool = False
+    shown: tuple[str, ...] = ()
 
     def make_splitter(self) -> Splitter:
         """A new splitter, for one choice."""
         form = self.reasoning
+        if self.template is not None:
+            return TemplateSplitter(self.template, self.end, self.separate, self.calls, self.declared)
         if form is not None and form.harmony:
             return HarmonySplitter(self.end, self.separate, self.tools is not None)
         separate = form is not None and self.separate and form.split
@@ -78,16 +87,23 @@ class Channels(NamedTuple):
     def marks(self) -> tuple[str, ...]:
         """Markers that must appear in the text, even where they are special tokens of the vocabulary."""
         form = self.reasoning
+        if self.template is not None:
+            return self.shown
         thoughts = () if form is None or not (self.separate or form.harmony) else form.marks
         return (*thoughts, *(self.tools.marks if self.tools is not None else ()))
 
 
 def channels_of(service: Service, ask: ChatRequest, prompt: list[int]) -> Channels:
     """The channels of one chat."""
-    form, tools = service.reasoning, service.tools if ask.tools and ask.tool_choice != "none" else None
+    calls = bool(ask.tools) and ask.tool_choice != "none"
+    form, tools = service.reasoning, service.tools if calls else None
     end = service.tokenizer.decode(prompt if ask.continue_final_message else prompt[-PROMPT_END:])
     start = "unknown" if form is None else start_in(form, ask, end, service.tokenizer.template_reads)
-    return Channels(form, tools, start, tool_schemas(ask.tools), ask.separate_reasoning is not False, end)
+    separate, declared = ask.separate_reasoning is not False, tool_schemas(ask.tools)
+    if (chosen := service.template) is None:
+        return Channels(form, tools, start, declared, separate, end)
+    separate, calls = separate and chosen.separate, calls and chosen.calls
+    return Channels(form, tools, start, declared, separate, end, chosen.template, calls, chosen.shown)
 
 
 def start_in(form: ReasoningFormat, ask: ChatRequest, end: str, reads: Callable[[str], bool]) -> Start:

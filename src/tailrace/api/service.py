@@ -19,6 +19,7 @@ from tailrace.api.cache_isolation import Isolation, choose_isolation, make_cache
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
 from tailrace.api.request_record import RequestRecord
+from tailrace.api.response_template import choose_template
 from tailrace.api.schema.common import Usage
 from tailrace.api.supervise import Supervisor
 from tailrace.api.user_metrics import UserMetrics
@@ -29,6 +30,7 @@ from tailrace.params import SamplingParams
 from tailrace.text.reasoning import ALIASES as REASONING_ALIASES
 from tailrace.text.reasoning import REASONING_FORMATS, ReasoningFormat, format_of
 from tailrace.text.reasoning_probe import find_reasoning
+from tailrace.text.response_templates.template import NAME as TEMPLATE
 from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat
 from tailrace.text.tool_parsers.harmony import HARMONY, NAMES
 from tailrace.wire.async_client import AsyncClient
@@ -45,8 +47,8 @@ T = TypeVar("T")
 
 DRAIN_POLL_S = 0.05
 PARSERS = {  # field of ServerConfig → its values
-    "reasoning_parser": ("auto", "none", "identity", *REASONING_FORMATS, *REASONING_ALIASES),
-    "tool_parser": ("auto", "none", *NAMES, *TOOL_FORMATS, *ALIASES),
+    "reasoning_parser": ("auto", TEMPLATE, "none", "identity", *REASONING_FORMATS, *REASONING_ALIASES),
+    "tool_parser": ("auto", TEMPLATE, "none", *NAMES, *TOOL_FORMATS, *ALIASES),
 }
 
 
@@ -128,8 +130,12 @@ class Service:
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
         self._id_labels = Labels(tokenizer, self.labels)
-        self.reasoning = reasoning_of(config.reasoning_parser, tokenizer)
-        self.tools = tools_of(config.tool_parser, self.reasoning, tokenizer)
+        self.template = choose_template(config.reasoning_parser, config.tool_parser, tokenizer)
+        if self.template is not None:
+            self.reasoning, self.tools = self.template.reasoning, self.template.tools
+        else:
+            self.reasoning = reasoning_of(config.reasoning_parser, tokenizer)
+            self.tools = tools_of(config.tool_parser, self.reasoning, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",

@@ -128,7 +128,8 @@ def make_tool_constraint(
         ParameterError: a call is forced, but the model's tool format is not known, or can't express it; or calls can't
             be told apart from this content.
     """
-    if choice.mode == "none" or not tools or (service.tools is None and not choice.must):
+    unknown = service.tools is None and service.template is None
+    if choice.mode == "none" or not tools or (unknown and not choice.must):
         return content
     if choice.must and content is not None:
         raise ParameterError(
@@ -137,20 +138,17 @@ def make_tool_constraint(
     plain = content is None and choice.many and choice.names is None and not any(map(is_strict, tools))
     if not choice.must and plain:
         return None
-    if service.tools is None:
-        raise ParameterError(
-            "tool_choice: how this model writes tool calls is not known (--tool-parser names it)", "tool_choice"
-        )
+    form = get_tool_format(service)
     functions = allowed_functions(functions_of(tools, choice.names, choice.must), choice)
     if choice.must:
         writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
-        source = harmony_grammar(writer, True) if service.tools is HARMONY else forced_grammar(service.tools, writer)
+        source = harmony_grammar(writer, True) if form is HARMONY else forced_grammar(form, writer)
         check_grammar_size(source, functions)
         return Constraint("tools", "lark", source)
-    check_optional(service.tools)
+    check_optional(form)
     writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
     if content is None:
-        source = optional_source(service.tools, writer)
+        source = optional_source(form, writer)
         check_grammar_size(source, functions)
         return Constraint("tools", "lark", source)
     if content.kind not in ("json_object", "json_schema"):
@@ -158,7 +156,22 @@ def make_tool_constraint(
             f'{content.field}: together with tools it must be JSON; or give tool_choice "none"', content.field
         )
     schema = schema_of(content)
-    return Constraint(content.field, "lark", optional_source(service.tools, writer, schema))
+    return Constraint(content.field, "lark", optional_source(form, writer, schema))
+
+
+def get_tool_format(service: Service) -> ToolFormat:
+    """Return the format that grammars write. Raise ParameterError if the model has none."""
+    if service.tools is None and service.template is not None:
+        raise ParameterError(
+            "tool_choice: no grammar follows from the checkpoint's response template, so calls can't be forced, strict "
+            "or limited (--tool-parser may name a format that has a grammar)",
+            "tool_choice",
+        )
+    if service.tools is None:
+        raise ParameterError(
+            "tool_choice: how this model writes tool calls is not known (--tool-parser names it)", "tool_choice"
+        )
+    return service.tools
 
 
 def check_optional(tools: ToolFormat) -> None:

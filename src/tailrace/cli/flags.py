@@ -139,9 +139,9 @@ HELP: dict[str, str] = {
     "server.unknown_fields": "fields of a request that nobody knows: answer with a warning, or refuse the request",
     "server.unseen_tools": "tools that the chat template does not write: answer with a warning, or refuse the request",
     "server.reasoning_parser": "how the model marks what it thinks: a name in docs/reasoning.md; auto: by its "
-    "vocabulary and chat template",
-    "server.tool_parser": "how the model marks the tools it calls: a name in docs/tools.md; auto: by its vocabulary "
-    "and chat template",
+    "response_template, vocabulary and chat template",
+    "server.tool_parser": "how the model marks the tools it calls: a name in docs/tools.md; auto: by its "
+    "response_template, vocabulary and chat template",
 }
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
 MODEL = "model.model"

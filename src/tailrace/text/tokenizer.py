@@ -38,7 +38,7 @@ class Tokenizer:
     """A model's tokenizer, made by `load`. Immutable after construction, so threads may share it.
 
     Args:
-        template: the chat template, or several by name.
+        template: the chat template, or several by name. response_template: the checkpoint's parser, unchecked.
         named: the tokens with names, see special_tokens.named_tokens.
         limits: of the chat templates, which run in a process of their own. None leaves out the templates.
 
@@ -55,8 +55,9 @@ class Tokenizer:
         template: str | dict[str, str] | None = None,
         named: dict[str, str] | None = None,
         limits: TemplateLimits | None = DEFAULT_LIMITS,
+        response_template: Any = None,
     ) -> None:
-        self.backend = backend
+        self.backend, self.response_template = backend, response_template
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.decoder: dict[str, Any] | None = json.loads(backend.to_str())["decoder"]
@@ -91,7 +92,8 @@ class Tokenizer:
         config = read_optional_object(folder / CONFIG)
         with tokenizer_errors(folder):
             backend = read_backend(folder, config, trust_remote_code)
-            return cls(backend, template_sources(folder, config), named_tokens(folder, config), limits)
+            sources, named = template_sources(folder, config), named_tokens(folder, config)
+            return cls(backend, sources, named, limits, config.get("response_template"))
 
     # ---- text → ids
 

@@ -1,0 +1,157 @@
+"""Searches for the markers of a response template in a growing text, whether literal texts or expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tailrace.text.response_templates.pattern import MAX_PROGRAM, Pattern, PatternError, Saves
+from tailrace.text.tool_parsers.call_parser import partial_marker
+
+MAX_SCANS = 16  # times that each character of a value may be read
+ESCAPED = re.compile(r"\\(\W)")
+PLAIN = re.compile(r"(?:\\\W|[^\\\[\](){}.*+?^$|])+")  # an expression of one text
+
+
+class AnchorMatch(NamedTuple):
+    """A match. start, end: characters since the search began. saves: where the named groups begin and end."""
+
+    start: int
+    end: int
+    saves: Saves = ()
+
+
+class ProgramSearch:
+    """A search for the first match of an expression in a growing text.
+
+    Attributes:
+        found: the match so far. pending: where the earliest match may begin that is not decided; None: all is decided.
+    """
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._pattern = pattern
+        self._threads: list[tuple[int, int, Saves]] = []  # instruction, start of the match, groups; by priority
+        self._at = 0
+        self._kept: list[str] = []  # the text since the first thread's start
+        self._text_from = 0
+        self.found: AnchorMatch | None = None
+
+    @property
+    def pending(self) -> int | None:
+        """Where the earliest undecided match may begin."""
+        return min((start for _, start, _ in self._threads), default=None)
+
+    def feed(self, text: str, ended: bool) -> None:
+        """Add text. ended: the text is complete."""
+        for char in text:
+            if self.found is not None and not self._threads:
+                return
+            if self._threads or (self.found is None and self._pattern.begins(char)):
+                if not self._threads and self.found is None:
+                    self._kept, self._text_from = [], self._at
+                self._kept.append(char)
+                self._step(char)
+            self._at += 1
+        if ended:
+            self._step(None)
+            self._threads = []
+
+    def _step(self, char: str | None) -> None:
+        pattern, seen = self._pattern, set[int]()
+        threads = [*self._threads, *([(0, self._at, ())] if self.found is None else ())]
+        self._threads = []
+        for at, start, saves in threads:
+            for here, kept in pattern.expand(at, saves, seen, char is None, self._at):
+                step = pattern.program[here]
+                if step.kind == "match":
+                    if self._at > start:
+                        self.found = AnchorMatch(start, self._at, kept)
+                        return
+                elif char is not None and step.accepts is not None and step.accepts(char):
+                    self._threads.append((here + 1, start, kept))
+
+    def read_groups(self) -> dict[str, str]:
+        """Return the texts of the named groups of the match."""
+        text, places, groups = "".join(self._kept), dict(self.found.saves if self.found else ()), {}
+        for number, name in self._pattern.names.items():
+            if 2 * number in places and 2 * number + 1 in places:
+                begin, end = places[2 * number] - self._text_from, places[2 * number + 1] - self._text_from
+                groups[name] = text[begin:end]
+        return groups
+
+
+class LiteralSearch:
+    """A search for the first of some literal texts in a growing text. The attributes are those of ProgramSearch."""
+
+    def __init__(self, literals: tuple[str, ...]) -> None:
+        self._literals = sorted(literals, key=len, reverse=True)
+        self._text, self._from = "", 0  # text that counts, and its place
+        self.found: AnchorMatch | None = None
+        self.pending: int | None = None
+
+    def feed(self, text: str, ended: bool) -> None:
+        """Add text. ended: the text is complete."""
+        if self.found is not None and self.pending is None:
+            return
+        self._text += text
+        places = [(at, -len(mark)) for mark in self._literals if (at := self._text.find(mark)) >= 0]
+        keep = 0 if ended else max(partial_marker(self._text, mark) for mark in self._literals)
+        first = start = len(self._text) - keep
+        self.found = None
+        if places:
+            at, length = min(places)
+            self.found = AnchorMatch(at + self._from, at + self._from - length)
+            first = min(first, at)
+        decided = not keep or (self.found is not None and start + self._from > self.found.start)
+        self.pending = None if decided else start + self._from
+        self._text, self._from = self._text[first:], self._from + first
+
+    def read_groups(self) -> dict[str, str]:
+        """Return the named groups of the match: none."""
+        return {}
+
+
+Search = ProgramSearch | LiteralSearch
+
+
+class Anchor(NamedTuple):
+    """What opens or closes a field: literal texts, or an expression."""
+
+    literals: tuple[str, ...] = ()
+    pattern: Pattern | None = None
+
+    def get_literal(self) -> str | None:
+        """Return the single text that the anchor is, without white space before it; None if it may be several."""
+        if self.pattern is None:
+            return self.literals[0] if len(self.literals) == 1 else None
+        source = self.pattern.source.removeprefix(r"\s*")
+        return ESCAPED.sub(r"\1", source) if PLAIN.fullmatch(source) else None
+
+    def search(self) -> Search:
+        """Return a new search."""
+        return LiteralSearch(self.literals) if self.pattern is None else ProgramSearch(self.pattern)
+
+
+def find_all_matches(pattern: Pattern, text: str) -> Iterator[tuple[AnchorMatch, Mapping[str, str]]]:
+    """Yield the matches of a whole text with their groups, from left to right.
+
+    Raises:
+        PatternError: the expression reads the same text too often.
+    """
+    at = scanned = 0
+    while at < len(text):
+        search = ProgramSearch(pattern)
+        for place in range(at, len(text)):
+            search.feed(text[place], False)
+            scanned += 1
+            if search.found is not None and search.pending is None:
+                break
+        else:
+            search.feed("", True)
+        if (found := search.found) is None:
+            return
+        if scanned > MAX_SCANS * len(text) + MAX_PROGRAM:
+            raise PatternError("a regular expression takes too long")
+        yield found._replace(start=found.start + at, end=found.end + at), search.read_groups()
+        at += found.end

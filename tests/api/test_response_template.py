@@ -1,0 +1,176 @@
+"""The checkpoint's response template behind the endpoints: which parser applies, answers, streams and forced calls."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from api.harness import Front, LocalClient, front_of, make_tokenizer, saying
+from api.test_forced_tools import ASKED, SCHEMAS, Vocabulary
+from tailrace.api.response_template import choose_template
+from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.text.response_templates.splitter import TemplateSplitter
+from tailrace.text.response_templates.template import load_template
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.tool_parsers import tool_schemas
+from tailrace.text.tool_parsers.functions import functions_of
+from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
+from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
+
+SPEC: dict[str, Any] = {
+    "start_anchor": "assistant:",
+    "fields": {
+        "thinking": {"open": "[[think", "close": "think]]"},
+        "tool_calls": {
+            "open": "[[call",
+            "close": "call]]",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {},
+    },
+}
+NAMED = SPEC | {
+    "fields": SPEC["fields"]
+    | {
+        "tool_calls": {
+            "open_pattern": r"\[\[(?P<name>\w+) ",
+            "close": "]]",
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        }
+    }
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+CALL = '[[call {"name": "f", "arguments": {"a": 1}} call]]'
+TEXT = f"[[think hm think]] Hi {CALL}".encode()
+
+
+def with_template(tokenizer: Tokenizer, spec: Any) -> Tokenizer:
+    """The tokenizer of a checkpoint with this template."""
+    other = copy.copy(tokenizer)
+    other.response_template = spec
+    return other
+
+
+async def ask(front: Front, **fields: Any) -> Any:
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "tools": [TOOL]}
+    return await front.http.post("/v1/chat/completions", json=body | fields)
+
+
+async def test_answer_is_read_by_the_template_whole_and_streamed(tokenizer: Tokenizer) -> None:
+    async with front_of(LocalClient(saying(TEXT)), with_template(tokenizer, SPEC)) as front:
+        choice = (await ask(front)).json()["choices"][0]
+        message = choice["message"]
+        assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == ("hm", "Hi", "tool_calls")
+        function = message["tool_calls"][0]["function"]
+        assert (function["name"], json.loads(function["arguments"])) == ("f", {"a": 1})
+        lines = (await ask(front, stream=True)).text.split("data: ")[1:-1]
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines if json.loads(line)["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Hi"
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "hm"
+        parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or ()]
+        assert "".join(part.get("arguments") or "" for part in parts) == function["arguments"]
+
+
+async def test_calls_are_content_without_tools(tokenizer: Tokenizer) -> None:
+    async with front_of(LocalClient(saying(TEXT)), with_template(tokenizer, SPEC)) as front:
+        assert (await ask(front, tool_choice="none")).json()["choices"][0]["message"]["content"] == f"Hi {CALL}"
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"parallel_tool_calls": False}])
+async def test_forced_call_needs_a_grammar(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
+    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, NAMED)) as front:
+        answer = await ask(front, **fields)
+        assert answer.status_code == 400
+        assert "no grammar follows from the checkpoint's response template" in answer.json()["error"]["message"]
+
+
+GRAMMARS: dict[str, Any] = {
+    "own markers": {"open": "[[call", "close": "call]]", "transform": {"function": "{content}"}},
+    "hermes": {
+        "open_pattern": r"\s*<tool_call>",
+        "close": "</tool_call>",
+        "transform": {"type": "function", "function": "{content}"},
+    },
+    "own keys": {
+        "open": "<call>",
+        "close_pattern": r"</call>",
+        "transform": {"function": {"name": "{content.tool}", "arguments": "{content.input}"}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("forced", [False, True])
+def test_every_text_of_the_grammar_is_read_as_calls_that_fit(name: str, marked: bool, forced: bool) -> None:
+    calls = {**GRAMMARS[name], "content": "json", "repeats": True}
+    template = load_template(SPEC | {"fields": SPEC["fields"] | {"tool_calls": calls}}, "template")
+    form = template.make_tools()
+    assert form is not None
+    words = Vocabulary(form.marks if marked else (), False, "".join(form.marks))
+    words.ends = ('"', *form.marks)
+    writer = GrammarWriter(functions_of(ASKED), words.tokenizer)
+    source = forced_grammar(form, writer) if forced else optional_grammar(form, writer)
+    found = 0
+    for seed in range(12):
+        text = words.walk(source, seed)
+        splitter = TemplateSplitter(template, declared=tool_schemas(ASKED))
+        segments = [segment for char in text for segment in splitter.feed(char)] + splitter.flush()
+        parts = [segment.call for segment in segments if segment.call is not None]
+        for first, second in zip(parts[::2], parts[1::2], strict=True):
+            jsonschema.validate(json.loads(second.arguments), SCHEMAS[first.name])
+        content = "".join(segment.text for segment in segments)
+        assert form.markers[0][0] not in content, text
+        assert not forced or (parts and not content.strip()), text
+        found += len(parts)
+    assert found
+
+
+def test_folder_brings_the_template(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(config | {"response_template": SPEC}))
+    assert Tokenizer.load(tmp_path).response_template == SPEC
+
+
+def test_named_format_comes_before_the_template(tokenizer: Tokenizer) -> None:
+    own = with_template(tokenizer, SPEC)
+    assert choose_template("auto", "auto", own) is not None
+    assert choose_template("response_template", "none", own) is not None
+    assert choose_template("auto", "hermes", own) is None
+    assert choose_template("think", "auto", own) is None
+    assert choose_template("none", "none", own) is None
+    assert choose_template("auto", "auto", tokenizer) is None
+    for names in (("response_template", "hermes"), ("think", "response_template")):
+        with pytest.raises(ConfigError, match="together"):
+            choose_template(*names, own)
+    with pytest.raises(ConfigError, match="this model has none"):
+        choose_template("auto", "response_template", tokenizer)
+
+
+def test_template_that_is_not_supported_leaves_the_tables(tokenizer: Tokenizer, caplog: Any) -> None:
+    own = with_template(tokenizer, SPEC | {"version": 2})
+    with caplog.at_level(logging.WARNING):
+        assert choose_template("auto", "auto", own) is None
+    assert "tokenizer_config.json: response_template.version 2 is not supported" in caplog.text
+    with pytest.raises(ModelLoadError, match="version 2"):
+        choose_template("response_template", "auto", own)
+    with pytest.raises(ModelLoadError, match=r"response_template\.fields should"):
+        choose_template("auto", "auto", with_template(tokenizer, SPEC | {"fields": 1}))
+
+
+def test_fields_that_no_answer_has_are_logged(tokenizer: Tokenizer, caplog: Any) -> None:
+    fields = SPEC["fields"] | {"citations": {"open": "<c>", "close": "</c>"}}
+    with caplog.at_level(logging.WARNING):
+        choose_template("auto", "auto", with_template(tokenizer, SPEC | {"fields": fields}))
+    assert "citations" in caplog.text

@@ -18,7 +18,7 @@ from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.text.response_templates.splitter import TemplateSplitter
 from tailrace.text.response_templates.template import load_template
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_parsers import tool_schemas
+from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
@@ -51,6 +51,11 @@ NAMED = SPEC | {
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 CALL = '[[call {"name": "f", "arguments": {"a": 1}} call]]'
 TEXT = f"[[think hm think]] Hi {CALL}".encode()
+
+
+def no_formats() -> tuple[None, None]:
+    """The tables do not know the model."""
+    return None, None
 
 
 def with_template(tokenizer: Tokenizer, spec: Any) -> Tokenizer:
@@ -145,32 +150,78 @@ def test_folder_brings_the_template(tmp_path: Path) -> None:
 
 def test_named_format_comes_before_the_template(tokenizer: Tokenizer) -> None:
     own = with_template(tokenizer, SPEC)
-    assert choose_template("auto", "auto", own) is not None
-    assert choose_template("response_template", "none", own) is not None
-    assert choose_template("auto", "hermes", own) is None
-    assert choose_template("think", "auto", own) is None
-    assert choose_template("none", "none", own) is None
-    assert choose_template("auto", "auto", tokenizer) is None
+    assert choose_template("auto", "auto", own, no_formats) is not None
+    assert choose_template("response_template", "none", own, no_formats) is not None
+    assert choose_template("auto", "hermes", own, no_formats) is None
+    assert choose_template("think", "auto", own, no_formats) is None
+    assert choose_template("none", "none", own, no_formats) is None
+    assert choose_template("auto", "auto", tokenizer, no_formats) is None
     for names in (("response_template", "hermes"), ("think", "response_template")):
         with pytest.raises(ConfigError, match="together"):
-            choose_template(*names, own)
+            choose_template(*names, own, no_formats)
     with pytest.raises(ConfigError, match="this model has none"):
-        choose_template("auto", "response_template", tokenizer)
+        choose_template("auto", "response_template", tokenizer, no_formats)
 
 
 def test_template_that_is_not_supported_leaves_the_tables(tokenizer: Tokenizer, caplog: Any) -> None:
     own = with_template(tokenizer, SPEC | {"version": 2})
     with caplog.at_level(logging.WARNING):
-        assert choose_template("auto", "auto", own) is None
+        assert choose_template("auto", "auto", own, no_formats) is None
     assert "tokenizer_config.json: response_template.version 2 is not supported" in caplog.text
     with pytest.raises(ModelLoadError, match="version 2"):
-        choose_template("response_template", "auto", own)
+        choose_template("response_template", "auto", own, no_formats)
     with pytest.raises(ModelLoadError, match=r"response_template\.fields should"):
-        choose_template("auto", "auto", with_template(tokenizer, SPEC | {"fields": 1}))
+        choose_template("auto", "auto", with_template(tokenizer, SPEC | {"fields": 1}), no_formats)
 
 
 def test_fields_that_no_answer_has_are_logged(tokenizer: Tokenizer, caplog: Any) -> None:
     fields = SPEC["fields"] | {"citations": {"open": "<c>", "close": "</c>"}}
     with caplog.at_level(logging.WARNING):
-        choose_template("auto", "auto", with_template(tokenizer, SPEC | {"fields": fields}))
+        choose_template("auto", "auto", with_template(tokenizer, SPEC | {"fields": fields}), no_formats)
     assert "citations" in caplog.text
+
+
+QWEN = (
+    "{{ tools }}{% for m in messages %}{% for c in m.tool_calls or () %}<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% else %}{{ m.content }}{% endfor %}{% endfor %}="
+)
+HERMES = (
+    "{{ tools }}{% for m in messages %}{% for c in m.tool_calls or () %}<tool_call>\n{{ c.function | tojson }}\n"
+    "</tool_call>{% else %}{{ m.content }}{% endfor %}{% endfor %}="
+)
+INLINE = {
+    "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>]+)>",
+    "close_pattern": r"</function>\s*</tool_call>",
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    "repeats": True,
+    "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+}
+JSON_CALLS = SPEC["fields"]["tool_calls"] | {"open": "<tool_call>", "close": "</tool_call>"}
+OTHER_KEYS = JSON_CALLS | {"transform": {"function": {"name": "{content.tool}", "arguments": "{content.parameters}"}}}
+
+
+@pytest.mark.parametrize(
+    ("source", "calls", "known"),
+    [
+        (QWEN, INLINE, "qwen3_coder"),
+        (HERMES, JSON_CALLS, "hermes"),
+        (
+            HERMES.replace("c.function |", "{'tool': c.function.name, 'parameters': c.function.arguments} |"),
+            OTHER_KEYS,
+            "",
+        ),
+    ],
+    ids=["tags", "json", "other keys"],
+)
+async def test_a_known_format_that_reads_the_same_goes_before_the_template(
+    tmp_path: Path, source, calls, known
+) -> None:
+    """A known format has a grammar, and streams arguments. A format that only looks like a known one is not taken."""
+    spec = SPEC | {"fields": {"tool_calls": calls, "content": {}}}
+    async with front_of(LocalClient(saying(b"Hi")), with_template(make_tokenizer(tmp_path, source), spec)) as front:
+        assert (front.service.template is None) == bool(known)
+        if known:
+            assert front.service.tools is not None
+            assert front.service.tools.shape == TOOL_FORMATS[known].shape

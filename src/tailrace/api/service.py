@@ -130,7 +130,9 @@ class Service:
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
         self._id_labels = Labels(tokenizer, self.labels)
-        self.template = choose_template(config.reasoning_parser, config.tool_parser, tokenizer)
+        self.template = choose_template(
+            config.reasoning_parser, config.tool_parser, tokenizer, lambda: find_formats(tokenizer)
+        )
         if self.template is not None:
             self.reasoning, self.tools = self.template.reasoning, self.template.tools
         else:
@@ -256,6 +258,12 @@ def reasoning_of(chosen: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
         return find_reasoning(tokenizer)
     form = format_of(chosen)
     return None if form is None else form.fitted(tokenizer.backend.get_vocab())
+
+
+def find_formats(tokenizer: Tokenizer) -> tuple[ReasoningFormat | None, ToolFormat | None]:
+    """Return the formats of the tables that the model's chat template and vocabulary show."""
+    reasoning = reasoning_of("auto", tokenizer)
+    return reasoning, tools_of("auto", reasoning, tokenizer)
 
 
 def tools_of(chosen: str, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ToolFormat | None:

@@ -53,7 +53,7 @@ CALL = '[[call {"name": "f", "arguments": {"a": 1}} call]]'
 TEXT = f"[[think hm think]] Hi {CALL}".encode()
 
 
-def no_formats() -> tuple[None, None]:
+def no_formats(tokenizer: Tokenizer) -> tuple[None, None]:
     """The tables do not know the model."""
     return None, None
 

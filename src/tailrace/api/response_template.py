@@ -54,7 +54,7 @@ class ChosenTemplate(NamedTuple):
 
 
 def choose_template(
-    reasoning: str, tools: str, tokenizer: Tokenizer, find_formats: Callable[[], Formats]
+    reasoning: str, tools: str, tokenizer: Tokenizer, find_formats: Callable[[Tokenizer], Formats]
 ) -> ChosenTemplate | None:
     """Return the checkpoint's template; None if the tables of formats apply.
 
@@ -84,7 +84,7 @@ def choose_template(
             raise
         log.warning("the checkpoint's response template is not used: %s", error)
         return None
-    if NAME not in names and agrees_with_tables(template, tokenizer, find_formats()):
+    if NAME not in names and agrees_with_tables(template, tokenizer, find_formats(tokenizer)):
         log.info("%s reads calls as a known format does, so the known format is used", WHERE)
         return None
     if dropped := [field.name for field in template.fields if not field.channel]:

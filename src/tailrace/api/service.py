@@ -130,9 +130,7 @@ class Service:
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
         self._id_labels = Labels(tokenizer, self.labels)
-        self.template = choose_template(
-            config.reasoning_parser, config.tool_parser, tokenizer, lambda: find_formats(tokenizer)
-        )
+        self.template = choose_template(config.reasoning_parser, config.tool_parser, tokenizer, find_formats)
         if self.template is not None:
             self.reasoning, self.tools = self.template.reasoning, self.template.tools
         else:

@@ -482,3 +482,17 @@ def test_the_search_for_thoughts_shares_the_time(tmp_path, request):
     with pytest.raises(ModelLoadError, match=r"it takes more than 10 s of processor time$"):
         find_reasoning(tokenizer)
     assert asked == [10.0, 7.0, 4.0, 1.0]
+
+
+def test_a_lower_limit_of_the_operator_stays():
+    """`ulimit -v` of a service: the process of templates must not try to raise it."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "from tailrace.text.templates.chat_template import ChatTemplates\n"
+        "from tailrace.text.templates.program import DEFAULT_LIMITS\n"
+        "templates = ChatTemplates({'default': '{{ messages[0].content }}'}, {}, DEFAULT_LIMITS)\n"
+        "template = templates.pick_template(None, None)\n"
+        "print(template.render([{'role': 'user', 'content': 'hi'}], {}), end='')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "hi"), done.stderr

@@ -164,15 +164,17 @@ def run_limited(job: TemplateJob, base: MemorySizes, templates: OrderedDict[byte
         base: the sizes before the first job.
         templates: those that are compiled, the one used last at the end.
     """
+    before = resource.getrlimit(resource.RLIMIT_AS)
     most = base.address + job.memory_mib * MIB if base.address else resource.RLIM_INFINITY
+    lowest = min((limit for limit in (most, *before) if limit != resource.RLIM_INFINITY), default=most)
     signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (lowest, before[1]))
     try:
         return run_job(job, templates)
     except MemoryError:
         return TemplateReply("memory")
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, before)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 

@@ -67,7 +67,10 @@ def long_lines(text: str) -> list[str]:
 
 @cache
 def all_files() -> tuple[str, ...]:
-    roots = [*ROOT.glob("*.*"), *(path for folder in (*CODE, "docs") for path in (ROOT / folder).rglob("*.*"))]
+    roots = [
+        *ROOT.glob("*.*"),
+        *(path for folder in (*CODE, "docs", "deploy") for path in (ROOT / folder).rglob("*.*")),
+    ]
     return tuple("/" + named(path) for path in roots if path.is_file())
 
 

@@ -70,6 +70,7 @@ def test_every_field_of_the_schema_is_in_this_test():
         "add_special_tokens",
         "preset",
         "return_sampling_params",
+        "timings_per_token",
         "cfg_scale",  # test_guidance_fields.py
         "structured_outputs",
         "guided_decoding_backend",

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import IO
@@ -21,6 +20,7 @@ from typing import IO
 import msgspec
 
 from tailrace.api.user_table import UserTable
+from tailrace.base.python_command import make_python_command
 from tailrace.config import EngineConfig, ServerConfig
 from tailrace.errors import TailraceError
 from tailrace.wire.remote_engine import EngineEvent, EngineFailure
@@ -223,7 +223,7 @@ class Workers:
             with self._table as table:
                 table.forget_running(start.front_end)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tailrace.api.worker"],
+            make_python_command("tailrace.api.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[file for file in (start.socket, start.users) if file is not None],

@@ -9,12 +9,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 from tailrace.base.framed_pipes import LENGTH, frame_data
+from tailrace.base.python_command import make_python_command
 
 CHUNK = 1 << 16  # bytes that a pipe holds
 EXIT_S = 5.0  # Most time between the close of a process's pipe and the end of the process.
@@ -57,7 +57,7 @@ class ChildProcess:
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            make_python_command(module),
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

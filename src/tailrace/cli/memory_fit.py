@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tailrace.base.python_command import make_script_command
 from tailrace.config import WITH_WEIGHTS, EngineConfig
 from tailrace.engine import cache_size
 from tailrace.errors import ConfigError
@@ -153,5 +153,5 @@ def gpus() -> list[int]:
     memory."""
     if not Path("/dev/nvidiactl").exists():
         return []
-    found = subprocess.run([sys.executable, "-c", GPUS], capture_output=True, text=True, check=False)
+    found = subprocess.run(make_script_command(GPUS), capture_output=True, text=True, check=False)
     return json.loads(found.stdout) if found.returncode == 0 else []

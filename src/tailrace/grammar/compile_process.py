@@ -11,13 +11,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
+from tailrace.base.python_command import make_python_command
 from tailrace.config import GrammarConfig
 from tailrace.grammar.compile_child import Attempt, CompileChild, End, LostError, RunningTask, read_reply
 from tailrace.grammar.compile_messages import FINAL_OUTCOMES, Command, Task, WorkerHello, frame_message, send_command
@@ -178,7 +178,7 @@ class CompileProcess:
         single = {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace.grammar.worker"],
+                make_python_command("tailrace.grammar.worker"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

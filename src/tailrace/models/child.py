@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from tailrace.base.python_command import make_python_command
 from tailrace.errors import ModelLoadError, describe_error
 from tailrace.models.progress import Progress
 
@@ -23,7 +24,7 @@ BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
 def run_child(module: str, arguments: list[str], progress: Progress, label: str) -> str | None:
     """Run `python -m module arguments` and show its progress → None, or why it failed."""
     messages: list[str] = []
-    command = [sys.executable, "-m", module, *arguments]
+    command = make_python_command(module, *arguments)
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         assert child.stderr is not None

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.python_command import make_script_command
 from tailrace.models.config_files import language_config, nested_config, read_json
 
 
@@ -47,7 +48,7 @@ def class_settings(folder: Path, changed: int, remote_code: bool) -> dict[str, A
     if "transformers" in sys.modules:
         return ask_transformers(folder, remote_code)
     code = f"from {__name__} import print_settings; print_settings()"
-    command = [sys.executable, "-c", code, str(folder), str(int(remote_code))]
+    command = make_script_command(code, str(folder), str(int(remote_code)))
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout.strip() else {}
 

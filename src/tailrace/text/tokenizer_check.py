@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.python_command import make_python_command, select_environment
 from tailrace.errors import ModelLoadError, TailraceError
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tokenizer_files import FILE, tokenizer_errors
@@ -39,8 +39,8 @@ def check_tokenizer(folder: Path, seconds: int = CPU_S) -> None:
     """
     if not (folder / FILE).is_file():
         return
-    command = [sys.executable, "-m", __name__, str(folder), str(seconds)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    command = make_python_command(__name__, str(folder), str(seconds))
+    environment = {**select_environment(), "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
             command, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=WALL_S, env=environment

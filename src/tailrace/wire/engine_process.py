@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from typing import Protocol
 
 import msgspec
 
 from tailrace.base.logs import MODEL_VARIABLE
+from tailrace.base.python_command import make_python_command
 from tailrace.config import EngineConfig
 from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
 from tailrace.wire.sockets import Address
@@ -48,7 +48,7 @@ class EngineProcess:
         environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace.engine.process"],
+                make_python_command("tailrace.engine.process"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,

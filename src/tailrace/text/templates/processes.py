@@ -11,13 +11,13 @@ import threading
 import msgspec
 
 from tailrace.base.child_process import CRASHES, ChildLostError, ChildProcess, MessageTooBigError
+from tailrace.base.python_command import select_environment
 from tailrace.errors import EngineError
 from tailrace.text.templates.worker import CPU_LIMIT, TemplateJob, TemplateReply
 
 WORKER = "tailrace.text.templates.worker"
 PROCESSES = 2  # at once, each started when it is first needed
 WAIT_S = 120.0  # for a reply, beside the job's processor time; takes milliseconds on an idle machine
-INHERITED = ("PYTHON", "LC_", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_")  # beginnings of names in the environment
 ENVELOPE = 1 << 16  # bytes of a reply beside its texts
 
 
@@ -75,7 +75,7 @@ class TemplateProcess:
         return reply
 
     def _start_child(self) -> ChildProcess:
-        return ChildProcess(WORKER, {k: v for k, v in os.environ.items() if k.startswith(INHERITED)})
+        return ChildProcess(WORKER, select_environment())
 
     def _replace_child(self) -> None:
         """Start the next process after a loss, so that the next job need not wait for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -313,6 +314,27 @@ async def test_a_file_belongs_to_one_server(tmp_path: Path):
     await first.close()
     await first.close()
     await ResponseFile(path, StoreBounds()).close()
+
+
+async def test_a_link_is_the_file_that_it_names(tmp_path: Path):
+    first = ResponseFile(str(tmp_path / "responses"), StoreBounds())
+    (tmp_path / "link").symlink_to(tmp_path / "responses")
+    with pytest.raises(ConfigError, match="another server uses it"):
+        ResponseFile(str(tmp_path / "link"), StoreBounds())
+    await first.close()
+    (tmp_path / "hard").hardlink_to(tmp_path / "responses")
+    for name in ("hard", "responses"):
+        with pytest.raises(ConfigError, match="a plain file with one name"):
+            ResponseFile(str(tmp_path / name), StoreBounds())
+
+
+def test_what_is_no_plain_file_gets_no_lock_beside_it(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(ConfigError, match="a plain file with one name"):
+            ResponseFile(str(tmp_path / name), StoreBounds())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
 
 
 async def test_all_front_ends_count_a_file_once(tmp_path: Path):

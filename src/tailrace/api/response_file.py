@@ -150,10 +150,13 @@ def lock_file(path: str) -> int | None:
     locks.
 
     Raises:
-        ConfigError: another server uses the file, or the folder can't be written.
+        ConfigError: another server uses the file, the path is no plain file, or the folder can't be written.
     """
+    real = os.path.realpath(path)  # a link names the same file
+    if os.path.lexists(real) and (not os.path.isfile(real) or os.stat(real).st_nlink > 1):
+        raise ConfigError(f"server.stored_responses_file: {path} can't be used: it must be a plain file with one name")
     try:
-        descriptor = os.open(path + LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(real + LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"server.stored_responses_file: {path} can't be used: {error.strerror}") from error
     try:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from typing import Any
 
 import pytest
 
@@ -55,7 +58,7 @@ def test_work_that_is_cancelled_before_its_turn_is_never_done():
     left = threads.submit("a", lambda: done.append(1))
     behind = threads.submit("a", lambda: 3)
     assert left.cancel()
-    assert [piece[1] for piece in threads._lines["a"]] == [behind]  # its conversation is freed at once
+    assert [*threads._lines["a"]] == [behind]  # its conversation is freed at once
     gate.open.set()
     assert held.result(PATIENCE_S) == "late"
     assert behind.result(PATIENCE_S) == 3
@@ -97,3 +100,38 @@ def test_nothing_is_kept_of_work_that_is_done():
     gc.collect()
     assert [one() for one in found] == [None, None]
     assert not threads._lines
+
+
+def test_a_line_is_not_walked_for_each_piece_that_is_withdrawn(monkeypatch: pytest.MonkeyPatch):
+    """Each future is compared, or hashed, a few times at most."""
+    compared = 0
+
+    def count(one: object, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    threads, gate = FairThreads(1, "one"), Gate()
+    threads.submit("a", gate.work)
+    assert gate.entered.wait(PATIENCE_S)
+    monkeypatch.setattr(Future, "__eq__", count)
+    monkeypatch.setattr(Future, "__hash__", object.__hash__)
+    pieces = [threads.submit("a", lambda: None) for _ in range(1000)]
+    walked = Walked(threads._lines["a"])
+    threads._lines["a"] = walked
+    for piece in reversed(pieces):
+        assert piece.cancel()
+    assert walked.walks == 0
+    assert compared < 5000
+    assert "a" not in threads._lines
+    gate.open.set()
+
+
+class Walked(OrderedDict[Any, Any]):
+    """Counts how often it is walked."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walks += 1
+        return super().__iter__()

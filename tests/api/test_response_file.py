@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -351,6 +352,13 @@ async def test_all_front_ends_count_a_file_once(tmp_path: Path):
     await first.close()
 
 
+def wait_for_row(path: str, id: str) -> None:
+    """Wait until the file has a response: it is written beside the first token."""
+    with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
+        while not connection.execute("SELECT 1 FROM responses WHERE id = ?", (id,)).fetchone():
+            time.sleep(0.01)
+
+
 def test_a_response_survives_a_kill(tmp_path: Path, launch):
     """Of the real server, at once after its answer. The running one has failed."""
     path = str(tmp_path / "responses")
@@ -364,6 +372,7 @@ def test_a_response_survives_a_kill(tmp_path: Path, launch):
             first = next(line for line in lines if '"resp_' in line)
             running = first.partition('"id":"')[2].partition('"')[0]
             next(line for line in lines if "delta" in line)
+            wait_for_row(path, running)
             engine = server.children()
             server.send(signal.SIGKILL)
             server.process.wait(300)

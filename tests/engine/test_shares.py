@@ -20,7 +20,8 @@ from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.plan import Plan
 from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import Phase, Request, Sequence
-from tailrace.engine.shares import LEAD, Share, Shares, take_turns
+from tailrace.engine.shares import LEAD, MAX_DEBTORS, Share, Shares, take_turns
+from tailrace.errors import OverloadedError
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
 from tailrace.wire.messages import Owner
@@ -265,3 +266,24 @@ def test_users_change_no_token_of_long_prompts(seed):
     stories = [run_long_mix(seed, users).stories for users in (("",), USERS, ("a", "a", "a", "b"))]
     told = [{name: (story.tokens, story.end.reason) for name, story in one.items()} for one in stories]
     assert told[0] == told[1] == told[2]
+
+
+def test_debts_are_bounded_and_the_largest_ones_stay():
+    shares = Shares()
+    shares.enter("stays")
+    for number in range(3 * MAX_DEBTORS):
+        user = f"user {number}"
+        shares.enter(user)
+        shares.charge(user, 1 + number)
+        shares.leave(user)
+    assert len(shares._debts) == MAX_DEBTORS
+    assert f"user {3 * MAX_DEBTORS - 1}" in shares._debts
+
+
+def test_a_user_with_nothing_in_a_full_line_finds_a_place():
+    shares = Shares()
+    for number in range(4):
+        shares.enter(f"user {number}")
+    shares.check_place("another", 4)
+    with pytest.raises(OverloadedError, match="1 of them of this user"):
+        shares.check_place("user 1", 4)

@@ -4,14 +4,14 @@ what the work is."""
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Piece = tuple[Callable[[], Any], "Future[Any]"]
+Line = OrderedDict["Future[Any]", Callable[[], Any]]  # result → work, in order of arrival
 
 
 class FairThreads:
@@ -19,7 +19,7 @@ class FairThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
-        self._lines: dict[str, deque[Piece]] = {}  # user → waiting work; the next user's first
+        self._lines: dict[str, Line] = {}  # user → waiting work; the next user's first
         self._running: set[str] = set()
         self._lock = threading.Condition()
         self._started = False
@@ -28,7 +28,7 @@ class FairThreads:
         """Return the future result of `work`. If it is cancelled before its turn, it is never done."""
         done: Future[T] = Future()
         with self._lock:
-            self._lines.setdefault(user, deque()).append((work, done))
+            self._lines.setdefault(user, OrderedDict())[done] = work
             if not self._started:
                 self._started = True
                 for i in range(self._count):
@@ -42,13 +42,9 @@ class FairThreads:
         if not done.cancelled():
             return
         with self._lock:
-            self._keep(user, deque(piece for piece in self._lines.get(user, ()) if piece[1] is not done))
-
-    def _keep(self, user: str, line: deque[Piece]) -> None:
-        if line:
-            self._lines[user] = line
-        else:
-            self._lines.pop(user, None)
+            line = self._lines.get(user)
+            if line is not None and line.pop(done, None) is not None and not line:
+                del self._lines[user]
 
     def _serve(self) -> None:
         while True:
@@ -58,11 +54,12 @@ class FairThreads:
         with self._lock:
             user = self._lock.wait_for(self._find_user)
             line = self._lines.pop(user)
-            piece = line.popleft()
-            self._keep(user, line)  # behind the others
+            done, work = line.popitem(last=False)
+            if line:
+                self._lines[user] = line  # behind the others
             self._running.add(user)
         try:
-            run_piece(piece)
+            run_piece(work, done)
         finally:
             with self._lock:
                 self._running.discard(user)
@@ -73,9 +70,8 @@ class FairThreads:
         return next((user for user in self._lines if user not in self._running), "")
 
 
-def run_piece(piece: Piece) -> None:
+def run_piece(work: Callable[[], Any], done: Future[Any]) -> None:
     """Do the work, unless its result is cancelled."""
-    work, done = piece
     if not done.set_running_or_notify_cancel():
         return
     try:

@@ -61,6 +61,8 @@ class ResponseSaver:
         """Store the response as it ends, unless it was deleted meanwhile. origin: what made it."""
         id = self.response.id
         if id not in self._share:
+            if self._file is not None:  # It was deleted, or dropped for want of memory, while it ran.
+                self.response.store = False
             return
         self._save(origin)
         entry = self._share.find(id)

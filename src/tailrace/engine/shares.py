@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tailrace.engine.sequence import Sequence
 from tailrace.errors import OverloadedError
 
+MAX_DEBTORS = 256  # Users without requests whose debts are kept: the largest ones.
 LEAD = 8192  # Tokens. Smaller ones forget sooner who got more.
 
 
@@ -46,7 +47,7 @@ class Shares:
         self._requests: Counter[str] = Counter()
         self._active: dict[str, Share] = {}
         self._debts: dict[str, Share] = {}
-        self._most = self._turn = 0
+        self._most = self._turn = self._least = 0
 
     def read(self) -> dict[str, Share]:
         """Return the shares of the users with requests."""
@@ -80,11 +81,15 @@ class Shares:
         if user in self._requests:
             return
         self._debts[user] = self._active.pop(user)
+        if not self._active:
+            self._debts, self._most, self._turn, self._least = {}, 0, 0, 0
+            return
         least = self._find_least()
-        if self._active:
+        if least > self._least or len(self._debts) > MAX_DEBTORS:
+            self._least = least
             self._debts = {one: debt for one, debt in self._debts.items() if debt.tokens > least}
-        else:
-            self._debts, self._most, self._turn = {}, 0, 0
+        if len(self._debts) > MAX_DEBTORS:
+            del self._debts[min(self._debts, key=lambda one: self._debts[one])]
 
     def charge(self, user: str, tokens: int) -> None:
         """Add tokens to the user's virtual time."""
@@ -102,8 +107,8 @@ class Shares:
     def check_place(self, user: str, most: int) -> None:
         """Check that one more request of the user may wait. `most` requests may wait.
 
-        Beyond `most` a user may still have an equal part of the places, so a full line is full for those alone who
-        fill it. No request that waits already is refused for another one.
+        Beyond `most` a user may still have an equal part of the places, and one at least, so a full line is full for
+        those alone who fill it. No request that waits already is refused for another one.
 
         Raises:
             OverloadedError: no place is left for the user.
@@ -112,7 +117,7 @@ class Shares:
         if total < most:
             return
         users = len(self.waiting) + (user not in self.waiting)
-        if own >= most // users:
+        if own >= max(min(1, most), most // users):
             whose = f", {own} of them of this user" if users > 1 else ""
             raise OverloadedError(f"{total} requests are waiting{whose}; try again later")
 

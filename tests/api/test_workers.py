@@ -29,7 +29,7 @@ class Group:
         monkeypatch.setattr(workers, "REPLACE_AFTER_S", 0.01)
         (folder / "python").write_text(f"#!/bin/sh\necho >> {folder}/runs\n{script}\n")
         (folder / "python").chmod(0o700)
-        monkeypatch.setattr("tailrace.api.workers.sys.executable", str(folder / "python"))
+        monkeypatch.setattr("tailrace.base.python_command.sys.executable", str(folder / "python"))
         self.folder, self.reasons = folder, asyncio.Queue[str]()
         start = WorkerStart(ServerConfig(front_ends=2, start_timeout_s=timeout_s), [], named=False, socket=listening)
         self.workers = Workers(1, start)

@@ -57,7 +57,7 @@ async def test_start_ends_however_the_process_does(tmp_path, monkeypatch, script
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o700)
-    monkeypatch.setattr("tailrace.wire.engine_process.sys.executable", str(python))
+    monkeypatch.setattr("tailrace.base.python_command.sys.executable", str(python))
     with pytest.raises(EngineDeadError, match=says):
         await AsyncClient(config(), start_timeout_s=0.5 if "sleep" in script else 300).start()
 

@@ -291,24 +291,25 @@ async def test_a_beam_search_costs_all_its_beams(tokenizer):
 async def test_an_open_limit_reserves_some_and_owes_the_rest(tokenizer):
     """Without max_tokens a request is never refused for its own size, and pays what it used."""
     client = LocalClient(endless)
-    client.context = 1000
-    async with front_of(client, tokenizer, ServerConfig(tokens_per_minute=600)) as front:
+    client.context = 400
+    async with front_of(client, tokenizer, ServerConfig(tokens_per_minute=300)) as front:
         clock = limits_of(front).clock = Clock()
         client.hold = True
         running = asyncio.ensure_future(front.http.post("/v1/completions", json={"prompt": "x="}))
         await front.until(lambda: bool(front.service.open_requests))
         assert used(front)[1] == 2 + UNNAMED
         client.hold = False
-        assert (await running).json()["usage"]["total_tokens"] == 1000
+        said = (await running).json()
+        assert said["usage"]["total_tokens"] == 400, said["choices"][0]["finish_reason"]
         refused = await front.http.post("/v1/completions", json={"prompt": "x="})
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
-        assert refused.headers["retry-after-ms"] == "40100"  # 401 of 600 per minute
+        assert refused.headers["retry-after-ms"] == "20200"  # 101 of 300 per minute
         clock.advance(60)
-        many = await front.http.post("/v1/completions", json={"prompt": "x" * 590 + "=", "max_tokens": 5})
+        many = await front.http.post("/v1/completions", json={"prompt": "x" * 290 + "=", "max_tokens": 5})
         assert many.status_code == 429
         clock.advance(60)
-        full = asyncio.ensure_future(front.http.post("/v1/completions", json={"prompt": "x" * 590 + "="}))
-        assert (await full).status_code == 200  # 591 and at most 9 were reserved
+        full = asyncio.ensure_future(front.http.post("/v1/completions", json={"prompt": "x" * 290 + "="}))
+        assert (await full).status_code == 200  # 291 and at most 9 were reserved
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from engine.test_shares import USERS, make_sequence, run_long_mix
 from examples import examples
 from tailrace.config import SchedulerConfig
 from tailrace.engine import admission, lifecycle, scheduler
+from tailrace.engine import plan as plans
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.plan import Plan
 from tailrace.engine.scheduler import plan_step
@@ -51,8 +52,8 @@ WORLDS: dict[str, dict] = {
     "few blocks": {"max_num_seqs": 8, "num_blocks": 120},
     "small steps": {"max_num_seqs": 4, "num_blocks": 1000, "max_num_batched_tokens": 16},
 }
-# An own prefill in one slot, least service after it, one turn, and a chunk of decodes.
-MOST_STEPS = 400 // 16 + admission.LEAST_SERVICE + 20
+# An own prefill in one slot, one turn, and a chunk of decodes.
+MOST_STEPS = 400 // 16 + 20
 
 
 def measure_wait(load: str, world: str, before: int, users: tuple[str, str] = ("a", "b")) -> int:
@@ -134,8 +135,8 @@ def test_long_prompts_are_begun_for_a_few_users_at_once(monkeypatch):
 def run_pings(service: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """B asks for one token again and again beside long generations of A in all slots. Return how often A was preempted,
     and B's requests."""
-    monkeypatch.setattr(admission, "LEAST_SERVICE", service)
-    monkeypatch.setattr(admission, "RECOMPUTED", 10**9)
+    monkeypatch.setattr(plans, "LEAST_SERVICE", service)
+    monkeypatch.setattr(plans, "RECOMPUTED", 10**9)
     harness = Harness(max_num_seqs=3, num_blocks=400)
     for place in range(3):
         harness.submit(f"a{place}", [place] * 9, user="a", max_tokens=300, ignore_eos=True)
@@ -214,19 +215,20 @@ def test_the_user_with_the_largest_share_yields_blocks(served, priorities, victi
         ({}, True),
         ({"served": (5, 5)}, False),
         ({"priority": 1}, False),
-        ({"sampled": 31}, False),
+        ({"service": 31}, False),
+        ({"sampled": 0}, False),
         ({"runs": True}, False),
     ],
 )
 def test_who_is_preempted_for_a_user_without_a_running_sequence(change, preempts):
-    at = {"served": (10, 5), "priority": 0, "sampled": 32, "runs": False} | change
+    at = {"served": (10, 5), "priority": 0, "sampled": 1, "service": 32, "runs": False} | change
     cache = BlockCache(64, BLOCK)
     running = [hold(cache, "a", 0, 9), hold(cache, "a", 1, 9)]
     for sequence in running:
         sequence.num_admitted = sequence.num_output - at["sampled"]
     if at["runs"]:
         running.append(hold(cache, "b", 2, 1))
-    table = {user: Share(tokens) for user, tokens in zip("ab", at["served"], strict=True)}
+    table = {user: Share(tokens, 0, at["service"]) for user, tokens in zip("ab", at["served"], strict=True)}
     waiting = [make_sequence("b", 9, at["priority"])]
     plan = plan_step(running, waiting, cache, SchedulerConfig(), (0, 512), table)
     assert plan.preempt == ([running[1]] if preempts else [])
@@ -274,7 +276,7 @@ def test_blocks_of_a_victim_that_are_used_again_are_counted(blocks: int, preempt
     cache.reserve(running[1], BLOCK)
     running[1].num_computed = BLOCK - 1
     waiting = [start_like(cache, "b", 2, running[0], blocks)]
-    table = {user: Share(tokens) for user, tokens in zip("abc", (9, 0, 9), strict=True)}
+    table = {user: Share(tokens, 0, 99) for user, tokens in zip("abc", (9, 0, 9), strict=True)}
     plan = plan_step(running, waiting, cache, SchedulerConfig(), (0, 512), table)
     assert plan.preempt == ([running[0]] if preempts else [])
 
@@ -285,7 +287,7 @@ def test_blocks_that_an_admitted_sequence_uses_are_not_free():
         cache = BlockCache(14, BLOCK)
         running = [hold(cache, "a", 0, 9)]
         waiting = [start_like(cache, "b", 1, running[0], 10), make_sequence("c", 2, length=blocks * BLOCK - 1)]
-        table = {user: Share(tokens) for user, tokens in zip("abc", (9, 0, 1), strict=True)}
+        table = {user: Share(tokens, 0, 99) for user, tokens in zip("abc", (9, 0, 1), strict=True)}
         plan = plan_step(running, waiting, cache, SchedulerConfig(), (1, 512), table)
         assert plan.preempt == (running if preempts else [])
         assert [sequence for sequence, _ in plan.admit] == waiting[: 1 + preempts]
@@ -446,3 +448,25 @@ def test_nothing_is_left_of_users(seed: int):
     harness = run_long_mix(seed, USERS)
     table = harness.engine.lifecycle.shares
     assert (table.read(), table.waiting, table.several) == ({}, {}, False)
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_prompts_have_a_part_of_steps_that_decodes_fill(overlap, monkeypatch):
+    """The budget has fewer tokens than there are slots, so A's decodes could take all of it."""
+    monkeypatch.setattr(Harness, "overlap", overlap)
+
+    def wait() -> int:
+        harness = Harness(max_num_seqs=16, num_blocks=1000, max_num_batched_tokens=8)
+        for place in range(16):
+            harness.submit(f"a{place}", [place] * 3, user="a", max_tokens=200, ignore_eos=True)
+        for _ in range(40):
+            harness.step()
+        harness.submit("b", [90] * 9, user="b", max_tokens=2)
+        steps = wait_for_first_token(harness, "b")
+        harness.run()
+        assert harness.engine.counters.generated_tokens == 16 * 200 + 2
+        return steps
+
+    assert wait() <= 9
+    monkeypatch.setattr(scheduler, "PROMPT_PART", 10**9)
+    assert wait() > 100, "the bound would see it"

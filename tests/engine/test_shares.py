@@ -20,7 +20,7 @@ from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.plan import Plan
 from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import Phase, Request, Sequence
-from tailrace.engine.shares import LEAD, MAX_DEBTORS, Share, Shares, take_turns
+from tailrace.engine.shares import LEAD, MAX_DEBTORS, MOST_SERVICE, Share, Shares, take_turns
 from tailrace.errors import OverloadedError
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
@@ -287,3 +287,24 @@ def test_a_user_with_nothing_in_a_full_line_finds_a_place():
     shares.check_place("another", 4)
     with pytest.raises(OverloadedError, match="1 of them of this user"):
         shares.check_place("user 1", 4)
+
+
+def test_service_is_counted_per_user_and_bounded():
+    found = Shares()
+    found.enter("a")
+    found.add_output("a", 40)
+    assert found.read()["a"] == Share(40, 0, 40)
+    found.spend_service("a", 32)
+    assert found.read()["a"].service == 8
+    found.spend_service("a", 32)
+    assert found.read()["a"].service == 0, "there are no debts of service"
+    found.add_output("a", 10**6)
+    assert found.read()["a"].service == MOST_SERVICE
+    found.enter("a")
+    found.add_output("a", 10**6)
+    assert found.read()["a"].service == 2 * MOST_SERVICE, "for each request"
+    found.enter("b")
+    for _ in range(2):
+        found.leave("a")
+    found.enter("a")
+    assert found.read()["a"].service == 0, "a user who comes back has none"

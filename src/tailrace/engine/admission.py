@@ -5,9 +5,9 @@ grammar is still being compiled, it is a replay and enough of them run, or its p
 other users are being computed. A user without a running sequence also overtakes a request that does not fit.
 
 A user without a running sequence does not wait until others' generations end: sequences of users with larger shares
-are preempted, the largest share's last one first. A sequence is preempted only if it has sampled enough tokens since
-its last admission: one for each RECOMPUTED tokens that must be computed again, at least LEAST_SERVICE, and at most
-MOST_SERVICE.
+are preempted, the largest share's last one first. The user of a preempted sequence must have sampled tokens for it, in
+all of its sequences together (Share.service): one for each RECOMPUTED tokens that must be computed again, at least
+LEAST_SERVICE, and at most MOST_SERVICE. The sequence itself must have sampled one since its last admission.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from __future__ import annotations
 from collections import Counter
 
 from tailrace.engine.parts import make_work, rows_made, share_from
-from tailrace.engine.plan import Left, charge_turn, count_slots, preempt
+from tailrace.engine.plan import Left, charge_turn, count_service, count_slots, preempt
 from tailrace.engine.sequence import Sequence
 
 LONG = 512  # Uncomputed tokens of a long prompt.
 MAX_LONG = 4  # Long prompts of other users that are computed at once; then no further long one is begun.
-LEAST_SERVICE = 32  # Tokens that a sequence samples at least between its admission and its preemption.
-MOST_SERVICE = 256  # Tokens after which a sequence may be preempted whatever its length.
-RECOMPUTED = 8  # Tokens that may be computed again for each sampled token.
 
 Cached = list[list[int]]  # the cached blocks that the members of a pair start from
 
@@ -133,14 +130,14 @@ def count_promised_blocks(left: Left, user: str) -> int:
 
 def list_yielding(alive: list[Sequence]) -> list[Sequence]:
     """Return the sequences that may be preempted for a user without one. The last one of `alive` is the first."""
-    return [sequence for sequence in reversed(alive) if served_enough(sequence)]
+    return [sequence for sequence in reversed(alive) if has_advanced(sequence)]
 
 
 def claim_room(left: Left, sequence: Sequence, cached: Cached) -> Left | None:
     """Return what is left after the fewest preemptions that make the sequence fit. None: nobody is preempted for it."""
     roomy = left.copy()
     for victim in left.yielding:
-        if yields_to(left, victim, sequence):
+        if yields_to(roomy, victim, sequence):
             preempt(roomy, victim)
             if fits(roomy, sequence, count_blocks(roomy, sequence, cached)):
                 return roomy
@@ -148,16 +145,12 @@ def claim_room(left: Left, sequence: Sequence, cached: Cached) -> Left | None:
 
 
 def yields_to(left: Left, victim: Sequence, sequence: Sequence) -> bool:
-    """Return whether the victim's user got more, and its priority is not smaller."""
+    """Return whether the victim's user got more and has sampled enough, and its priority is not smaller."""
     ahead = left.shares[victim.user].tokens > left.shares[sequence.user].tokens
-    return ahead and victim.request.order[0] >= sequence.request.order[0]
+    paid = left.service[victim.user] >= count_service(victim)
+    return ahead and paid and victim.request.order[0] >= sequence.request.order[0]
 
 
-def served_enough(victim: Sequence) -> bool:
-    """Return whether the sequence has sampled enough tokens since its admission to be computed again.
-
-    A replay never has.
-    """
-    sampled = victim.num_output - victim.num_admitted
-    again = sum(len(member.tokens) for member in victim.pair)
-    return victim.walker is None and sampled >= min(MOST_SERVICE, max(LEAST_SERVICE, -(-again // RECOMPUTED)))
+def has_advanced(victim: Sequence) -> bool:
+    """Return whether the sequence has sampled a token since its last admission. A replay never counts as advanced."""
+    return victim.walker is None and victim.num_output > victim.num_admitted

@@ -18,7 +18,7 @@ from tailrace.engine.ending import Ending, make_ending_message
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
 from tailrace.engine.places import exchange_places
-from tailrace.engine.plan import Plan, Work
+from tailrace.engine.plan import Plan, Work, count_service
 from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import LIVING, Failures, Phase, Request, Sequence, make_sort_key
 from tailrace.engine.shares import Shares
@@ -194,6 +194,7 @@ class Lifecycle:
     def preempt_sequence(self, sequence: Sequence) -> None:
         """Release the sequence's slot and blocks. The sequence waits to be recomputed."""
         self.running.remove(sequence)
+        self.shares.spend_service(sequence.user, count_service(sequence))
         for member in (sequence, *sequence.forks):
             self._release_sequence(member)
         sequence.advance("preempt")

@@ -156,7 +156,7 @@ class OutputProcessor:
         if one.draft.tokens and not one.draft.forced:  # the client counts accepted drafts that became output
             appended = max(0, len(sequence.tokens) - before)
             sequence.draft_counts += (len(one.draft.tokens), min(one.accepted, appended))
-        self.lifecycle.shares.charge(sequence.user, sampled * len(sequence.pair))
+        self.lifecycle.shares.add_output(sequence.user, sampled * len(sequence.pair))
         if out:
             self._send_tokens(sequence, out)
         if ending is not None:

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.sequence import Sequence
-from tailrace.engine.shares import Share
+from tailrace.engine.shares import MOST_SERVICE, Share
+
+LEAST_SERVICE = 32  # Tokens that a user samples at least for each preemption.
+RECOMPUTED = 8  # Tokens that may be computed again for each sampled token.
 
 Work = list[tuple[Sequence, int]]  # the sequences of a step, and how many tokens each computes
 
@@ -37,6 +40,7 @@ class Left:
     - yielding: sequences of `alive` that may be preempted for a user without one; the first one is the first to yield.
     - prefills: running sequences with a part of their prompt, of which some may be preempted.
     - shares: of the users, with the prompt tokens of this plan. turn: the number of the last turn.
+    - service: of the users (Share.service), without what the preemptions of this plan cost.
     - budget, chunk: tokens, and prompt tokens. rows: rows of logits without sampling. free: blocks. slots: slots.
     - attached: cached blocks from which admitted sequences start. written: blocks that the planned work writes, from
       the first admission on.
@@ -50,6 +54,7 @@ class Left:
     yielding: list[Sequence]
     prefills: list[Sequence]
     shares: dict[str, Share]
+    service: dict[str, int]
     budget: int
     chunk: int
     rows: int
@@ -69,7 +74,7 @@ class Left:
     def copy(self) -> Left:
         """Return a copy whose sequences can be preempted without a change of this one."""
         plan = replace(self.plan, preempt=[*self.plan.preempt], work=[*self.plan.work])
-        return replace(self, plan=plan, alive=[*self.alive], yielding=[*self.yielding])
+        return replace(self, plan=plan, alive=[*self.alive], yielding=[*self.yielding], service=dict(self.service))
 
 
 def preempt(left: Left, victim: Sequence) -> None:
@@ -77,6 +82,7 @@ def preempt(left: Left, victim: Sequence) -> None:
     plan, cache = left.plan, left.cache
     gone = [member for other in plan.preempt for member in other.pair]
     left.alive.remove(victim)
+    left.service[victim.user] -= count_service(victim)
     if victim in left.yielding:
         left.yielding.remove(victim)
     plan.preempt.append(victim)
@@ -90,6 +96,12 @@ def preempt(left: Left, victim: Sequence) -> None:
         left.budget += tokens
 
 
+def count_service(victim: Sequence) -> int:
+    """Return the service that the preemption of a sequence costs its user: tokens that the user must have sampled."""
+    again = sum(len(member.tokens) for member in victim.pair)
+    return min(MOST_SERVICE, max(LEAST_SERVICE, -(-again // RECOMPUTED)))
+
+
 def count_slots(sequence: Sequence) -> int:
     """Return the number of slots of a sequence, its unconditional one and its forks."""
     return (1 + len(sequence.forks)) * len(sequence.pair)
@@ -98,4 +110,5 @@ def count_slots(sequence: Sequence) -> int:
 def charge_turn(left: Left, sequence: Sequence, tokens: int) -> None:
     """Add a turn of prompt tokens to the user's share in this plan."""
     left.turn += 1
-    left.shares[sequence.user] = Share(left.shares[sequence.user].tokens + tokens, left.turn)
+    share = left.shares[sequence.user]
+    left.shares[sequence.user] = share._replace(tokens=share.tokens + tokens, turn=left.turn)

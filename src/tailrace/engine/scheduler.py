@@ -2,9 +2,9 @@
 Plan.
 
 Rules, in order: decodes before prefills, and of each user running sequences before waiting ones, smaller (priority,
-arrival) first. A prefill is cut to the rest of the token budget. If several users want prompt tokens, the one with the
-smallest share is next (shares.py), and the others get what the step has left. With one user this is the order of
-arrival.
+arrival) first. While several users compete, decodes leave a part of the budget to prompts. A prefill is cut to the rest
+of the token budget. If several users want prompt tokens, the one with the smallest share is next (shares.py), and the
+others get what the step has left. With one user this is the order of arrival.
 
 If blocks run out, a sequence is preempted: it releases its blocks and waits, to be recomputed. It is the last one of
 the user with the largest share (sort_by_share). No sequence before the one that needs the blocks in that order is
@@ -26,6 +26,8 @@ from tailrace.engine.sequence import Phase, Sequence
 from tailrace.engine.shares import Share, sort_by_share, take_turns
 from tailrace.engine.wanted_rows import MAX_SCORED
 
+PROMPT_PART = 4  # A step keeps one part in so many for prompts while several users compete.
+
 
 def plan_step(
     running: list[Sequence],
@@ -45,9 +47,11 @@ def plan_step(
     resting = idle_sequences(running, host_s)
     awake = [sequence for sequence in running if sequence not in resting]
     decodes = [sequence for sequence in awake if not sequence.prefilling]
-    for sequence in decodes if len(decodes) <= left.budget else sort_by_share(decodes, shares):
-        _plan_running(left, sequence)
     prefills = [sequence for sequence in awake if sequence.prefilling]
+    kept = left.budget // PROMPT_PART if len(shares) > 1 and (prefills or waiting) else 0
+    decoding = iter(decodes if len(decodes) <= left.budget - kept else sort_by_share(decodes, shares))
+    while left.budget > kept and (sequence := next(decoding, None)) is not None:
+        _plan_running(left, sequence)
     turns = take_turns(prefills, waiting, left.shares, left.closed)
     for sequence in select_admissible(running, turns, host_s, len(shares) > 1):
         if left.prompt_tokens == 0:
@@ -56,6 +60,8 @@ def plan_step(
             _plan_running(left, sequence)
         else:
             left = admit_waiting(left, sequence)
+    for sequence in decoding:
+        _plan_running(left, sequence)
     left.plan.spare = left.budget
     return left.plan
 
@@ -76,6 +82,7 @@ def _begin_plan(
         yielding=list_yielding(alive) if len(shares) > 1 else [],
         prefills=[sequence for sequence in running if sequence.prefilling],
         shares=dict(shares),
+        service={user: share.service for user, share in shares.items()},
         budget=limits.max_num_batched_tokens,
         chunk=room[1],
         rows=MAX_SCORED,

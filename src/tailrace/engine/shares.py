@@ -20,19 +20,22 @@ from typing import NamedTuple
 from tailrace.engine.sequence import Sequence
 from tailrace.errors import OverloadedError
 
+MOST_SERVICE = 256  # Tokens of a user's service that are kept for each of its requests.
 MAX_DEBTORS = 256  # Users without requests whose debts are kept: the largest ones.
 LEAD = 8192  # Tokens. Smaller ones forget sooner who got more.
 
 
 class Share(NamedTuple):
-    """What a user got. Smaller ones come first.
+    """What a user got. Smaller (tokens, turn) come first.
 
     - tokens: the virtual time.
     - turn: the number of the user's last turn among all turns, which decides between equal virtual times.
+    - service: output tokens that no preemption for another user has cost yet.
     """
 
     tokens: int = 0
     turn: int = 0
+    service: int = 0
 
 
 class Shares:
@@ -80,7 +83,7 @@ class Shares:
         count_down(self._requests, user)
         if user in self._requests:
             return
-        self._debts[user] = self._active.pop(user)
+        self._debts[user] = self._active.pop(user)._replace(service=0)
         if not self._active:
             self._debts, self._most, self._turn, self._least = {}, 0, 0, 0
             return
@@ -97,6 +100,18 @@ class Shares:
         total = max(share.tokens, self._most - LEAD) + tokens
         self._active[user] = share._replace(tokens=total)
         self._most = max(self._most, total)
+
+    def add_output(self, user: str, tokens: int) -> None:
+        """Charge output tokens, and count them as the user's service."""
+        self.charge(user, tokens)
+        share = self._active[user]
+        most = MOST_SERVICE * self._requests[user]
+        self._active[user] = share._replace(service=min(share.service + tokens, most))
+
+    def spend_service(self, user: str, tokens: int) -> None:
+        """Subtract what a preemption costs from the user's service."""
+        share = self._active[user]
+        self._active[user] = share._replace(service=max(0, share.service - tokens))
 
     def take_turn(self, user: str, tokens: int) -> None:
         """Charge prompt tokens, and make this turn the last one."""
@@ -167,7 +182,7 @@ def take_turns(
             heappush(heads, make_turn(head, shares))
 
 
-def make_turn(sequence: Sequence, shares: dict[str, Share]) -> tuple[int, Share, tuple[int, int], str, Sequence]:
+def make_turn(sequence: Sequence, shares: dict[str, Share]) -> tuple[int, int, int, tuple[int, int], str, Sequence]:
     """Return a user's next sequence behind what sorts it among other users' next ones."""
     request, user = sequence.request, sequence.user
-    return request.order[0], shares[user], request.order, user, sequence
+    return request.order[0], shares[user].tokens, shares[user].turn, request.order, user, sequence

@@ -177,7 +177,8 @@ class GrammarConfig(Section, frozen=True):
     """Structured output.
 
     - timeout_s, memory_mib: limits of one compilation, in processor time and memory; beyond them a grammar is refused.
-    - workers: short grammars of one user, and slow grammars of all users, that are compiled at once.
+    - workers: short grammars of one user that are compiled at once. All users together have places for twice as many
+      slow grammars.
     - cached: number of compiled grammars in the cache.
     - threads: threads that fill masks.
     - step_ms: processor time of one sequence's grammar in a step.

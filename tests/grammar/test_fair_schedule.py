@@ -196,12 +196,18 @@ def test_a_grammar_that_two_wait_for_comes_with_the_first_turn():
     assert schedule.num_waiting == 8
 
 
-def test_a_second_grammar_of_a_user_gives_way():
-    schedule = FairSchedule(Lane(9, 9), ONE, 1000)
-    for user in "aab":
+def test_grammars_of_a_user_with_several_give_way():
+    """A has three at once, whether they wait or run. B has one. A's last one is its only one, when it starts."""
+    schedule = FairSchedule(Lane(9, 2), ONE, 1000)
+    for user in "aaab":
         schedule.add(Job(0), user)
-    taken = [schedule.take() for _ in range(3)]
-    assert sorted((job.payer, job.background) for job in taken if job) == [("a", False), ("a", True), ("b", False)]
+    taken = [job for _ in range(9) if (job := schedule.take()) is not None]
+    assert sorted((job.payer, job.background) for job in taken) == [("a", True), ("a", True), ("b", False)]
+    for job in taken:
+        schedule.finish(job, 0.0)
+    last = schedule.take()
+    assert last is not None
+    assert (last.payer, last.background) == ("a", False)
 
 
 def test_a_stopped_grammar_that_nobody_wants_is_gone():

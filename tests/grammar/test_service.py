@@ -572,6 +572,16 @@ def test_a_slow_grammar_that_nobody_wants_any_more_is_stopped():
     service.close()
 
 
+def test_two_users_do_not_fill_the_slow_lane():
+    """A third user's slow grammar runs beside those of two others."""
+    service = grammars(GrammarConfig(timeout_s=60, memory_mib=8192, workers=2))
+    for user in "abc":
+        service.compile(BOMBS["patterns that all must match"], user, user.encode())
+    jobs = service._pool._jobs
+    until(lambda: {job.payer for job in list(jobs.values()) if job.slow} == set("abc"))
+    service.close()
+
+
 def test_time_that_a_grammar_does_not_get_is_not_counted():
     """Only its own processor time counts, however long it is kept from running."""
     service = grammars(GrammarConfig(timeout_s=1.0, memory_mib=8192, workers=1))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
 
 SHARE = 8  # a kept grammar may take this fraction of the memory allowed for compiling
+SLOW_USERS = 2  # places of the slow lane for each worker; each may take all of the memory
 MAX_WAITING = 128  # grammars that no child has started on
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,10 @@ class CompilePool:
     ) -> None:
         self._vocabulary, self._config, self._keep = vocabulary, config, keep
         self._process = CompileProcess(vocabulary, config)
-        # One place more than a user may take, so that another user always finds one.
-        fast, slow = Lane(config.workers + 1, config.workers), Lane(config.workers, max(1, config.workers - 1))
+        # More places than a user may take, so that another user finds one. A grammar keeps a slow place for seconds, and
+        # the kernel divides the time between those that run: several users must not fill them either.
+        fast = Lane(config.workers + 1, config.workers)
+        slow = Lane(SLOW_USERS * config.workers, max(1, config.workers - 1))
         self._schedule = FairSchedule(fast, slow, MAX_WAITING)
         self._num_threads = fast.places + slow.places
         self._threads: list[threading.Thread] = []

@@ -23,7 +23,7 @@ class Job:
     - cost: an estimate, which orders the jobs of one user.
     - slow: its lane.
     - users: the users who wait for it. payer: the user in whose turn it runs; None while it waits.
-    - background: the payer runs another job already, so this one gives way to other users' jobs.
+    - background: the payer has another job, which waits or runs. So this one gives way to the jobs of users with one.
     """
 
     cost: int
@@ -163,7 +163,7 @@ class FairSchedule:
         for other in job.users:
             self._accounts[other].waiting.remove(job)
         account = self._accounts[user]
-        job.payer, job.background = user, bool(account.running)
+        job.payer, job.background = user, account.active
         account.running.append(job)
         account.turns += 1
         account.used_s += SLICE_S

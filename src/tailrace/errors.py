@@ -21,6 +21,7 @@
         ├── RowError                 the logits of this one request are unusable (NaN, +inf, all masked)
         ├── OverloadedError          too many requests wait: 429, try later
         ├── NotReadyError            the engine is still starting, or the server is shutting down: 503, try later
+        ├── MachineBusyError         other processes took the processor time for the request's work: 503, try later
         └── EngineDeadError          the engine process has ended: 503
 
 Internal code raises. Only api/error_handlers.py turns an error into an HTTP answer. Only engine/step.py turns the error
@@ -248,6 +249,13 @@ class NotReadyError(EngineError):
     code = "not_ready"
 
 
+class MachineBusyError(EngineError):
+    """A process of ours got almost no processor time, so its work was given up. The request is not to blame."""
+
+    status = 503
+    code = "machine_busy"
+
+
 class EngineDeadError(EngineError):
     """The engine process died or never started. Every open stream ends with this error."""
 
@@ -275,6 +283,7 @@ BY_CODE: dict[str, type[TailraceError]] = {
         GrammarLimitError,
         OverloadedError,
         NotReadyError,
+        MachineBusyError,
         EngineDeadError,
     )
 }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from api.harness import Front, LocalClient, front_of, make_tokenizer, saying
+from tailrace.base.child_process import ChildLostError, ChildProcess
 from tailrace.config import ServerConfig
 from tailrace.text.templates.processes import SHARED
 from tailrace.text.templates.program import TemplateLimits
@@ -71,6 +72,24 @@ async def test_a_conversation_that_takes_too_much_is_a_400(limited, path, bomb):
     assert error.get("param", "messages") == "messages"
     for good in (other, after):
         assert good.json()["choices"][0]["message"]["content"] == "Hi"
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_a_machine_that_is_too_busy_is_a_503(limited, monkeypatch, path):
+    """The process does not answer, though it has used no processor time."""
+
+    def receive(*arguments: Any) -> bytes:
+        raise ChildLostError(timeout=True)
+
+    async with front_of(LocalClient(saying(b"Hi")), limited, KEYS) as front:
+        with monkeypatch.context() as patched:
+            patched.setattr(ChildProcess, "receive", receive)
+            busy = await ask(front, "one", path, ENDPOINTS[path]("power"))
+        after = await ask(front, "one")
+    assert busy.status_code == 503
+    assert "the machine is too busy" in busy.json()["error"]["message"]
+    assert int(busy.headers["retry-after"]) > 0
+    assert after.json()["choices"][0]["message"]["content"] == "Hi"
 
 
 async def test_a_template_that_runs_delays_its_own_user_alone(limited, monkeypatch):

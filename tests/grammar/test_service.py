@@ -24,6 +24,7 @@ from tailrace.errors import (
     EngineError,
     GrammarError,
     GrammarLimitError,
+    MachineBusyError,
     OverloadedError,
     ParameterError,
     RowError,
@@ -599,7 +600,7 @@ def test_a_grammar_that_gets_no_time_at_all_ends_and_is_not_refused(monkeypatch:
     monkeypatch.setattr(compile_process, "STARVED", 1)
     service = grammars(GrammarConfig(timeout_s=1.0, memory_mib=8192, workers=1))
     future = stop_child(service)
-    with pytest.raises(OverloadedError, match="too busy"):
+    with pytest.raises(MachineBusyError, match="too busy"):
         future.result(300)
     assert not service.compile(BOMBS["patterns that all must match"]).done()
     service.close()

@@ -20,7 +20,7 @@ import pytest
 from api.harness import make_tokenizer
 from tailrace.base import child_process
 from tailrace.base.child_process import ChildLostError, ChildProcess
-from tailrace.errors import EngineError, ModelLoadError, RequestError
+from tailrace.errors import EngineError, MachineBusyError, ModelLoadError, RequestError
 from tailrace.text.reasoning_probe import find_reasoning
 from tailrace.text.templates import processes
 from tailrace.text.templates.chat_template import ChatTemplate
@@ -316,14 +316,19 @@ def test_a_conversation_whose_process_is_killed_from_outside_is_rendered_once_mo
     check_others()
 
 
-def test_a_process_that_does_not_answer_is_replaced(process, monkeypatch):
-    """As one would whose template has left the sandbox."""
+@pytest.mark.parametrize("used_s", [0.0, 10.0])
+def test_a_process_that_does_not_answer_is_replaced(process, monkeypatch, used_s):
+    """The machine has no time for it, or its template has left the sandbox and runs without end."""
     monkeypatch.setattr(processes, "WAIT_S", 0.2)
     program = TemplateProgram(HONEST, limits=TemplateLimits(cpu_s=0.01))
     program.end_load()
     before = child_of(process).pid
     os.kill(before, signal.SIGSTOP)
-    with pytest.raises(TemplateLimitError, match="takes more than"):
+    if used_s:
+        times = iter([1.0, 1.0 + used_s])
+        monkeypatch.setattr(processes, "read_cpu_s", lambda pid: next(times))
+    error, words = (TemplateLimitError, "takes more than") if used_s else (MachineBusyError, "machine is too busy")
+    with pytest.raises(error, match=words):
         program.run({"messages": ASK})
     monkeypatch.undo()
     check_others()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailrace.base.python_command import make_script_command
 from tailrace.errors import EngineError, ModelLoadError
 from tailrace.text import tokenizer_check
 from tailrace.text.tokenizer import Tokenizer
@@ -77,6 +79,51 @@ def test_slow_regex_is_one_sentence_at_the_start(case: str, tmp_path: Path):
     parts, words = SLOW[case]
     with pytest.raises(ModelLoadError, match=words):
         check_tokenizer(write(tmp_path, **parts), 1 if case == "quadratic" else tokenizer_check.CPU_S)
+
+
+ENDS = {  # what ends the process → what the sentence says
+    "os.kill(os.getpid(), signal.SIGKILL)": "ended from outside (SIGKILL); the machine may lack memory",
+    "os.kill(os.getpid(), signal.SIGTERM)": "ended from outside (SIGTERM)",
+    "os.write(2, b'memory allocation of 8 bytes failed'); os.abort()": "takes too much memory",
+    "os.abort()": "ends the process (signal 6)",
+    "os.kill(os.getpid(), signal.SIGXCPU)": "takes more than 5 s of processor time",
+}
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_the_file_is_blamed_for_what_it_does_alone(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    command = make_script_command(f"import os, signal; {code}")
+    monkeypatch.setattr(tokenizer_check, "make_python_command", lambda *arguments: command)
+    with pytest.raises(ModelLoadError) as caught:
+        check_tokenizer(write(tmp_path), 5)
+    assert ENDS[code] in str(caught.value)
+    assert ("processor time" in str(caught.value)) == ("SIGXCPU" in code)
+
+
+def test_a_machine_that_is_too_busy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    command = make_script_command("import time; time.sleep(600)")
+    monkeypatch.setattr(tokenizer_check, "make_python_command", lambda *arguments: command)
+    monkeypatch.setattr(tokenizer_check, "WALL_S", 0.1)
+    with pytest.raises(ModelLoadError, match="the machine is too busy to check it"):
+        check_tokenizer(write(tmp_path))
+
+
+def test_the_limit_of_time_is_the_files_even_where_its_signal_was_ignored(tmp_path: Path):
+    """The signal's default action and its mask are inherited."""
+    folder = write(tmp_path, pre_tokenizer=split("x*x*y"))
+    code = """
+import signal, sys
+from pathlib import Path
+from tailrace.text.tokenizer_check import check_tokenizer
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
+try:
+    check_tokenizer(Path(sys.argv[1]), 1)
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run(make_script_command(code, str(folder)), capture_output=True, text=True, check=True)
+    assert "takes more than 1 s of processor time" in done.stdout
 
 
 def test_usual_file_passes(tmp_path: Path):

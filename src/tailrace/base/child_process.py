@@ -12,16 +12,27 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from tailrace.base.framed_pipes import LENGTH, frame_data
 from tailrace.base.python_command import make_python_command
 
 CHUNK = 1 << 16  # bytes that a pipe holds
-EXIT_S = 5.0  # Most time between the close of a process's pipe and the end of the process.
+EXIT_S = 5.0  # Most time between the close of a process's pipe or socket and the end of the process.
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CRASHES = (  # Signals that a process gets for its own faults, and for exceeding its limits.
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
     *(signal.SIGALRM, signal.SIGXCPU, signal.SIGPROF),
 )
+
+
+def read_cpu_s(pid: int) -> float:
+    """Return the processor time of a process so far; 0 if it has ended, and where the system does not tell (macOS)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 class ChildLostError(Exception):

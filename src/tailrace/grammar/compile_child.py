@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from tailrace.base.child_process import read_cpu_s
 from tailrace.grammar.compile_messages import LENGTH, MAX_TEXT, MIB, Command, Reply, send_command
 from tailrace.grammar.fair_schedule import SLICE_S
 
 WATCH_S = (0.01, 0.25)  # Shortest and longest time between two looks at a child's processor time.
 MAX_REPLY = 4 * MAX_TEXT + MIB  # bytes of a message; a character takes up to four
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 NO_REPLY = Reply("ended")
 End = Literal["reply", "timeout", "starved", "stopped", "crashed", "killed", "unstarted"]
 
@@ -71,11 +69,7 @@ class RunningTask:
 
     def read_cpu_s(self) -> float:
         """Return the processor time so far; 0 if the child has just ended."""
-        try:
-            fields = Path(f"/proc/{self.ready.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S - self.ready.cpu_s
+        return max(0.0, read_cpu_s(self.ready.pid) - self.ready.cpu_s)
 
 
 def read_reply(channel: socket.socket) -> Reply:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tailrace.config import GrammarConfig
-from tailrace.errors import EngineError, OverloadedError, ParameterError, TailraceError
+from tailrace.errors import EngineError, MachineBusyError, OverloadedError, ParameterError, TailraceError
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.compile_child import Attempt
 from tailrace.grammar.compile_messages import MIB, Task
@@ -70,8 +70,8 @@ class CompilePool:
     ) -> None:
         self._vocabulary, self._config, self._keep = vocabulary, config, keep
         self._process = CompileProcess(vocabulary, config)
-        # More places than a user may take, so that another user finds one. A grammar keeps a slow place for seconds, and
-        # the kernel divides the time between those that run: several users must not fill them either.
+        # More places than a user may take, so that another user finds one. A grammar keeps a slow place for seconds, so
+        # several users must not fill them either. The kernel divides the time between the grammars that run.
         fast = Lane(config.workers + 1, config.workers)
         slow = Lane(SLOW_USERS * config.workers, max(1, config.workers - 1))
         self._schedule = FairSchedule(fast, slow, MAX_WAITING)
@@ -233,7 +233,7 @@ class CompilePool:
 
         Raises:
             ParameterError: it is no grammar, is not supported, or (GrammarTooBigError) takes too much.
-            OverloadedError: the machine had no time for it.
+            MachineBusyError: the machine had no time for it.
             EngineError: an error of ours.
         """
         if is_out_of_memory(attempt):
@@ -244,7 +244,7 @@ class CompilePool:
                 text = f"takes longer than {self._config.timeout_s:g} s to compile"
                 raise GrammarTooBigError(f"grammar: {text}", "grammar")
             case "starved":
-                raise OverloadedError("the machine is too busy to compile the grammar; try again later")
+                raise MachineBusyError("the machine is too busy to compile the grammar; try again later")
             case "killed":
                 raise EngineError("the process that compiles grammars was killed from outside; try again")
             case "unstarted":

@@ -8,7 +8,6 @@ programs, kept the cores busy.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
+from tailrace.base.child_process import CRASHES, EXIT_S
 from tailrace.base.python_command import make_python_command
 from tailrace.config import GrammarConfig
 from tailrace.grammar.compile_child import Attempt, CompileChild, End, LostError, RunningTask, read_reply
@@ -25,12 +25,7 @@ from tailrace.grammar.fair_schedule import SLICE_S
 from tailrace.grammar.vocabulary import Vocabulary
 
 START_S = 120.0  # for the process to import a library and read the vocabulary; takes seconds on an idle machine
-EXIT_S = 5.0  # Most time between the close of the process's socket and the end of the process.
 STARVED = 60  # A grammar ends after this many times its time limit by the clock.
-CRASHES = (  # Signals that a child gets for its own faults.
-    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
-    signal.SIGXCPU,
-)
 
 
 class CompileProcess:

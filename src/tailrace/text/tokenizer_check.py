@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.child_process import CRASHES
 from tailrace.base.python_command import make_python_command, select_environment
 from tailrace.errors import ModelLoadError, TailraceError
 from tailrace.text.tokenizer import Tokenizer
@@ -45,18 +46,27 @@ def check_tokenizer(folder: Path, seconds: int = CPU_S) -> None:
         done = subprocess.run(
             command, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=WALL_S, env=environment
         )
-    except subprocess.TimeoutExpired:
-        raise ModelLoadError(f"{folder / FILE}: to read it and to encode with it takes too long") from None
+    except subprocess.TimeoutExpired:  # though it has not used its processor time
+        raise ModelLoadError(f"{folder / FILE}: the machine is too busy to check it") from None
     lines = done.stdout.decode(errors="replace").splitlines()
     if done.returncode == 0 and lines:
         if problem := json.loads(lines[-1]):
             raise ModelLoadError(problem)
         return
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        reason = f"takes more than {seconds} s of processor time"
-    else:
-        reason = f"ends the process ({'signal' if done.returncode < 0 else 'exit code'} {abs(done.returncode)})"
+    if done.returncode < 0 and -done.returncode not in CRASHES:
+        text = f"the process that checks it was ended from outside ({signal.Signals(-done.returncode).name})"
+        raise ModelLoadError(f"{folder / FILE}: {text}; the machine may lack memory")
+    reason = explain_end(done.returncode, done.stderr, seconds)
     raise ModelLoadError(f"{folder / FILE}: to read it, or to encode {lines[-1] if lines else 'with it'}, {reason}")
+
+
+def explain_end(code: int, errors: bytes, seconds: int) -> str:
+    """Return what a file did to the process that ended by itself, with this code and these last words."""
+    if code == -signal.SIGXCPU:
+        return f"takes more than {seconds} s of processor time"
+    if b"memory allocation of" in errors:  # how Rust's library says it, before SIGABRT
+        return "takes too much memory"
+    return f"ends the process ({'signal' if code < 0 else 'exit code'} {abs(code)})"
 
 
 def list_probes(path: Path) -> Iterator[str]:
@@ -101,8 +111,11 @@ def main(arguments: list[str]) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(arguments[1]), int(arguments[1]) + 1))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # so that the limit of processor time never ends it by SIGKILL
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGXCPU,))
+    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, int(arguments[1]))):
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     print(json.dumps(check_here(Path(arguments[0]))), flush=True)
 
 

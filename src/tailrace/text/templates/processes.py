@@ -10,13 +10,14 @@ import threading
 
 import msgspec
 
-from tailrace.base.child_process import CRASHES, ChildLostError, ChildProcess, MessageTooBigError
+from tailrace.base.child_process import CRASHES, ChildLostError, ChildProcess, MessageTooBigError, read_cpu_s
 from tailrace.base.python_command import select_environment
-from tailrace.errors import EngineError
+from tailrace.errors import EngineError, MachineBusyError
 from tailrace.text.templates.worker import CPU_LIMIT, TemplateJob, TemplateReply
 
 WORKER = "tailrace.text.templates.worker"
 PROCESSES = 2  # at once, each started when it is first needed
+START_CPU_S = 2.0  # of processor time, which a process may take beside its job: to start
 WAIT_S = 120.0  # for a reply, beside the job's processor time; takes milliseconds on an idle machine
 ENVELOPE = 1 << 16  # bytes of a reply beside its texts
 
@@ -38,20 +39,25 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._child: ChildProcess | None = None
+        self._before_s = 0.0  # processor time of the process before the job
 
     def run(self, job: TemplateJob, source: str) -> TemplateReply:
         """Return the outcome of a job; `source` is sent if the process does not know the template.
 
         Raises:
-            JobLostError: see there. EngineError: the process can't be started, or was killed from outside, twice.
+            JobLostError: see there. MachineBusyError: the process got almost no processor time. EngineError: the
+                process can't be started, or was killed from outside, twice.
         """
         for _ in range(2):
             try:
                 reply = self._ask(job)
                 return self._ask(job._replace(source=source)) if reply.outcome == "unknown" else reply
             except (ChildLostError, MessageTooBigError, msgspec.MsgspecError) as error:
-                reason = self._find_reason(error)
+                reason = self._find_reason(error, job.cpu_s)
                 self._replace_child()
+                if reason == "busy":
+                    text = "the machine is too busy to render the model's chat template; try again later"
+                    raise MachineBusyError(text) from None
                 if reason is not None:
                     raise JobLostError(reason) from None
             except OSError as error:
@@ -67,6 +73,7 @@ class TemplateProcess:
             self.close()  # it was killed from outside while it was idle
         if self._child is None:
             self._child = self._start_child()
+        self._before_s = read_cpu_s(self._child.pid)
         within_s = WAIT_S + 10 * job.cpu_s
         self._child.send(marshal.dumps(tuple(job)), within_s)
         reply = msgspec.msgpack.decode(self._child.receive(job.max_bytes + ENVELOPE, within_s), type=TemplateReply)
@@ -85,12 +92,14 @@ class TemplateProcess:
         except OSError:  # the next job will report it
             self._child = None
 
-    def _find_reason(self, error: Exception) -> str | None:
-        """Return why the job has cost the process; None for a signal that no template causes."""
+    def _find_reason(self, error: Exception, cpu_s: float) -> str | None:
+        """Return why the job has cost the process; None for a signal that no template causes. A process that does not
+        answer is "busy", unless it has used more than the job's processor time. Then the job has stopped the timer."""
         if not isinstance(error, ChildLostError) or self._child is None:
             return "crash"  # no reply of ours
         if error.timeout:
-            return "cpu"
+            used_s = read_cpu_s(self._child.pid) - self._before_s
+            return "cpu" if used_s > cpu_s + START_CPU_S else "busy"
         number = self._child.find_signal()
         return "cpu" if number == CPU_LIMIT else "crash" if number is None or number in CRASHES else None
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from api.harness import make_tokenizer
-from tailrace.base import child_process
+from tailrace.base import framed_pipes
 from tailrace.base.child_process import ChildLostError, ChildProcess
 from tailrace.errors import EngineError, MachineBusyError, ModelLoadError, RequestError
 from tailrace.text.reasoning_probe import find_reasoning
@@ -345,7 +345,7 @@ def test_a_process_that_answers_nonsense_is_replaced(process, monkeypatch, answe
 
 
 def test_an_answer_without_end_is_not_read(process, monkeypatch):
-    monkeypatch.setattr(child_process, "LENGTH", type("Length", (), {"size": 4, "unpack": lambda data: (2**32 - 1,)}))
+    monkeypatch.setattr(framed_pipes, "read_exactly", lambda receive, size: b"\xff" * size)
     with pytest.raises(ModelLoadError, match="it ends the process that renders it"):
         TemplateProgram(HONEST)
 

@@ -1,6 +1,6 @@
 """The parent's side of a process behind pipes: `python -m MODULE`, which may be killed at any time.
 
-framed_pipes.py is the child's side. Knows nothing of what the messages mean.
+framed_pipes.py has the messages' form, and the child's side. Knows nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tailrace.base.framed_pipes import LENGTH, frame_data
+from tailrace.base.framed_pipes import frame_data, read_frame
 from tailrace.base.python_command import make_python_command
 
-CHUNK = 1 << 16  # bytes that a pipe holds
 EXIT_S = 5.0  # Most time between the close of a process's pipe or socket and the end of the process.
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CRASHES = (  # Signals that a process gets for its own faults, and for exceeding its limits.
@@ -47,18 +46,6 @@ class ChildLostError(Exception):
         self.timeout = timeout
 
 
-class MessageTooBigError(Exception):
-    """The process announces a message of more bytes than allowed.
-
-    Attributes:
-        size: bytes.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-
 class ChildProcess:
     """A running process. One thread at a time may use it; any thread may call `kill`.
 
@@ -80,7 +67,6 @@ class ChildProcess:
         assert self._process.stdout is not None
         self._sink, self._source = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._sink, False)
-        self._unread = bytearray()
 
     @property
     def pid(self) -> int:
@@ -112,22 +98,14 @@ class ChildProcess:
             ChildLostError, MessageTooBigError: see there.
         """
         until_s = time.monotonic() + within_s
-        self._read_until(LENGTH.size, until_s)
-        (length,) = LENGTH.unpack(self._unread[: LENGTH.size])
-        if length > max_bytes:
-            raise MessageTooBigError(length)
-        end = LENGTH.size + length
-        self._read_until(end, until_s)
-        data = bytes(memoryview(self._unread)[LENGTH.size : end])
-        del self._unread[:end]
-        return data
 
-    def _read_until(self, count: int, until_s: float) -> None:
-        while len(self._unread) < count:
+        def receive_part(size: int) -> bytes:
             self._wait(self._source, select.POLLIN, until_s)
-            if not (part := os.read(self._source, CHUNK)):
-                raise ChildLostError(timeout=False)
-            self._unread += part
+            return os.read(self._source, size)
+
+        if (data := read_frame(receive_part, max_bytes)) is None:
+            raise ChildLostError(timeout=False)
+        return data
 
     def _wait(self, file: int, event: int, until_s: float) -> None:
         poll = select.poll()

@@ -7,10 +7,9 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from tailrace.base.child_process import read_cpu_s
-from tailrace.grammar.compile_messages import LENGTH, MAX_TEXT, MIB, Command, Reply, send_command
+from tailrace.base.framed_pipes import MIB, MessageTooBigError
+from tailrace.grammar.compile_messages import MAX_TEXT, Command, Reply, receive_message, send_command
 from tailrace.grammar.fair_schedule import SLICE_S
 
 WATCH_S = (0.01, 0.25)  # Shortest and longest time between two looks at a child's processor time.
@@ -79,15 +78,10 @@ def read_reply(channel: socket.socket) -> Reply:
         LostError: the other side has ended. TimeoutError: it does not answer.
     """
 
-    def read_exactly(size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            if not (part := channel.recv(min(size - len(data), MIB))):
-                raise LostError
-            data += part
-        return bytes(data)
-
-    (length,) = LENGTH.unpack(read_exactly(LENGTH.size))
-    if length > MAX_REPLY:
-        return Reply("big", resident=length)
-    return msgspec.msgpack.decode(read_exactly(length), type=Reply)
+    try:
+        reply = receive_message(channel, Reply, MAX_REPLY)
+    except MessageTooBigError as error:
+        return Reply("big", resident=error.size)
+    if reply is None:
+        raise LostError
+    return reply

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import socket
-import struct
-from typing import BinaryIO, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
+from tailrace.base.framed_pipes import MIB, frame_data, read_frame
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.request.options import Grammar
 
-MIB = 1 << 20
-LENGTH = struct.Struct("<I")
 MAX_TEXT = 32 * MIB  # of a compiled grammar; loading blocks the interpreter for milliseconds per MiB
 MAX_COMMAND = 4096  # bytes
 FINAL_OUTCOMES = ("memory", "broken")  # outcomes after which a child ends
@@ -70,23 +68,14 @@ class Reply(msgspec.Struct, frozen=True):
     signal: int = 0
 
 
-def frame_message(message: msgspec.Struct) -> bytes:
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
+def send_message(channel: socket.socket, message: msgspec.Struct, flags: int = 0) -> None:
+    channel.sendall(frame_data(msgspec.msgpack.encode(message)), flags)
 
 
-def send_message(stream: BinaryIO, message: msgspec.Struct) -> None:
-    stream.write(frame_message(message))
-    stream.flush()
-
-
-def receive_message(stream: BinaryIO, kind: type[T]) -> T | None:
+def receive_message(channel: socket.socket, kind: type[T], max_bytes: int | None = None) -> T | None:
     """Return the next message; None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    data = stream.read(size := LENGTH.unpack(head)[0])
-    return msgspec.msgpack.decode(data, type=kind) if len(data) == size else None
+    data = read_frame(channel.recv, max_bytes)
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)
 
 
 def send_command(control: socket.socket, command: Command, carried: socket.socket | None = None) -> None:

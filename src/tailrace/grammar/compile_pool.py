@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tailrace.base.framed_pipes import MIB
 from tailrace.config import GrammarConfig
 from tailrace.errors import EngineError, MachineBusyError, OverloadedError, ParameterError, TailraceError
 from tailrace.grammar.base import Compiled
 from tailrace.grammar.compile_child import Attempt
-from tailrace.grammar.compile_messages import MIB, Task
+from tailrace.grammar.compile_messages import Task
 from tailrace.grammar.compile_process import CompileProcess
 from tailrace.grammar.estimate import estimate_cost
 from tailrace.grammar.fair_schedule import SLICE_S, FairSchedule, Job, Lane

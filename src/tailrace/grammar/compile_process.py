@@ -20,7 +20,7 @@ from tailrace.base.child_process import CRASHES, EXIT_S
 from tailrace.base.python_command import make_python_command
 from tailrace.config import GrammarConfig
 from tailrace.grammar.compile_child import Attempt, CompileChild, End, LostError, RunningTask, read_reply
-from tailrace.grammar.compile_messages import FINAL_OUTCOMES, Command, Task, WorkerHello, frame_message, send_command
+from tailrace.grammar.compile_messages import FINAL_OUTCOMES, Command, Task, WorkerHello, send_command, send_message
 from tailrace.grammar.fair_schedule import SLICE_S
 from tailrace.grammar.vocabulary import Vocabulary
 
@@ -77,7 +77,7 @@ class CompileProcess:
         child: CompileChild | None = None
         try:
             child = self._take_child(idle)
-            child.channel.sendall(frame_message(task))
+            send_message(child.channel, task)
             ready = read_reply(child.channel)
         except TimeoutError:
             self._kill_process()
@@ -184,7 +184,7 @@ class CompileProcess:
             with theirs:
                 send_command(self._control, Command("hello"), theirs)
             ours.settimeout(START_S)
-            ours.sendall(frame_message(self._hello))
+            send_message(ours, self._hello)
         return self._control
 
     def _kill_process(self) -> None:

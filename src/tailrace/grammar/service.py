@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from tailrace.base.framed_pipes import MIB
 from tailrace.config import GrammarConfig
 from tailrace.grammar.base import BitmaskJob, Compiled
 from tailrace.grammar.bitmasks import BitmaskFilling, start_filling
-from tailrace.grammar.compile_messages import MIB
 from tailrace.grammar.compile_pool import CompileJob, CompileOutcome, CompilePool, GrammarTooBigError
 from tailrace.grammar.completion import token_orders
 from tailrace.grammar.grammar_cache import GrammarCache, RefusedGrammars

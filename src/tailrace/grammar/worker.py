@@ -21,21 +21,20 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from tailrace.base.framed_pipes import MIB
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError, check_grammar
 from tailrace.grammar.compile_messages import (
     FINAL_OUTCOMES,
     MAX_TEXT,
-    MIB,
     Command,
     Reply,
     Task,
     WorkerHello,
-    frame_message,
     receive_command,
     receive_message,
     send_message,
@@ -67,8 +66,8 @@ def main() -> None:
     threading.stack_size(STACK)
     if (first := receive_command(control)) is None or first[1] is None:
         return
-    with first[1] as channel, channel.makefile("rb") as stream:
-        hello = receive_message(stream, WorkerHello)
+    with first[1] as channel:
+        hello = receive_message(channel, WorkerHello)
     if hello is not None:
         library = load_compiler(hello.vocabulary)
         compile_grammar(library, WARM_UP)  # What is made once is made here, not in each child.
@@ -147,21 +146,20 @@ class Forker:
             for other in self._children.values():  # otherwise their sockets would stay open with this child
                 other.channel.close()
                 os.close(other.alive)
-            with channel.makefile("rb") as source, channel.makefile("wb") as sink:
-                if die_with_parent(parent):
-                    compile_grammar(self._library, WARM_UP)  # so that the child has its own copy of this memory
-                    self._run_tasks(source, sink)
+            if die_with_parent(parent):
+                compile_grammar(self._library, WARM_UP)  # so that the child has its own copy of this memory
+                self._run_tasks(channel)
         finally:
             os._exit(0)
 
-    def _run_tasks(self, source: BinaryIO, sink: BinaryIO) -> None:
-        while (task := receive_message(source, Task)) is not None:
-            reply = self._run_task(task, sink)
-            send_message(sink, reply)
+    def _run_tasks(self, channel: socket.socket) -> None:
+        while (task := receive_message(channel, Task)) is not None:
+            reply = self._run_task(task, channel)
+            send_message(channel, reply)
             if reply.outcome in FINAL_OUTCOMES:
                 return
 
-    def _run_task(self, task: Task, sink: BinaryIO) -> Reply:
+    def _run_task(self, task: Task, channel: socket.socket) -> Reply:
         """Compile on a thread of its own, for its stack size and its priority, with bounded memory."""
         replies: list[Reply] = []
         before_s, hard = time.process_time(), resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -169,7 +167,7 @@ class Forker:
         def work() -> None:
             if task.slow or task.background:
                 lower_priority(0)
-            send_message(sink, Reply("ready", pid=os.getpid(), thread=threading.get_native_id(), cpu_s=before_s))
+            send_message(channel, Reply("ready", pid=os.getpid(), thread=threading.get_native_id(), cpu_s=before_s))
             memory = self._memory if task.slow else self._memory // FAST_MEMORY
             resource.setrlimit(resource.RLIMIT_AS, limit_memory(memory))
             replies.append(compile_grammar(self._library, task.grammar))
@@ -195,7 +193,7 @@ class Forker:
 def send_reply(channel: socket.socket, reply: Reply) -> None:
     """Send a short message, unless nobody reads."""
     with suppress(OSError):
-        channel.send(frame_message(reply), socket.MSG_DONTWAIT)
+        send_message(channel, reply, socket.MSG_DONTWAIT)
 
 
 def lower_priority(thread: int) -> None:

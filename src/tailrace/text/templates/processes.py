@@ -10,7 +10,8 @@ import threading
 
 import msgspec
 
-from tailrace.base.child_process import CRASHES, ChildLostError, ChildProcess, MessageTooBigError, read_cpu_s
+from tailrace.base.child_process import CRASHES, ChildLostError, ChildProcess, read_cpu_s
+from tailrace.base.framed_pipes import MessageTooBigError
 from tailrace.base.python_command import select_environment
 from tailrace.errors import EngineError, MachineBusyError
 from tailrace.text.templates.worker import CPU_LIMIT, TemplateJob, TemplateReply

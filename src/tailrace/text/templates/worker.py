@@ -91,7 +91,7 @@ def main() -> None:
     base = read_memory(memory)
     forbid_resources()
     templates: OrderedDict[bytes, CompiledTemplate] = OrderedDict()
-    while (data := read_frame(sys.stdin.buffer)) is not None:
+    while (data := read_frame(sys.stdin.buffer.read)) is not None:
         job = TemplateJob(*marshal.loads(data))
         del data
         begun_s = time.process_time()

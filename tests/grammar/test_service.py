@@ -31,7 +31,7 @@ from tailrace.errors import (
 )
 from tailrace.grammar import bitmasks, compile_pool, compile_process, grammar_cache
 from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
-from tailrace.grammar.grammar_cache import GrammarCache, RefusedGrammars
+from tailrace.grammar.grammar_cache import RefusedGrammars, UserCache
 from tailrace.grammar.matcher import GrammarMatcher
 from tailrace.grammar.service import Grammars, hash_grammar
 from tailrace.request.options import Grammar, MarkedSpan
@@ -350,13 +350,13 @@ def test_closing_an_idle_one_leaves_nothing():
 
 
 def test_the_least_used_leaves_the_cache():
-    cache, compiled = GrammarCache(max_entries=3, max_bytes=100), Future[Compiled]()
+    cache, compiled = UserCache[Future[Compiled]](max_entries=3, max_bytes=100), Future[Compiled]()
     for key, size in ((b"a", 10), (b"b", 10), (b"c", 10)):
-        cache.put(key, compiled, size, "")  # type: ignore[arg-type]
+        cache.put(key, compiled, size, "")
     assert cache.get(b"a") is not None
-    cache.put(b"d", compiled, 10, "")  # type: ignore[arg-type]
+    cache.put(b"d", compiled, 10, "")
     assert [cache.get(key) is not None for key in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    cache.put(b"e", compiled, 85, "")  # type: ignore[arg-type]
+    cache.put(b"e", compiled, 85, "")
     assert [cache.get(key) is not None for key in (b"a", b"c", b"d", b"e")] == [False, False, True, True]
 
 
@@ -627,11 +627,11 @@ def test_a_refusal_is_remembered_under_its_salt_alone():
 
 @pytest.mark.parametrize(("limits", "size"), [((8, 10**6), 10), ((100, 80), 10)])
 def test_a_user_within_an_equal_part_of_the_cache_loses_nothing(limits: tuple[int, int], size: int):
-    cache, compiled = GrammarCache(*limits), Future[Compiled]()
+    cache, compiled = UserCache[Future[Compiled]](*limits), Future[Compiled]()
     for i in range(4):
-        cache.put(b"b%d" % i, compiled, size, "b")  # type: ignore[arg-type]
+        cache.put(b"b%d" % i, compiled, size, "b")
     for i in range(50):
-        cache.put(b"a%d" % i, compiled, size, "a")  # type: ignore[arg-type]
+        cache.put(b"a%d" % i, compiled, size, "a")
     assert [cache.get(b"b%d" % i) is compiled for i in range(4)] == [True] * 4
     assert [cache.get(b"a%d" % i) is compiled for i in (45, 46, 49)] == [False, True, True]
 

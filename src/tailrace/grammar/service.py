@@ -17,7 +17,7 @@ from tailrace.grammar.base import BitmaskJob, Compiled
 from tailrace.grammar.bitmasks import BitmaskFilling, start_filling
 from tailrace.grammar.compile_pool import CompileJob, CompileOutcome, CompilePool, GrammarTooBigError
 from tailrace.grammar.completion import token_orders
-from tailrace.grammar.grammar_cache import GrammarCache, RefusedGrammars
+from tailrace.grammar.grammar_cache import RefusedGrammars, UserCache
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.request.options import Grammar
 
@@ -54,7 +54,7 @@ class Grammars:
         vocabulary = Vocabulary.of(folder, token_bytes, special, eos_token_ids, vocab_size)
         self._config, self._vocabulary = config, vocabulary
         self._pool = CompilePool(vocabulary, config, self._keep_outcome)
-        self._cache = GrammarCache(config.cached, config.memory_mib * MIB)
+        self._cache = UserCache[Compiled](config.cached, config.memory_mib * MIB)
         self._refusals = RefusedGrammars(REFUSALS, REFUSED_S)
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 HOST = "127.0.0.1"
 READ_BYTES = 1 << 16
-UNAVAILABLE = {"not_ready", "engine_overloaded", "rate_limit_exceeded"}  # a 503 by design
+UNAVAILABLE = {"not_ready", "machine_busy", "engine_overloaded", "rate_limit_exceeded"}  # a 503 by design
 Then = Literal["read", "half", "close", "reset"]
 Piece = bytes | float
 

@@ -111,7 +111,7 @@ async def measure(rounds: int) -> list[dict[str, Any]]:
             return program.run(values)
 
         async def render_on_thread(values: dict[str, Any] = values) -> str:
-            return await queue.render(Request({"type": "http"}, receive), lambda: program.run(values), "user")
+            return await queue.render(Request({"type": "http"}, receive), lambda: program.run(values))
 
         ways = {"in process": render_inside, "process": render_outside, "server": render_on_thread}
         count = max(5, rounds // max(1, shape.messages * shape.chars // 3000))

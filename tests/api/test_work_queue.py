@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from itertools import pairwise
+from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,17 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 from api.harness import VOCAB, LocalClient, front_of
 from tailrace.api import body, response_input, work_queue
 from tailrace.api.routes import chat, completions
-from tailrace.api.work_queue import LONG_CHARS, SHORT_CHARS, SLICE_S, WorkQueue
+from tailrace.api.work_queue import LONG_CHARS, LONG_THREADS, SHORT_CHARS, SLICE_S, WorkQueue
 
 LONG_S = SLICE_S * 3
 
 
 class Client:
-    """One that leaves when it is told to."""
+    """One that leaves when it is told to. user: its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: str = "") -> None:
         self.gone = asyncio.Event()
-        self.request = Request({"type": "http"}, self.receive)
+        self.request = Request({"type": "http", "client": (user, 1)}, self.receive)
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -97,18 +97,54 @@ async def test_a_client_that_leaves_takes_its_waiting_conversation_along():
         entered.set()
         assert leave.wait(60)
 
-    before = asyncio.create_task(turns.render(Client().request, hold, "user"))
+    before = asyncio.create_task(turns.render(Client().request, hold))
     while not entered.is_set():
         await asyncio.sleep(0.001)
     client = Client()
-    waiting = asyncio.create_task(turns.render(client.request, lambda: done.append(1), "user"))
+    waiting = asyncio.create_task(turns.render(client.request, lambda: done.append(1)))
     client.gone.set()
     with pytest.raises(ClientDisconnect):
         await waiting
     leave.set()
     await before
-    await turns.render(Client().request, lambda: done.append(2), "user")
+    await turns.render(Client().request, lambda: done.append(2))
     assert done == [2]
+
+
+SIZES = {"medium": SHORT_CHARS + 1, "very long": LONG_CHARS + 1}
+THREADS_OF = {"medium": work_queue.THREADS, "very long": LONG_THREADS}
+
+
+async def test_users_take_turns_on_the_loop(monkeypatch: pytest.MonkeyPatch):
+    """All pieces take the same time: B's pieces, which come last, come after one of A's each."""
+    ticks = count()
+    monkeypatch.setattr(work_queue, "SLICE_S", 0.5)
+    monkeypatch.setattr(work_queue, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    queue, order = WorkQueue(), []
+    names = ("first", *(f"a{i}" for i in range(6)), "b0", "b1")
+    await asyncio.gather(
+        *(queue.run(Client(name[0]).request, lambda name=name: order.append(name), 1) for name in names)
+    )
+    assert order == ["first", "a0", "b0", "a1", "b1", "a2", "a3", "a4", "a5"]
+
+
+@pytest.mark.parametrize("kind", THREADS_OF)
+async def test_one_user_leaves_a_thread_to_others_and_loses_none(kind: str):
+    """However many bodies of A are on threads, or wait for one, B's is next."""
+    queue, gate, running = WorkQueue(), threading.Event(), []
+
+    def hold() -> None:
+        running.append(1)
+        assert gate.wait(60)
+
+    held = [asyncio.create_task(queue.run(Client("a").request, hold, SIZES[kind])) for _ in range(99)]
+    while len(running) < THREADS_OF[kind]:
+        await asyncio.sleep(0.001)
+    assert await asyncio.wait_for(queue.run(Client("b").request, lambda: 1, SIZES[kind]), 60) == 1
+    assert await asyncio.wait_for(queue.run_unwatched("b", lambda: 2, SIZES[kind]), 60) == 2
+    assert len(running) == THREADS_OF[kind]
+    gate.set()
+    await asyncio.gather(*held)
 
 
 class PanicError(BaseException):

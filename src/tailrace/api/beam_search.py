@@ -189,7 +189,7 @@ class BeamRequest:
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Return the result of work on a delta. size: the characters that the work's cost is proportional to."""
-        return await self._service.work_queue.run_unwatched(work, size)
+        return await self._service.work_queue.run_unwatched(self.user, work, size)
 
     @property
     def _best(self) -> list[Beam]:

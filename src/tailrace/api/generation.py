@@ -144,7 +144,7 @@ class Generation:
         client does not count as slow while the work runs."""
         self._reading_since_s = None
         try:
-            return await self._service.work_queue.run_unwatched(work, size)
+            return await self._service.work_queue.run_unwatched(self.user, work, size)
         finally:
             self._reading_since_s = time.perf_counter()
 

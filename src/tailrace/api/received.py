@@ -74,7 +74,7 @@ class Received(Generic[R]):
 
     async def render(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which renders a chat template; see WorkQueue.render."""
-        return await self.service.work_queue.render(self.request, work, self.user)
+        return await self.service.work_queue.render(self.request, work)
 
     def warn(self, text: str) -> None:
         """Add a warning to the answer's headers, once. text: ASCII without quotes."""

@@ -1,19 +1,20 @@
 """The front end's CPU work for requests: decoding, templates, tokenizing, checks. No request holds up the event loop
-with it, and nothing is done for a client that has left."""
+with it, and nothing is done for a client that has left. Users take turns by the time that their work takes."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from tailrace.api.disconnect import unless_disconnected
-from tailrace.api.fair_threads import FairThreads
+from tailrace.api.user import user_of
+from tailrace.base.fair_line import FairLine
+from tailrace.base.fair_threads import FairThreads
 from tailrace.text.templates.processes import PROCESSES
 
 T = TypeVar("T")
@@ -22,17 +23,22 @@ SHORT_CHARS = 2048  # tokenizing so many takes less than a millisecond; a change
 LONG_CHARS = 1 << 16
 JSON_BYTES = 16  # are decoded in the time in which one character is tokenized
 SLICE_S = 0.001  # of one turn of the loop, for short work; a piece that has begun is finished
+THREADS = max(2, min(32, os.cpu_count() or 1))  # that one user may take for work of medium length
+LONG_THREADS = 2  # the same for very long work
 
 
 class WorkQueue:
-    """Short work runs on the event loop, in order, a slice per turn of the loop, so that streams are served in between.
-    Longer work runs on threads. Very long work has two threads of its own and waits only for other very long work.
-    Rendering waits for a process that runs a template, so it has threads of its own, on which users take turns."""
+    """Short work runs on the event loop, a slice per turn of the loop, so that streams are served in between. Longer
+    work runs on threads. Very long work has threads of its own and waits only for other very long work. Rendering waits
+    for a process that runs a template, so it has threads of its own.
+
+    Everywhere the next piece belongs to the user whose work took the least time. One user leaves a thread free."""
 
     def __init__(self) -> None:
-        self._long = ThreadPoolExecutor(2, "long request")
+        self._medium = FairThreads(THREADS + 1, "request", per_user=THREADS)
+        self._long = FairThreads(LONG_THREADS + 1, "long request", per_user=LONG_THREADS)
         self._rendering = FairThreads(PROCESSES, "rendering")
-        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._waiting: FairLine[tuple[Callable[[], Any], asyncio.Future[Any]]] = FairLine()
         self._until_s: float | None = None  # when the slice of this turn of the loop is used up; None: it has not begun
 
     async def run(self, request: Request, work: Callable[[], T], size: int) -> T:
@@ -46,23 +52,24 @@ class WorkQueue:
         """
         if self._at_once(size):
             return work()
-        return await unless_disconnected(request.receive, self._schedule_work(work, size), lambda: None)
+        done = self._schedule_work(user_of(request.scope), work, size)
+        return await unless_disconnected(request.receive, done, lambda: None)
 
-    async def render(self, request: Request, work: Callable[[], T], user: str) -> T:
-        """The result of `work`, which renders a chat template for a user. The request's body must have been read.
+    async def render(self, request: Request, work: Callable[[], T]) -> T:
+        """The result of `work`, which renders a chat template. The request's body must have been read.
 
         Raises:
             ClientDisconnect: the client left before it was done.
         """
-        done = asyncio.wrap_future(self._rendering.submit(user, work))
+        done = asyncio.wrap_future(self._rendering.submit(user_of(request.scope), work))
         return await unless_disconnected(request.receive, done, lambda: None)
 
-    async def run_unwatched(self, work: Callable[[], T], size: int) -> T:
-        """The same where somebody else watches whether the client is still there."""
-        return work() if self._at_once(size) else await self._schedule_work(work, size)
+    async def run_unwatched(self, user: str, work: Callable[[], T], size: int) -> T:
+        """The same as `run` where somebody else watches whether the client is still there."""
+        return work() if self._at_once(size) else await self._schedule_work(user, work, size)
 
     def _at_once(self, size: int) -> bool:
-        if size > SHORT_CHARS or self._waiting:
+        if size > SHORT_CHARS or self._waiting.size:
             return False
         if self._until_s is not None:  # a request's short pieces are done one after the other, without a turn between
             return time.perf_counter() < self._until_s
@@ -70,29 +77,39 @@ class WorkQueue:
         asyncio.get_running_loop().call_soon(self._run_turn)
         return True
 
-    def _schedule_work(self, work: Callable[[], T], size: int) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
+    def _schedule_work(self, user: str, work: Callable[[], T], size: int) -> asyncio.Future[T]:
         if size > SHORT_CHARS:
-            return loop.run_in_executor(self._long if size > LONG_CHARS else None, work)
-        done: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((work, done))  # a turn has been asked for: the slice has begun
+            return asyncio.wrap_future((self._long if size > LONG_CHARS else self._medium).submit(user, work))
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.add(user, (work, done))  # a turn has been asked for: the slice has begun
         return done
 
     def _run_turn(self) -> None:
-        until_s = time.perf_counter() + SLICE_S
+        now_s = time.perf_counter()
+        until_s = now_s + SLICE_S
         try:
-            while self._waiting and time.perf_counter() < until_s:
-                work, done = self._waiting.popleft()
-                if done.done():  # the client has left
-                    continue
+            while now_s < until_s and (taken := self._waiting.take()) is not None:
+                user, (work, done) = taken
+                begun_s = now_s
                 try:
-                    done.set_result(work())
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException as error:  # a library's panic is no Exception
-                    done.set_exception(error)
+                    run_short(work, done)
+                finally:
+                    now_s = time.perf_counter()
+                    self._waiting.finish(user, now_s - begun_s)
         finally:
             self._until_s = None
-            if self._waiting:
+            if self._waiting.size:
                 self._until_s = 0.0
                 asyncio.get_running_loop().call_soon(self._run_turn)
+
+
+def run_short(work: Callable[[], Any], done: asyncio.Future[Any]) -> None:
+    """Do the work, unless the client has left."""
+    if done.done():
+        return
+    try:
+        done.set_result(work())
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a library's panic is no Exception
+        done.set_exception(error)

@@ -339,5 +339,29 @@ def test_bans_that_nobody_waits_for_are_not_compiled(monkeypatch):
         assert last.cancelled()
     finally:
         go.set()
-    engine.compilations._thread.shutdown()
+    engine.compilations._thread.submit("", lambda: None).result(300)
     assert made == [("a",)]
+
+
+def test_users_take_turns_to_compile_bans(monkeypatch):
+    """B's, which comes last, comes after one of A's."""
+    made, begun, go = [], threading.Event(), threading.Event()
+
+    def slow(params, *_):
+        made.append(params.banned_strings[0])
+        begun.set()
+        assert go.wait(300)
+        raise ParameterError("planted", "banned_strings")
+
+    monkeypatch.setattr(Bans, "of", slow)
+    watch = watched(letters)
+    for id in ("z0", "a0", "a1", "a2", "b0"):
+        watch.submit(id, [1], user=id[0], banned_strings=(id,))
+        assert begun.wait(300)
+    waiting = [request.banning for request in watch.engine.requests.values()]
+    monkeypatch.setattr(watch.engine.compilations._thread, "_clock", lambda: 0.0)
+    go.set()
+    for future in waiting:
+        assert future is not None
+        assert future.exception(300) is not None
+    assert made == ["z0", "a0", "b0", "a1", "a2"]

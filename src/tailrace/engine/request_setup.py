@@ -4,8 +4,10 @@ first."""
 from __future__ import annotations
 
 from collections import abc
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
+from functools import partial
 
+from tailrace.base.fair_threads import FairThreads
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
 from tailrace.engine.checks.enders import Enders
 from tailrace.engine.checks.repetition import RepetitionCheck
@@ -135,7 +137,7 @@ class Compilations:
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
         self._vocab_size, self._grammars = vocab_size, grammars
-        self._thread = ThreadPoolExecutor(1, "bans")
+        self._thread = FairThreads(1, "bans")
         self.requests: list[Request] = []
 
     def begin(self, request: Request, token_bytes: TokenBytes) -> None:
@@ -145,8 +147,8 @@ class Compilations:
             owner = request.owner
             request.compiling = self._grammars.compile(params.grammar, owner.user, owner.cache_salt)
         if params.bans:
-            eos = request.eos_token_ids
-            request.banning = self._thread.submit(Bans.of, params, token_bytes, self._vocab_size, eos)
+            work = partial(Bans.of, params, token_bytes, self._vocab_size, request.eos_token_ids)
+            request.banning = self._thread.submit(request.owner.user, work)
         if request.compilations:
             self.requests.append(request)
 
@@ -173,6 +175,6 @@ class Compilations:
 
     def close(self) -> None:
         """End all compilations, for good."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.cancel_waiting()
         if self._grammars is not None:
             self._grammars.close()

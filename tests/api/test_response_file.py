@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ from api.harness import Front, LocalClient, endless, front_of, saying
 from api.processes import gone
 from api.stored import make_state, store_whole
 from api.test_responses import CALL, PATH, TOOL, events_of, post
-from tailrace.api import response_file
+from tailrace.api import response_file, serve
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.response_database import ResponseDatabase
-from tailrace.api.response_file import ResponseFile
+from tailrace.api.response_file import FileLock, ResponseFile
 from tailrace.api.response_saver import LOST
 from tailrace.api.response_store import StoreBounds
 from tailrace.api.stored import select_frames
@@ -279,14 +280,73 @@ async def test_a_slow_disk_delays_no_other_answer(tmp_path: Path, tokenizer, mon
             refused = await front.http.request(method, f"{PATH}/{path}")
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_error")
             assert "the disk has not answered for 0.05 s" in refused.json()["error"]["message"]
-        monkeypatch.setattr(response_file, "MAX_PENDING", 0)
-        with pytest.raises(StorageError, match="calls wait for the disk"):
-            await file.run(len)  # type: ignore[arg-type]
         with contextlib.suppress(StorageError):
             await stuck
         free.set()
     with pytest.raises(StorageError, match="the server ends"):
         await file.run(len)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def held(path: Path) -> AsyncIterator[tuple[ResponseFile, list[str], threading.Event]]:
+    """A file whose thread waits; the calls that it has run, by name; and what lets it go on."""
+    file, order, free = ResponseFile(str(path), StoreBounds()), [], threading.Event()
+    file._thread._clock = lambda: 0.0  # pyright: ignore[reportPrivateUsage]
+    stuck = asyncio.ensure_future(file.run(lambda _: free.wait(60), "z"))
+    await asyncio.sleep(0)
+    yield file, order, free
+    free.set()
+    await stuck
+    await file.close()
+
+
+def ask_file(file: ResponseFile, order: list[str], name: str) -> asyncio.Task[Any]:
+    """Begin a read ("a:r1") or a write ("a:w1") of a user."""
+    user, _, kind = name.partition(":")
+    if kind[0] == "w":
+        return asyncio.ensure_future(file.run(lambda _: order.append(name), user))
+    return asyncio.ensure_future(file.read(lambda *_: order.append(name), user, "", True))
+
+
+async def test_users_take_turns_and_write_before_they_read(tmp_path: Path):
+    async with held(tmp_path / "responses") as (file, order, free):
+        names = ("a:r1", "a:r2", "a:r3", "a:w1", "a:w2", "b:r1", "b:w1")
+        calls = [ask_file(file, order, name) for name in names]
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*calls)
+    assert order == ["a:w1", "b:w1", "a:w2", "b:r1", "a:r1", "a:r2", "a:r3"]
+
+
+async def test_a_users_reads_leave_places_for_others_and_for_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A user alone may take all places. Then each other user still has an equal part of them."""
+    monkeypatch.setattr(response_file, "MAX_PENDING", 6)
+    async with held(tmp_path / "responses") as (file, order, free):
+
+        async def refused(name: str) -> bool:
+            call = ask_file(file, order, name)
+            await asyncio.sleep(0)
+            if not call.done():
+                waiting.append(call)
+                return False
+            assert "too many calls wait for the disk" in str(call.exception())
+            return True
+
+        waiting: list[asyncio.Task[Any]] = []
+        assert [await refused(f"a:r{i}") for i in range(8)] == [False] * 6 + [True] * 2
+        assert [await refused(f"b:r{i}") for i in range(4)] == [False] * 3 + [True]
+        assert [await refused(f"c:r{i}") for i in range(3)] == [False] * 2 + [True]
+        assert [await refused(f"{user}:w1") for user in "abc"] == [False] * 3
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        for call in waiting[1:6]:  # a reader that leaves gives its place back
+            call.cancel()
+        await asyncio.wait(waiting[1:6])
+        await asyncio.sleep(0)
+        assert not await refused("a:r9")
+        free.set()
+        await asyncio.gather(*waiting[6:])
+    assert sorted(order) == ["a:r9", "a:w1", "b:r0", "b:r1", "b:r2", "b:w1", "c:r0", "c:r1", "c:w1"]
 
 
 async def test_a_server_that_drains_stores_what_ends(tmp_path: Path, tokenizer):
@@ -315,6 +375,57 @@ async def test_a_file_belongs_to_one_server(tmp_path: Path):
     await first.close()
     await first.close()
     await ResponseFile(path, StoreBounds()).close()
+
+
+async def test_no_lock_file_is_left(tmp_path: Path):
+    """Neither by a start that is refused, nor by a server that has ended; but by one that another server uses."""
+    path, lock = tmp_path / "responses", tmp_path / "responses-lock"
+    path.write_text("no database" * 1000)
+    with pytest.raises(ConfigError, match="file is not a database"):
+        ResponseFile(str(path), StoreBounds())
+    assert not lock.exists()
+    path.unlink()
+    file = ResponseFile(str(path), StoreBounds())
+    with pytest.raises(ConfigError, match="another server uses it"):
+        ResponseFile(str(path), StoreBounds())
+    assert lock.exists()
+    await file.close()
+    assert not lock.exists()
+
+
+def test_a_start_that_fails_later_leaves_no_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        assert (tmp_path / "responses-lock").exists()
+        raise ConfigError("planted")
+
+    monkeypatch.setattr(serve, "uvicorn_config", fail)
+    monkeypatch.setattr(serve, "bind_sockets", lambda config: [])
+    config = ServerConfig(stored_responses_file=str(tmp_path / "responses"))
+    with pytest.raises(ConfigError, match="planted"):
+        serve.serve_models(config, [], [])
+    assert not (tmp_path / "responses-lock").exists()
+
+
+def test_a_lock_that_its_owner_has_just_deleted_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Between the opening of the lock's file and the lock the owner ends, and a third server may begin."""
+    path = str(tmp_path / "responses")
+    first, opened = FileLock(path), []
+    real = os.open
+
+    def open_late(*arguments: Any) -> int:
+        opened.append(real(*arguments))
+        if len(opened) == 1:
+            first.release()
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", open_late)
+    second = FileLock(path)
+    monkeypatch.undo()
+    assert len(opened) == 2
+    with pytest.raises(ConfigError, match="another server uses it"):
+        FileLock(path)
+    second.release()
+    assert not (tmp_path / "responses-lock").exists()
 
 
 async def test_a_link_is_the_file_that_it_names(tmp_path: Path):

@@ -165,6 +165,11 @@ class FrontEnd:
         """Accept nothing new; let what runs finish within the time, then end it with an error."""
         await asyncio.gather(*(service.drain(timeout_s) for service in self.services.values()))
 
+    def unlock_file(self) -> None:
+        """Release the file of stored responses, also after a start that failed. Idempotent."""
+        if self.file is not None:
+            self.file.unlock()
+
     async def close(self) -> None:
         """End the engines and their open requests; then close the file of stored responses."""
         await asyncio.gather(*(service.client.close() for service in self.services.values()))

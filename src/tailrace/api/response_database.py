@@ -97,7 +97,7 @@ class ResponseDatabase:
             self._count()
         except (OSError, sqlite3.Error, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else take_first_line(error)
-            raise ConfigError(f"server.stored_responses_file: {path} can't be used: {reason}") from error
+            raise make_config_error(path, reason) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -239,6 +239,11 @@ class DatabaseShare:
         return None if stored is None else find_output_item(stored.body, id)
 
 
+def make_config_error(path: str, reason: str) -> ConfigError:
+    """Return the error for a file that can't be used."""
+    return ConfigError(f"server.stored_responses_file: {path} can't be used: {reason}")
+
+
 def create_private_file(path: str) -> None:
     """Create the file if it does not exist. Only its user may read and write it, whatever the umask is."""
     try:
@@ -281,4 +286,10 @@ def check_file(connection: sqlite3.Connection, owner: bool) -> None:
     if version != VERSION:
         raise ValueError(f"another version of tailrace has written it (its schema is {version}, not {VERSION})")
     if owner and (state := read_value("PRAGMA quick_check(1)")) != "ok":
-        raise ValueError(f"it is damaged: {state}")
+        raise ValueError(f"it is damaged: {describe_damage(state)}; move it away, or restore a copy")
+
+
+def describe_damage(state: str) -> str:
+    """Return the first line of an answer of SQLite's check that names damage. Headings name the database alone."""
+    lines = (line for line in state.splitlines() if not line.startswith("***"))
+    return next(lines, "SQLite's check does not say where")

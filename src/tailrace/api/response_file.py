@@ -1,4 +1,5 @@
-"""The file of stored responses, on a thread of its own: the event loop never waits for a disk (decision 0094)."""
+"""The file of stored responses, on a thread of its own: the event loop never waits for a disk (decision 0094). Users
+take turns by the time that their calls take (decision 0096)."""
 
 from __future__ import annotations
 
@@ -9,21 +10,47 @@ import logging
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
-from tailrace.api.response_database import ResponseDatabase
+from tailrace.api.response_database import ResponseDatabase, make_config_error
 from tailrace.api.response_store import Responses, StoreBounds
+from tailrace.base.fair_threads import FairThreads
 from tailrace.errors import ConfigError, StorageError, take_first_line
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0  # after which a disk counts as broken
-MAX_PENDING = 1000  # calls that wait for the disk
+MAX_PENDING = 1000  # reads that wait for the disk, and writes
 LOCK = "-lock"  # the end of the lock's name, as SQLite's -wal and -shm
 
 T = TypeVar("T")
+
+
+class CallPlaces:
+    """Places of calls that wait. If all are taken, a user may still have an equal part of them, and at least one."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+        self._total = 0
+
+    def take(self, user: str) -> bool:
+        """Take a place. Return False if the user has no place left."""
+        users = len(self._taken) + (user not in self._taken)
+        if self._total >= MAX_PENDING and self._taken[user] >= max(1, MAX_PENDING // users):
+            return False
+        self._taken[user] += 1
+        self._total += 1
+        return True
+
+    def free(self, user: str) -> None:
+        """Free a place that was taken."""
+        self._taken[user] -= 1
+        self._total -= 1
+        if not self._taken[user]:
+            del self._taken[user]
 
 
 class ResponseFile:
@@ -48,33 +75,49 @@ class ResponseFile:
         clock: Callable[[], float] = time.time,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._lock = lock_file(path) if owner else None
+        self._lock = FileLock(path) if owner else None
         try:
             self.database = ResponseDatabase(path, bounds, owner, clock)
         except ConfigError:
-            self._unlock()
+            self.unlock()
             raise
         self.owner, self.failures = owner, 0
         self._timeout_s = timeout_s
-        self._thread = ThreadPoolExecutor(1, "stored-responses")
+        self._thread = FairThreads(1, "stored-responses")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._pending = 0
+        self._reads, self._writes = CallPlaces(), CallPlaces()
         self._failing = self._closed = False
 
-    async def run(self, work: Callable[[ResponseDatabase], T]) -> T:
-        """Return what `work` returns on the file's thread. Calls run in their order.
+    async def run(self, work: Callable[[ResponseDatabase], T], user: str = "") -> T:
+        """Return what `work`, which writes for a user, returns on the file's thread. A user's writes run in their order
+        and before the user's reads. "": the server's own.
 
         Raises:
             StorageError: the file can't be read or written, or the disk does not answer.
         """
+        return await self._run(work, user, self._writes)
+
+    async def read(
+        self, work: Callable[[Responses, str], bytes | None], user: str, argument: str, ended: bool
+    ) -> bytes | None:
+        """Return what `work` reads of the user's responses. ended: only of those that are over. See `run`."""
+        return await self._run(lambda database: work(database.share_of(user, ended), argument), user, self._reads)
+
+    async def _run(self, work: Callable[[ResponseDatabase], T], user: str, places: CallPlaces) -> T:
         if self._closed:
             raise self._make_error("the server ends")
-        if self._pending >= MAX_PENDING:
-            raise self._make_error(f"{self._pending} calls wait for the disk")
-        self._pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work, self.database)
-        future.add_done_callback(self._finish)
-        done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
+        if not places.take(user):
+            raise self._make_error("too many calls wait for the disk")
+        call = self._thread.submit(user, partial(work, self.database), urgent=places is self._writes)
+        future = asyncio.wrap_future(call)
+        future.add_done_callback(lambda done: finish_call(done, places, user))
+        try:
+            done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
+        finally:
+            if places is self._reads:  # nobody waits for it any more
+                future.cancel()
+        if future.cancelled() and self._closed:
+            raise self._make_error("the server ends")
         if not done:
             raise self._make_error(f"the disk has not answered for {self._timeout_s:g} s")
         try:
@@ -82,16 +125,10 @@ class ResponseFile:
         except sqlite3.Error as error:
             raise self._make_error(take_first_line(error)) from error
 
-    async def read(
-        self, work: Callable[[Responses, str], bytes | None], user: str, argument: str, ended: bool
-    ) -> bytes | None:
-        """Return what `work` reads of the user's responses. ended: only of those that are over. See `run`."""
-        return await self.run(lambda database: work(database.share_of(user, ended), argument))
-
     async def delete(self, user: str, id: str) -> None:
         """Delete a response that is about to be stored, if the file can be written."""
         with contextlib.suppress(StorageError):
-            await self.run(lambda database: database.delete(user, id))
+            await self.run(lambda database: database.delete(user, id), user)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine that no caller needs to wait for. `close` waits for it."""
@@ -126,45 +163,69 @@ class ResponseFile:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._timeout_s)
         self._closed = True
-        closing = asyncio.get_running_loop().run_in_executor(self._thread, self.database.close)
-        await asyncio.wait({closing}, timeout=self._timeout_s)
-        self._thread.shutdown(wait=False)
-        self._unlock()
-
-    def _finish(self, future: asyncio.Future[Any]) -> None:
-        self._pending -= 1
-        if not future.cancelled():
-            future.exception()  # else asyncio logs an error that nobody waited for
+        self._thread.cancel_waiting()
+        await asyncio.wait({asyncio.wrap_future(self._thread.submit("", self.database.close))}, timeout=self._timeout_s)
+        self.unlock()
 
     def _make_error(self, reason: str) -> StorageError:
         return StorageError(f"the stored responses can't be read or written: {reason}")
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Let other servers use the file. Idempotent."""
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.release()
 
 
-def lock_file(path: str) -> int | None:
-    """Lock the file for this process, by a file beside it. Return the lock's descriptor; None if the file system has no
-    locks.
+def finish_call(call: asyncio.Future[Any], places: CallPlaces, user: str) -> None:
+    """Free the place of a call that has ended."""
+    places.free(user)
+    if not call.cancelled():
+        call.exception()  # else asyncio logs an error that nobody waited for
+
+
+class FileLock:
+    """A lock of this process on a file, by a file beside it, which is deleted at the end. A file system without locks
+    has none.
 
     Raises:
         ConfigError: another server uses the file, the path is no plain file, or the folder can't be written.
     """
-    real = os.path.realpath(path)  # a link names the same file
-    if os.path.lexists(real) and (not os.path.isfile(real) or os.stat(real).st_nlink > 1):
-        raise ConfigError(f"server.stored_responses_file: {path} can't be used: it must be a plain file with one name")
-    try:
-        descriptor = os.open(real + LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"server.stored_responses_file: {path} can't be used: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+
+    def __init__(self, path: str) -> None:
+        real = os.path.realpath(path)  # a link names the same file
+        if os.path.lexists(real) and (not os.path.isfile(real) or os.stat(real).st_nlink > 1):
+            raise make_config_error(path, "it must be a plain file with one name")
+        self._path = real + LOCK
+        try:
+            while not self._lock(descriptor := self._open()):  # its owner has just deleted it
+                pass
+        except BlockingIOError:
+            raise make_config_error(path, "another server uses it") from None
+        except OSError as error:
+            raise make_config_error(path, str(error.strerror)) from error
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Delete the file, and release the lock. Idempotent."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    def _lock(self, descriptor: int) -> bool:
+        """Lock the file. Return False if it was deleted meanwhile."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:  # no locks
+            return True
+        if os.path.exists(self._path) and os.path.samestat(os.stat(self._path), os.fstat(descriptor)):
+            return True
         os.close(descriptor)
-        raise ConfigError(f"server.stored_responses_file: {path} can't be used: another server uses it") from None
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return False

@@ -95,7 +95,7 @@ class ResponseSaver:
         assert self._file is not None
         user, id = self._share.user, self.response.id
         try:
-            await self._file.run(lambda database: database.add(user, id, entry))
+            await self._file.run(lambda database: database.add(user, id, entry), user)
         except StorageError as error:
             self._add_error = error
 
@@ -103,7 +103,7 @@ class ResponseSaver:
         assert self._file is not None
         user, id = self._share.user, self.response.id
         try:
-            self.response.store = await self._file.run(lambda database: database.end(user, id, entry))
+            self.response.store = await self._file.run(lambda database: database.end(user, id, entry), user)
             error = None if self.response.store else self._add_error
         except StorageError as failure:
             self.response.store, error = False, failure

@@ -73,12 +73,11 @@ def serve_models(
     users = make_shared_file(layout_of(config)) if config.tracks_users and config.front_ends > 1 else None
     table = None if users is None else UserTable(layout_of(config), users)
     front = FrontEnd(config, named, table=table)
-    for model, tokenizer in zip(models, tokenizers, strict=True):
-        label = model.name if named else ""
-        client = AsyncClient(model.engine, config.start_timeout_s, label=label)
-        front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
-    settings = uvicorn_config(app_of(front), config)
     try:
+        for model, tokenizer in zip(models, tokenizers, strict=True):
+            client = AsyncClient(model.engine, config.start_timeout_s, label=model.name if named else "")
+            front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
+        settings = uvicorn_config(app_of(front), config)
         workers = None
         if config.front_ends > 1:
             start = WorkerStart(config, list(models), named, sockets[0].fileno(), users)
@@ -86,6 +85,8 @@ def serve_models(
         return run_server(Server(front, settings, workers), sockets)
     except SystemExit as error:  # stopped before it listened
         return int(error.code or 0)
+    finally:
+        front.unlock_file()
 
 
 def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes]) -> int:

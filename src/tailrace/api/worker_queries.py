@@ -150,7 +150,7 @@ async def forget_stored(request: Request, id: str) -> None:
     front, user = front_of(request), user_of(request.scope)
     found = bool(await ask_all(request, "forget", id))
     if front.file is not None:
-        found |= await front.file.run(lambda database: database.delete(user, id))
+        found |= await front.file.run(lambda database: database.delete(user, id), user)
     if not found:
         raise make_missing_error(id)
 

@@ -14,7 +14,7 @@ import pytest
 
 from api.harness import CONTEXT, NAME, Front, LocalClient, endless, events, front_of, saying, served
 from tailrace.api.app import ROUTES, create_app
-from tailrace.api.openapi import GENERATING_PATHS
+from tailrace.api.openapi import COUNTING_PATHS, GENERATING_PATHS
 from tailrace.api.prepare import UNNAMED
 from tailrace.api.user import make_user_id
 from tailrace.api.user_limits import UserLimits, format_duration
@@ -28,6 +28,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 9},
     "/v1/messages": CHAT | {"max_tokens": 9},
     "/v1/explain": {"prompt": "x=", "seed": 1, "output_token_ids": [*b"Hello"]},
+}
+COUNTED: dict[str, dict[str, Any]] = {
+    "/v1/messages/count_tokens": CHAT,
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [65]},
 }
 USER = make_user_id("address", "127.0.0.1")
 
@@ -80,7 +86,10 @@ def rate_headers(answer: httpx.Response) -> dict[str, str]:
 
 
 def test_the_paths_that_count():
-    assert set(BODIES) == GENERATING_PATHS <= {path for method, path, _ in ROUTES if method == "POST"}
+    posted = {path for method, path, _ in ROUTES if method == "POST"}
+    assert set(BODIES) == GENERATING_PATHS <= posted
+    assert set(COUNTED) == COUNTING_PATHS <= posted
+    assert posted - GENERATING_PATHS - COUNTING_PATHS == {"/ping", "/v1/responses/{id:path}/cancel"}
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -190,11 +199,28 @@ async def test_no_spelling_of_a_path_passes_by(tokenizer):
             assert (await front.http.post(path, json=BODIES["/v1/completions"])).status_code in (404, 429), path
 
 
+@pytest.mark.parametrize("path", COUNTED)
+async def test_tokenizing_counts_as_a_request_and_costs_no_tokens(tokenizer, path: str):
+    """A user who has no tokens left may still count some."""
+    async with limited(tokenizer, requests_per_minute=3, tokens_per_minute=600) as (front, _):
+        limits_of(front).admit(USER).finish(5000)
+        found = [await front.http.post(path, json=COUNTED[path]) for _ in range(3)]
+        assert [answer.status_code for answer in found] == [200, 200, 429]
+        assert used(front) == (3, 600)
+        assert rate_headers(found[0])
+        assert (await post(front, "/v1/completions")).status_code == 429
+
+
+async def test_tokenizing_counts_among_the_requests_at_once(tokenizer):
+    async with limited(tokenizer, max_requests_per_user=1) as (front, _):
+        running = limits_of(front).admit(USER)
+        assert (await front.http.post("/tokenize", json={"prompt": "hi"})).status_code == 429
+        running.finish()
+        for _ in range(2):
+            assert (await front.http.post("/tokenize", json={"prompt": "hi"})).status_code == 200
+
+
 OTHERS = [
-    ("POST", "/v1/messages/count_tokens", CHAT),
-    ("POST", "/v1/responses/input_tokens", {"input": "hi"}),
-    ("POST", "/tokenize", {"prompt": "hi"}),
-    ("POST", "/detokenize", {"tokens": [65]}),
     ("GET", "/v1/models", None),
     ("GET", "/metrics", None),
     ("GET", "/health", None),

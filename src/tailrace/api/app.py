@@ -21,7 +21,7 @@ from tailrace.api.disconnect import cancel_all
 from tailrace.api.error_handlers import HANDLERS
 from tailrace.api.event_loop_lag import observe_event_loop_lag
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.openapi import GENERATING_PATHS, get_openapi
+from tailrace.api.openapi import COUNTING_PATHS, GENERATING_PATHS, get_openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.response_warnings import WARNING
 from tailrace.api.routes.chat import create_chat_completion
@@ -186,5 +186,5 @@ def make_middleware(front: FrontEnd) -> list[Middleware]:
     if keys := config.keys:
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
     if front.limits is not None:
-        found.append(Middleware(UserAdmission, limits=front.limits, paths=GENERATING_PATHS))
+        found.append(Middleware(UserAdmission, limits=front.limits, paths=GENERATING_PATHS, free=COUNTING_PATHS))
     return found

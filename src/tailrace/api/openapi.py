@@ -47,6 +47,7 @@ class Operation(NamedTuple):
 
 
 GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
+COUNTING = (400, 401, 404, 413, 415, 429, 503)  # of endpoints that tokenize, and run no step
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("A chat completion", ChatRequest, ChatCompletion, GENERATING, True),
     ("POST", "/v1/completions"): Operation(
@@ -57,7 +58,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses"): Operation("A response", ResponsesRequest, ResponseObject, GENERATING, True),
     ("POST", "/v1/responses/input_tokens"): Operation(
-        "Tokens of a response's prompt", ResponsesRequest, ResponseTokens, (400, 401, 404, 413, 415, 503)
+        "Tokens of a response's prompt", ResponsesRequest, ResponseTokens, COUNTING
     ),
     ("GET", "/v1/responses/{id}/input_items"): Operation(
         "The items that a response answers", None, ItemList, (400, 401, 404)
@@ -69,7 +70,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/messages"): Operation("A message", MessagesRequest, MessageObject, GENERATING, True),
     ("POST", "/v1/messages/count_tokens"): Operation(
-        "Tokens of a message's prompt", CountRequest, InputTokens, (400, 401, 404, 413, 415, 503)
+        "Tokens of a message's prompt", CountRequest, InputTokens, COUNTING
     ),
     ("POST", "/v1/explain"): Operation("Why the tokens of an output came", ExplainRequest, ExplainAnswer, GENERATING),
     ("DELETE", "/v1/requests/{id}"): Operation(
@@ -77,12 +78,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),
-    ("POST", "/tokenize"): Operation(
-        "Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, (400, 401, 404, 413, 415, 503)
-    ),
-    ("POST", "/detokenize"): Operation(
-        "The text of token ids", DetokenizeRequest, Detokenized, (400, 401, 404, 413, 415, 503)
-    ),
+    ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, COUNTING),
+    ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, COUNTING),
     ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),
     ("GET", "/ping"): Operation("The status of /health alone", None, None, (503,)),
     ("POST", "/ping"): Operation("The status of /health alone, too", None, None, (503,)),
@@ -90,6 +87,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Prometheus' text format", None, None),
 }
 GENERATING_PATHS = frozenset(path for (_, path), known in OPERATIONS.items() if known.statuses == GENERATING)
+COUNTING_PATHS = frozenset(path for (_, path), known in OPERATIONS.items() if known.statuses == COUNTING)
 
 
 async def get_openapi(request: Request) -> Response:

@@ -1,5 +1,5 @@
-"""The middleware of limits per user: admits requests of generating endpoints, and writes what the user has left into
-the headers of their answers."""
+"""The middleware of limits per user: admits requests of the endpoints that generate or tokenize, and writes what the
+user has left into the headers of their answers."""
 
 from __future__ import annotations
 
@@ -33,16 +33,23 @@ class UserAdmission:
     """Admits requests, or refuses them by a 429.
 
     Args:
-        paths: of the endpoints whose requests count. now_s: the time of day, in seconds since 1970.
+        paths: of the endpoints whose requests count. free: of those whose requests count, and cost no tokens. now_s:
+            the time of day, in seconds since 1970.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: UserLimits, paths: Collection[str], now_s: Callable[[], float] = time.time
+        self,
+        app: ASGIApp,
+        limits: UserLimits,
+        paths: Collection[str],
+        free: Collection[str] = (),
+        now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._app, self._limits, self._paths, self._now_s = app, limits, paths, now_s
+        self._app, self._limits, self._now_s = app, limits, now_s
+        self._costs = dict.fromkeys(paths, True) | dict.fromkeys(free, False)  # path → whether requests cost tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._costs:
             return await self._app(scope, receive, send)
         user = user_of(scope)
 
@@ -54,7 +61,7 @@ class UserAdmission:
             await send(message)
 
         try:
-            admission = scope[ADMISSION] = self._limits.admit(user)
+            admission = scope[ADMISSION] = self._limits.admit(user, self._costs[scope["path"]])
         except TailraceError as error:
             return await error_response(scope, error)(scope, receive, send_with_standing)
         try:

@@ -73,8 +73,8 @@ class UserLimits:
         """Return the user's limits."""
         return self._own.get(user, self._common)
 
-    def admit(self, user: str) -> Admission:
-        """Count a request of the user that begins.
+    def admit(self, user: str, costs_tokens: bool = True) -> Admission:
+        """Count a request of the user that begins. costs_tokens: it needs some that the user has left.
 
         Raises:
             RateLimitError: the user has no request left, has used more tokens than its limit, or runs too many.
@@ -87,7 +87,8 @@ class UserLimits:
             if place is None:
                 raise OverloadedError("too many users run requests at the same time")
             running, standing = table.running(place), self._load(rates, place, now_us)
-            refusal = check_running(rates, running) or check_rates(standing, requests=1, tokens=min(1, rates.tokens))
+            tokens = min(1, rates.tokens) if costs_tokens else 0
+            refusal = check_running(rates, running) or check_rates(standing, requests=1, tokens=tokens)
             if refusal is None:
                 table.add_running(place, 1)
                 self._save(place, now_us, standing._replace(requests=standing.requests.take(1)))
@@ -165,7 +166,7 @@ def check_rates(standing: Standing, requests: int, tokens: int) -> Refusal | Non
         ("requests", standing.requests, "requests per min (RPM)", requests),
         ("tokens", standing.tokens, "tokens per min (TPM)", tokens),
     ):
-        if wait_us := bucket.wait_us(amount):
+        if amount and (wait_us := bucket.wait_us(amount)):
             wait_ms = divide_up(wait_us, 1000)
             used = bucket.limit - bucket.remaining
             message = describe_refusal(name, bucket.limit, used, amount, wait_ms)

@@ -204,6 +204,9 @@ def test_unknown_variables_are_warned_of_with_the_nearest_name(caplog):
             '[server.users.alice]\napi_key = "one"\ntokens_per_minute = -1\n',
             r"alice\.tokens_per_minute must be an integer in",
         ),
+        ('[server.users.alice]\napi_key = "one"\nweight = 0\n', r"alice\.weight must be an integer in \[1, 100\]"),
+        ('[server.users.alice]\napi_key = "one"\nweight = 101\n', r"alice\.weight must be an integer in \[1, 100\]"),
+        ('[server.users.alice]\napi_key = "one"\nmax_priority = -1\n', r"alice\.max_priority must be an integer"),
         (
             '[server.users.alice]\napi_key = "one"\n[server.users.bob]\napi_key = "one"\n',
             "bob.api_key is the key of alice",

@@ -23,6 +23,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # finite, as all numbers of JSON
 MODEL_NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+MAX_WEIGHT = 100  # of a user
 PerMinute = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
 
@@ -207,12 +208,16 @@ class UserConfig(Section, frozen=True):
 
     - api_key: the user's key. It may call, as those of ServerConfig.api_keys.
     - requests_per_minute, tokens_per_minute, max_requests: the user's own limits; None: those of all users, 0: none.
+    - max_priority: the user's own; None: that of all users.
+    - weight: while users compete, how many tokens the user gets for one token of a user with weight 1.
     """
 
     api_key: str
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
     max_requests: Natural | None = None
+    max_priority: Natural | None = None
+    weight: Annotated[int, msgspec.Meta(ge=1, le=MAX_WEIGHT)] = 1
 
 
 class ServerConfig(Section, frozen=True):

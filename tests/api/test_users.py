@@ -20,7 +20,7 @@ from tailrace.api.response_store import ResponseStore
 from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.api.user import make_user_id, user_of
 from tailrace.api.worker_queries import READS, answer_question
-from tailrace.config import ServerConfig
+from tailrace.config import ServerConfig, UserConfig
 from tailrace.wire.messages import Submit
 
 
@@ -341,6 +341,20 @@ async def test_a_priority_among_other_users_is_bounded(tokenizer, most: int):
         assert [message.priority for message in sent] == [-most, -near, 0, near, most] * len(PROMPTS)
         assert [message.owner.rank for message in sent] == asked * len(PROMPTS)
         assert {message.owner.user for message in sent} == {make_user_id("key", "two")}
+
+
+async def test_a_users_own_bound_of_priority_and_weight_reach_the_engine(tokenizer):
+    client = LocalClient(saying(b"Hello"))
+    users = {"alice": UserConfig(api_key="two", max_priority=7, weight=3), "bob": UserConfig(api_key="three")}
+    async with front_of(client, tokenizer, ServerConfig(api_keys="one", users=users, max_priority=1)) as front:
+        sent: list[Submit] = []
+        client.send = lambda message, send=client.send: sent.append(message) or send(message)  # type: ignore[method-assign]
+        for key in ("one", "two", "three"):
+            head = {"authorization": f"Bearer {key}"}
+            answer = await front.http.post("/v1/completions", json={"prompt": "x=", "priority": -9}, headers=head)
+            assert answer.status_code == 200, answer.text
+    assert [(message.priority, message.owner.weight) for message in sent] == [(-1, 1), (-7, 3), (-1, 1)]
+    assert [message.owner.rank for message in sent] == [-9] * 3, "among its own requests a number counts in full"
 
 
 async def test_an_urgent_flood_of_one_user_delays_another_by_one_place_each(slow: Front):

@@ -132,6 +132,61 @@ def test_a_user_who_comes_back_gains_nothing():
     assert found.read()["b"].tokens == 820, "a has caught up"
 
 
+@given(MOVES, st.integers(1, 100))
+def test_equal_weights_are_as_none(moves: list[tuple[str, str, int]], weight: int):
+    """Virtual times are those of weight 1, divided exactly, with what is forgotten too."""
+    plain, weighted, active = Shares(), Shares(), set[str]()
+    for user, move, tokens in moves:
+        if (move == "enter") == (user in active):
+            continue
+        if move == "enter":
+            plain.enter(user)
+            weighted.enter(user, weight)
+        for table in (plain, weighted) if move != "enter" else ():
+            getattr(table, move)(user, *([tokens] if move == "charge" else []))
+        active ^= {user} if move != "charge" else set()
+        served = {user: share.tokens for user, share in plain.read().items()}
+        assert {user: share.tokens * weight for user, share in weighted.read().items()} == served
+
+
+@pytest.mark.parametrize("weight", [1, 3, 7])
+def test_users_get_tokens_by_weight(weight: int):
+    found = Shares()
+    found.enter("light")
+    found.enter("heavy", weight)
+    got = {"light": 0, "heavy": 0}
+    for _ in range(600):
+        table = found.read()
+        first = min(table, key=lambda user: table[user])
+        found.take_turn(first, 5)
+        got[first] += 5
+    assert abs(got["heavy"] - weight * got["light"]) <= 5 * weight
+
+
+def test_nobody_gets_more_than_lead_tokens_in_a_row_for_a_weight():
+    found = Shares()
+    found.enter("heavy", 4)
+    found.enter("light")
+    found.charge("light", 10 * LEAD)
+    found.charge("heavy", LEAD)
+    assert found.read()["heavy"].tokens == found.read()["light"].tokens
+
+
+def test_a_full_line_has_places_by_weight():
+    found = Shares()
+    for _ in range(8):
+        found.enter("light")
+    for _ in range(5):
+        found.check_place("heavy", 8, 3)
+        found.enter("heavy", 3)
+    found.check_place("heavy", 8, 3)  # 8 · 3/4
+    found.enter("heavy", 3)
+    with pytest.raises(OverloadedError, match="6 of them of this user"):
+        found.check_place("heavy", 8, 3)
+    with pytest.raises(OverloadedError, match="8 of them of this user"):
+        found.check_place("light", 8)
+
+
 # ---- the order of users
 
 

@@ -22,9 +22,10 @@ from tailrace.api.request_record import RequestRecord
 from tailrace.api.response_template import choose_template
 from tailrace.api.schema.common import Usage
 from tailrace.api.supervise import Supervisor
+from tailrace.api.user import index_named_users
 from tailrace.api.user_metrics import UserMetrics
 from tailrace.api.work_queue import WorkQueue
-from tailrace.config import ServerConfig
+from tailrace.config import ServerConfig, UserConfig
 from tailrace.errors import ConfigError, NotReadyError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.reasoning import ALIASES as REASONING_ALIASES
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRAIN_POLL_S = 0.05
+NO_NAME = UserConfig(api_key="")  # what users without a name have
 PARSERS = {  # field of ServerConfig → its values
     "reasoning_parser": ("auto", TEMPLATE, "none", "identity", *REASONING_FORMATS, *REASONING_ALIASES),
     "tool_parser": ("auto", TEMPLATE, "none", *NAMES, *TOOL_FORMATS, *ALIASES),
@@ -124,6 +126,7 @@ class Service:
         self.user_metrics = shared.user_metrics
         self.client, self.tokenizer, self.model_name = client, tokenizer, model_name
         self.defaults = defaults
+        self._named_users = index_named_users(config)
         self.isolation: Isolation = choose_isolation(config)
         self.adapter = self.parent = ""
         called = f"the engine of {model_name}" if shared.named else "the engine"
@@ -176,7 +179,9 @@ class Service:
         self, record: RequestRecord, prompt: list[int], params: SamplingParams, replay: Replay | None = None
     ) -> AsyncStream:
         """Ask the engine for the answer to a prompt of the recorded request, or for the explanation of one."""
-        origin, most = record.origin, self.config.max_priority
+        origin = record.origin
+        named = self._named_users.get(origin.user, NO_NAME)
+        most = self.config.max_priority if named.max_priority is None else named.max_priority
         salt = make_cache_salt(self.isolation, origin.user, origin.cache_salt)
         return self.client.submit(
             prompt,
@@ -185,7 +190,7 @@ class Service:
             priority=max(-most, min(most, origin.priority)),
             adapter=self.adapter,
             replay=replay,
-            owner=Owner(salt, origin.user, origin.priority),
+            owner=Owner(salt, origin.user, origin.priority, named.weight),
         )
 
     @contextlib.contextmanager

@@ -7,9 +7,12 @@ The id is a hash, so logs and messages never hold a key. It is the same in every
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from starlette.types import Scope
+
+if TYPE_CHECKING:
+    from tailrace.config import ServerConfig, UserConfig
 
 USER = "tailrace.user"  # where the ASGI scope has the id
 
@@ -17,6 +20,11 @@ USER = "tailrace.user"  # where the ASGI scope has the id
 def make_user_id(kind: Literal["key", "address"], name: str) -> str:
     """Return the id of the user with this API key or address: 32 hexadecimal digits."""
     return blake2b(name.encode(), digest_size=16, person=kind.encode()).hexdigest()
+
+
+def index_named_users(config: ServerConfig) -> dict[str, UserConfig]:
+    """Return the users of the settings file by id."""
+    return {make_user_id("key", user.api_key): user for user in config.users.values()}
 
 
 def user_of(scope: Scope) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tailrace.api.rate_bucket import Bucket, divide_up
-from tailrace.api.user import make_user_id
+from tailrace.api.user import index_named_users
 from tailrace.api.user_table import Used, UserTable
 from tailrace.config import ServerConfig
 from tailrace.errors import OverloadedError, RateLimitError
@@ -43,7 +43,7 @@ def read_rates(config: ServerConfig) -> tuple[Rates, dict[str, Rates]]:
     """Return the limits of all users, and those of the users with limits of their own, by id."""
     common = Rates(config.requests_per_minute, config.tokens_per_minute, config.max_requests_per_user)
     own = {
-        make_user_id("key", user.api_key): Rates(
+        id: Rates(
             *(
                 theirs if mine is None else mine
                 for mine, theirs in zip(
@@ -51,7 +51,7 @@ def read_rates(config: ServerConfig) -> tuple[Rates, dict[str, Rates]]:
                 )
             )
         )
-        for user in config.users.values()
+        for id, user in index_named_users(config).items()
     }
     return common, own
 

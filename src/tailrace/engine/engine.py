@@ -113,7 +113,8 @@ class Engine:
             if (client, message.id, message.epoch) in self.lifecycle.requests:
                 raise RequestError(f"request ({message.id}, {message.epoch}) is already here", "id")
             self.limits.check(message)
-            self.lifecycle.shares.check_place(message.owner.user, self.limits.scheduler.max_waiting)
+            owner, places = message.owner, self.limits.scheduler.max_waiting
+            self.lifecycle.shares.check_place(owner.user, places, owner.weight)
             if self.memory_limit.over:
                 raise self.memory_limit.refusal()
             check_served(message.params, self.grammars, self.token_bytes)

@@ -64,7 +64,7 @@ class Lifecycle:
     def add(self, request: Request) -> None:
         """Add the request to the waiting ones."""
         self.requests[request.name] = request
-        self.shares.enter(request.owner.user)
+        self.shares.enter(request.owner.user, request.owner.weight)
         insort(self.waiting, request.sequences[0], key=make_sort_key)
         if request.owner.user:
             exchange_places(self.waiting, request)

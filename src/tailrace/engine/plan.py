@@ -111,4 +111,4 @@ def charge_turn(left: Left, sequence: Sequence, tokens: int) -> None:
     """Add a turn of prompt tokens to the user's share in this plan."""
     left.turn += 1
     share = left.shares[sequence.user]
-    left.shares[sequence.user] = share._replace(tokens=share.tokens + tokens, turn=left.turn)
+    left.shares[sequence.user] = share._replace(tokens=share.tokens + share.divide(tokens), turn=left.turn)

@@ -2,17 +2,19 @@
 
 A user's virtual time is the number of tokens that the user got: computed prompt tokens, and output tokens. Whoever has
 the least comes next. This is start-time fair queueing (Goyal et al., 1996) of tokens, as in the virtual token counter
-(Sheng et al., 2024, arXiv 2401.00588). All users have the same weight; a weight would divide the tokens in `charge`.
+(Sheng et al., 2024, arXiv 2401.00588). A user's weight divides the tokens: with weight 3 a user gets three tokens where
+a user with weight 1 gets one (decision 0097). The quotients are exact, so equal weights decide nothing.
 
 A user who comes back gains nothing from the time away: the user starts with the least virtual time of all active users.
-Nobody is more than LEAD tokens behind the user with the most, so nobody gets more than LEAD tokens in a row. This
-module knows no clock, no blocks and no slots. (Decision 0090.)
+Nobody is more than LEAD tokens, divided by the weight, behind the user with the most, so nobody gets more than LEAD
+tokens in a row. This module knows no clock, no blocks and no slots. (Decision 0090.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple
@@ -28,14 +30,25 @@ LEAD = 8192  # Tokens. Smaller ones forget sooner who got more.
 class Share(NamedTuple):
     """What a user got. Smaller (tokens, turn) come first.
 
-    - tokens: the virtual time.
+    - tokens: the virtual time: the tokens, each divided by the weight.
     - turn: the number of the user's last turn among all turns, which decides between equal virtual times.
     - service: output tokens that no preemption for another user has cost yet.
+    - weight: the user's.
     """
 
-    tokens: int = 0
+    tokens: int | Fraction = 0
     turn: int = 0
     service: int = 0
+    weight: int = 1
+
+    def divide(self, tokens: int) -> int | Fraction:
+        """Return the virtual time of this number of tokens."""
+        return tokens if self.weight == 1 else Fraction(tokens, self.weight)
+
+    def limit_lag(self, most: int | Fraction) -> Share:
+        """Return the share, LEAD tokens behind the largest virtual time at most."""
+        least = most - self.divide(LEAD)
+        return self if self.tokens >= least else self._replace(tokens=least)
 
 
 class Shares:
@@ -50,27 +63,26 @@ class Shares:
         self._requests: Counter[str] = Counter()
         self._active: dict[str, Share] = {}
         self._debts: dict[str, Share] = {}
-        self._most = self._turn = self._least = 0
+        self._most: int | Fraction = 0
+        self._least: int | Fraction = 0
+        self._turn = 0
 
     def read(self) -> dict[str, Share]:
         """Return the shares of the users with requests."""
-        least = self._most - LEAD
-        return {
-            user: share if share.tokens >= least else share._replace(tokens=least)
-            for user, share in self._active.items()
-        }
+        return {user: share.limit_lag(self._most) for user, share in self._active.items()}
 
     @property
     def several(self) -> bool:
         """True if several users have requests."""
         return len(self._active) > 1
 
-    def enter(self, user: str) -> None:
-        """Note a new request of the user."""
+    def enter(self, user: str, weight: int = 1) -> None:
+        """Note a new request of the user. The weight is the one that the user has from now on."""
         if user not in self._active:
             least = self._find_least()
             debt = self._debts.pop(user, Share())
             self._active[user] = debt if debt.tokens > least else Share(least)
+        self._active[user] = self._active[user]._replace(weight=weight)
         self._requests[user] += 1
         self.waiting[user] += 1
 
@@ -97,7 +109,7 @@ class Shares:
     def charge(self, user: str, tokens: int) -> None:
         """Add tokens to the user's virtual time."""
         share = self._active[user]
-        total = max(share.tokens, self._most - LEAD) + tokens
+        total = share.limit_lag(self._most).tokens + share.divide(tokens)
         self._active[user] = share._replace(tokens=total)
         self._most = max(self._most, total)
 
@@ -119,11 +131,11 @@ class Shares:
         self._active[user] = self._active[user]._replace(turn=self._turn)
         self.charge(user, tokens)
 
-    def check_place(self, user: str, most: int) -> None:
-        """Check that one more request of the user may wait. `most` requests may wait.
+    def check_place(self, user: str, most: int, weight: int = 1) -> None:
+        """Check that one more request of the user, who has this weight, may wait. `most` requests may wait.
 
-        Beyond `most` a user may still have an equal part of the places, and one at least, so a full line is full for
-        those alone who fill it. No request that waits already is refused for another one.
+        Beyond `most` a user may still have a part of the places, by weight, and one at least, so a full line is full
+        for those alone who fill it. No request that waits already is refused for another one.
 
         Raises:
             OverloadedError: no place is left for the user.
@@ -131,12 +143,12 @@ class Shares:
         own, total = self.waiting[user], self.waiting.total()
         if total < most:
             return
-        users = len(self.waiting) + (user not in self.waiting)
-        if own >= max(min(1, most), most // users):
-            whose = f", {own} of them of this user" if users > 1 else ""
+        others = sum(self._active[other].weight for other in self.waiting if other != user)
+        if own >= max(min(1, most), most * weight // (others + weight)):
+            whose = f", {own} of them of this user" if others else ""
             raise OverloadedError(f"{total} requests are waiting{whose}; try again later")
 
-    def _find_least(self) -> int:
+    def _find_least(self) -> int | Fraction:
         return min((share.tokens for share in self.read().values()), default=0)
 
 
@@ -182,7 +194,10 @@ def take_turns(
             heappush(heads, make_turn(head, shares))
 
 
-def make_turn(sequence: Sequence, shares: dict[str, Share]) -> tuple[int, int, int, tuple[int, int], str, Sequence]:
+def make_turn(
+    sequence: Sequence, shares: dict[str, Share]
+) -> tuple[int, int | Fraction, int, tuple[int, int], str, Sequence]:
     """Return a user's next sequence behind what sorts it among other users' next ones."""
     request, user = sequence.request, sequence.user
-    return request.order[0], shares[user].tokens, shares[user].turn, request.order, user, sequence
+    share = shares[user]
+    return request.order[0], share.tokens, share.turn, request.order, user, sequence

@@ -14,7 +14,7 @@ If there are several front ends, the engine also passes on their questions to ea
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -59,11 +59,13 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     - cache_salt: requests share cached prefixes only if they have the same salt. b"": no salt.
     - user: an id that no other user has; "": nobody's.
     - rank: the request's priority among the waiting requests of the user. Smaller ones take the places of larger ones.
+    - weight: of the user among all users: how many tokens it gets for one token of a user with weight 1.
     """
 
     cache_salt: bytes = b""
     user: str = ""
     rank: int = 0
+    weight: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 NOBODY = Owner()

@@ -21,6 +21,7 @@ from tokenizers import models
 from torch import nn
 
 from runners.quantized_folder import random_weights, write
+from tailrace.base import regex_search
 from tailrace.config import ModelConfig
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ConfigError, ModelLoadError
@@ -292,6 +293,7 @@ ADAPTERS: list[tuple[dict[str, Any], str]] = [
     ({"alpha_pattern": [1]}, "must be a table"),
     ({"alpha_pattern": {"q": "8"}}, "must be numbers"),
     ({"alpha_pattern": {"(": 8}}, "alpha_pattern has '\\('"),
+    ({"alpha_pattern": {"(?i)q": 8}}, "alpha_pattern has '\\(\\?i\\)q', which is no regex"),
     ({"peft_type": ["LORA"]}, "peft_type"),
     ({"r": {}, "unheard_of": [1]}, "unheard_of is not a known setting"),
 ]
@@ -302,5 +304,17 @@ def test_value_of_an_adapter(tmp_path: Path, value: dict[str, Any], words: str):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | value))
     save_file({"w": torch.zeros(2)}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ModelLoadError, match=words) as error:
+        read_adapter("a", tmp_path, nn.Linear(2, 2))
+    check_sentence(error, "lora a: ")
+
+
+def test_pattern_of_an_adapter_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(regex_search.match_first, "__defaults__", (1,))
+    patterns = {"alpha_pattern": {"q_proj": 2, "(_+)+!": 3}, "peft_type": "LORA"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(patterns))
+    module = "base_model.model." + "_" * 60
+    tensors = {f"{module}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"alpha_pattern '\(_\+\)\+!' takes too much time or memory") as error:
         read_adapter("a", tmp_path, nn.Linear(2, 2))
     check_sentence(error, "lora a: ")

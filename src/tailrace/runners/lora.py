@@ -19,6 +19,7 @@ from torch import nn
 from tailrace import kernels
 from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_object
+from tailrace.base.regex_search import RegexLimitError, match_first
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 from tailrace.kernels.transfer import there
@@ -186,7 +187,11 @@ def read_adapter(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[t
         if (at := KEY.fullmatch(key)) is None:
             raise ModelLoadError(f"lora {name}: {key!r} is not supported; only linear layers' lora_A and lora_B are")
         parts[at["module"]][at["part"]] = tensor
-    found = {module: read_pair(name, module, both, config, model) for module, both in parts.items()}
+    alphas = find_alphas(f"lora {name}", config, list(parts), folder / CONFIG)
+    found = {
+        module: read_pair(name, module, both, config | {"lora_alpha": alpha}, model)
+        for (module, both), alpha in zip(parts.items(), alphas, strict=True)
+    }
     if not found:
         raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} holds nothing")
     return found
@@ -207,8 +212,33 @@ def check_alphas(whose: str, config: dict[str, Any], path: Path) -> None:
     for pattern in patterns:
         try:
             re.compile(pattern)
+            re.compile(wrap_pattern(pattern))
         except (re.error, RecursionError, OverflowError) as error:
             raise ModelLoadError(f"{whose}: alpha_pattern has {pattern!r:.80}, which is no regex ({path})") from error
+
+
+def wrap_pattern(pattern: str) -> str:
+    """Return the regex that matches the names of modules that end with the pattern, as PEFT has it."""
+    return rf"(.*\.)?({pattern})$"
+
+
+def find_alphas(whose: str, config: dict[str, Any], modules: list[str], path: Path) -> list[float]:
+    """Return the alpha of each module: that of the first pattern that matches its name, else lora_alpha.
+
+    Raises:
+        ModelLoadError: a pattern takes too much time or memory.
+    """
+    patterns: dict[str, float] = config.get("alpha_pattern") or {}
+    regexes = {wrap_pattern(pattern): pattern for pattern in patterns}
+    try:
+        places = match_first(list(regexes), modules)
+    except RegexLimitError as error:
+        pattern = regexes[error.regex]
+        raise ModelLoadError(
+            f"{whose}: to match alpha_pattern {pattern!r:.80} takes too much time or memory ({path})"
+        ) from None
+    values = list(patterns.values())
+    return [config["lora_alpha"] if place is None else values[place] for place in places]
 
 
 def read_pair(
@@ -230,13 +260,7 @@ def read_pair(
             f"lora {name}: {module} is {layer.out_features} × {layer.in_features}, but its A is {tuple(down.shape)} "
             f"and its B {tuple(up.shape)}"
         )
-    own = (
-        value
-        for pattern, value in (config.get("alpha_pattern") or {}).items()
-        if re.match(rf"(.*\.)?({pattern})$", module)
-    )
-    alpha = next(own, config["lora_alpha"])
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     down, up = down.to(layer.weight.dtype), (up.float() * scale).to(layer.weight.dtype)
     if not all_finite(down) or not all_finite(up):
         raise ModelLoadError(f"lora {name}: {module} is changed by numbers that are NaN or infinite")

@@ -179,7 +179,7 @@ def test_a_key_that_no_header_can_hold_is_refused(keys: str):
 
 def test_unknown_variables_are_warned_of_with_the_nearest_name(caplog):
     known = dict.fromkeys(list_variables(), "1")
-    unknown = ("HOME", "TAILRACE_SERVER_API_KEY", "TAILRACE_ZZZ", "TAILRACE_server_port")
+    unknown = ("HOME", "TAILRACE_SERVER_API_KEY", "TAILRACE_ZZZ", "TAILRACE_server_port", "tailrace_server_api_key")
     warn_about_unknown(known | dict.fromkeys(unknown, "secret"))
     assert caplog.messages == [
         "the variable TAILRACE_SERVER_API_KEY has no effect: there is no such setting "
@@ -187,7 +187,11 @@ def test_unknown_variables_are_warned_of_with_the_nearest_name(caplog):
         "the variable TAILRACE_ZZZ has no effect: there is no such setting",
         "the variable TAILRACE_server_port has no effect: there is no such setting "
         "(did you mean TAILRACE_SERVER_PORT?)",
+        "the variable tailrace_server_api_key has no effect: there is no such setting "
+        "(did you mean TAILRACE_SERVER_API_KEYS?)",
     ]
+    errors = [record.args[0] for record in caplog.records if record.levelname == "ERROR"]  # seen at any log level
+    assert errors == ["TAILRACE_SERVER_API_KEY", "TAILRACE_server_port", "tailrace_server_api_key"]
 
 
 @pytest.mark.parametrize(

@@ -258,3 +258,28 @@ def test_the_readme_is_short_and_its_figures_are_the_benchmarks():
     rows = re.findall(r"^\| \d.*$", readme, re.MULTILINE)
     assert len(rows) == 3
     assert all(row.removesuffix("|") in benchmarks for row in rows)
+
+
+PROMISED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def find_untested_promises(page: str) -> list[str]:
+    """The rows of the tables of SECURITY.md that name no test, and the named tests that do not exist."""
+    part = page[page.index("## What counts") : page.index("## What does not")]
+    rows = re.findall(r"^\| (?!promise \||state \|).*$", part, re.MULTILINE)
+    assert len(rows) >= 25
+    found = [row for row in rows if not PROMISED.search(row)]
+    for file, name in PROMISED.findall(part):
+        path = ROOT / file
+        if not path.is_file() or not re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE):
+            found.append(f"{file}::{name}")
+    return found
+
+
+def test_each_promise_between_users_names_a_test_that_exists():
+    page = (ROOT / "SECURITY.md").read_text()
+    assert find_untested_promises(page) == []
+    wrong = page.replace("::test_an_equal_part_of_the_store_is_safe", "::test_an_equal_part")
+    assert find_untested_promises(wrong) == ["tests/api/test_users.py::test_an_equal_part"]
+    row = "| A user gets cake | |"
+    assert find_untested_promises(page.replace("| promise | tests |\n|---|---|", f"{row}\n|---|---|", 1)) == [row]

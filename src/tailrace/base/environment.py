@@ -29,11 +29,13 @@ def list_variables() -> list[str]:
 
 
 def warn_about_unknown(env: Mapping[str, str]) -> None:
-    """Log a warning for each variable that looks like a setting and is none."""
+    """Log a line for each variable that looks like a setting and is none: an error if its name is near to one."""
     known = list_variables()
     for name in sorted(env):
         if name.upper().startswith(PREFIX) and name not in known and not name.startswith(FOREIGN):
-            log.warning("the variable %s has no effect: there is no such setting%s", name, suggest_variable(name))
+            hint = suggest_variable(name)
+            level = logging.ERROR if hint else logging.WARNING
+            log.log(level, "the variable %s has no effect: there is no such setting%s", name, hint)
 
 
 def suggest_variable(name: str) -> str:

@@ -456,7 +456,7 @@ def test_the_laws_of_damaged_outputs_can_fail(monkeypatch):
 
     take = CallParser.take
     with monkeypatch.context() as patch:
-        patch.setattr(CallParser, "up_to", lambda self, *marks: hasty_split(self, marks))
+        patch.setattr(CallParser, "up_to", lambda self, *marks, sink=None: hasty_split(self, marks))
         patch.setattr(CallParser, "_unread_later_opening", lambda self: None)
         assert seen(lambda text: check_chunks("glm4", text, []))
     with monkeypatch.context() as patch:

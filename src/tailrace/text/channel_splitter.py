@@ -99,7 +99,7 @@ class ChannelSplitter(Splitter):
             if self._for_closing and not cut and (block.held + block.unread).strip() == self._opening.strip():
                 self._block = None
                 return
-            whole = cut or not (block.unfinished or block.gave_back)
+            whole = not block.gave_back and (cut or not block.unfinished)
             if whole and not undecided:  # the cut wrapper of a call is dropped
                 self.cut_call |= block.cut_call
                 self._block = None

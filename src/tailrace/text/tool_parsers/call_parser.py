@@ -73,6 +73,7 @@ class CallParser:
         self.cut = False  # The model would have written more text.
         self.closes = False  # The end of the text closes what is open, as a marker does.
         self._held = [opening]
+        self._again = 0  # Characters that were sent, were given back, and will be read again.
         self.undecided = True  # A call has begun or may have begun, and its name was not sent.
         self.unfinished = False  # A name was sent, and its arguments are incomplete.
         self.doubtful = False  # A call was sent that may lack arguments.
@@ -168,7 +169,12 @@ class CallParser:
         """Read up to `length` characters of the available text."""
         part = self.text[self.at : self.at + length]
         self.at += len(part)
-        self._held.append(part)
+        if self._again:
+            again = min(self._again, len(part))
+            self._again -= again
+            self._held.append(part[again:])
+        else:
+            self._held.append(part)
         return part
 
     def is_next(self, wanted: str) -> Parsing[bool]:
@@ -213,22 +219,23 @@ class CallParser:
             raise NotACallError("a name")
         return name
 
-    def read_until(self, marker: str) -> Parsing[str]:
-        """Read the text before the marker, and the marker. Raise NotACallError if the block ends first.
+    def read_until(self, marker: str, sink: Sink | None = None) -> Parsing[str]:
+        """Read the text before the marker, and the marker. `sink`: see `up_to`. Raise NotACallError if the block ends first.
 
         In case of the error, all text before the block's end has been read, however the text was split.
         """
-        text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)))
+        text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)), sink=sink)
         if found != marker:
             raise NotACallError(marker)
         self.take(len(marker))
         return text
 
-    def up_to(self, *marks: str) -> Parsing[tuple[str, str]]:
+    def up_to(self, *marks: str, sink: Sink | None = None) -> Parsing[tuple[str, str]]:
         """Read the text before the first of the marks. Return the text and the mark, which is not read.
 
-        Without a mark, return the text up to the end, and the empty string.
+        Without a mark, return the text up to the end, and the empty string. `sink`: it gets the text as it is read.
         """
+        sink = sink or drop_text
         parts: list[str] = []
         while True:
             ends = [(end, mark) for mark in marks if (end := self.text.find(mark, self.at)) >= 0]
@@ -236,8 +243,10 @@ class CallParser:
             keep = 0 if self.ended else max(partial_marker(self.unread, mark) for mark in marks)
             if ends and (end := min(ends))[0] <= len(self.text) - keep:
                 parts.append(self.take(end[0] - self.at))
+                sink(parts[-1])
                 return "".join(parts), end[1]
             parts.append(self.take(len(self.text) - self.at - keep))
+            sink(parts[-1])
             if self.ended:
                 return "".join(parts), ""
             yield
@@ -255,8 +264,9 @@ class CallParser:
 
     def give_back(self, text: str) -> None:
         """Take back `text`, which was read last."""
-        held = self.held
-        self._held = [held[: len(held) - len(text)]]
+        held, self.gave_back = self.held, True
+        self._again += max(0, len(text) - len(held))
+        self._held = [held[: max(0, len(held) - len(text))]]
         self.text, self.at = text + self.unread, 0
 
     def mark(self) -> int:
@@ -385,11 +395,11 @@ class CallParser:
         self._held.clear()
         self.undecided, self.unfinished = False, True
 
-    def add_arguments(self, part: str) -> None:
-        """Send more of the arguments."""
+    def add_arguments(self, part: str, behind: str = "") -> None:
+        """Send more of the arguments. `behind`: text that was read after the sent text. It is held."""
         if part:
             self._arguments.append(part)
-            self._held.clear()
+            self._held = [behind] if behind else []
 
     def complete_call(self) -> None:
         """Mark the arguments as complete, whatever text follows."""

@@ -47,10 +47,42 @@ class Tags:
         return re.compile(rf"(?:{re.escape(self.end)}\s*)?{torn.pattern}")
 
     @cached_property
+    def _at_end(self) -> re.Pattern[str]:
+        """Return a pattern of a tag at the end of a text, complete or not. The value's closing tag may be torn, see
+        `tagged.make_torn_pattern`."""
+        close = self.close
+        tags = [write_beginnings(tag) for tag in (close, close[1:], self.end, self.closing) if tag]
+        tags += [
+            write_beginnings(close[:i], f".{{0,2}}(?:{write_beginnings(close[i + 1 :])})?") for i in range(1, len(close))
+        ]
+        return re.compile(rf"(?:{'|'.join(tags)})\Z", re.DOTALL)
+
+    def is_certain(self, text: str) -> int:
+        """Return the number of characters that belong to a value of this text, whatever follows.
+
+        White space and tags at the end may be no part of the value.
+        """
+        rest = text.rstrip()
+        longest = len(self.close) + len(self.end) + len(self.closing)
+        if found := self._at_end.search(rest, max(0, len(rest) - longest)):
+            rest = rest[: found.start()].rstrip()
+            if self.end and rest.endswith(self.end):
+                rest = rest.removesuffix(self.end).rstrip()
+        return len(rest)
+
+    @cached_property
     def plain(self) -> re.Pattern[str]:
         """Return a pattern of text in which no tag and no JSON string begins."""
         first = {mark[0] for mark in (self.close, self.end, self.closing, self.first, str(self.opening[0])) if mark}
         return re.compile(rf'[^"\\{re.escape("".join(sorted(first)))}]+')
+
+
+def write_beginnings(text: str, then: str = "") -> str:
+    """Return the source of a pattern of the text's beginnings. `then`: the source of what may follow the whole text."""
+    found = then
+    for char in reversed(text):
+        found = re.escape(char) + (f"(?:{found})?" if found else "")
+    return found
 
 
 tags_of = lru_cache(maxsize=64)(Tags)

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand one by one between tags, as bare text. A call is sent when it is complete.
+"""Calls whose arguments stand one by one between tags, as bare text. A text is sent as it is read.
 
 Qwen3-Coder, GLM, MiniMax M2, DeepSeek V3.2 and others write such calls.
 """
@@ -10,6 +10,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
+from tailrace.text.tool_parsers.argument_stream import ArgumentStream, TextStream, choose_text_check
 from tailrace.text.tool_parsers.call_object import json_in_place
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
@@ -18,7 +19,7 @@ from tailrace.text.tool_parsers.lookahead import HOLE, read_torn_tag
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.tag_sequences import Tags, tags_of
 from tailrace.text.tool_parsers.tagged_grammar import CallWriter
-from tailrace.text.tool_parsers.tagged_values import Names, ValueReader
+from tailrace.text.tool_parsers.tagged_values import Form, Names, ValueReader
 from tailrace.text.tool_parsers.values import is_json, json_of
 from tailrace.text.tool_parsers.wrapped import JsonCalls
 
@@ -79,11 +80,7 @@ class Tagged(NamedTuple):
                 if not self.end or (yield from parser.close()):
                     return
                 continue
-            arguments: list[tuple[str, str]] = []
-            while not (yield from self.ended(parser, bool(arguments) or name in parser.tools)):
-                before = {key for key, _ in arguments}
-                arguments.append((yield from self.read_argument(parser, parser.parameters_of(name), before, alone)))
-            parser.add_call(name, arguments)
+            yield from self.read_arguments(parser, ArgumentStream(parser, name), alone)
             yield from parser.skip_ends(self.end)
             if not self.end or (yield from parser.close()):
                 return
@@ -112,32 +109,51 @@ class Tagged(NamedTuple):
             or (yield from parser.comes_one((self.opening, *((self.closing,) if self.end else ()))))
         )
 
-    def read_argument(
-        self, parser: CallParser, parameters: Declared, before: Collection[str], alone: bool
-    ) -> Parsing[tuple[str, str]]:
-        """Read one parameter. Return its name and its value as JSON."""
+    def read_arguments(self, parser: CallParser, call: ArgumentStream, alone: bool) -> Parsing[None]:
+        """Read the parameters of a call and its end."""
+        try:
+            while not (yield from self.ended(parser, bool(call.keys) or call.name in parser.tools)):
+                yield from self.read_argument(parser, call, alone)
+        except NotACallError:
+            call.abort()
+            raise
+        call.end()
+
+    def read_argument(self, parser: CallParser, call: ArgumentStream, alone: bool) -> Parsing[None]:
+        """Read and send one parameter."""
         found = yield from read_holes(parser, self.parameter)
         key, kind = found["KEY"].strip(), found.get("TYPE")
         if NO_KEY.search(key):  # a tag is incomplete
             raise NotACallError(key)
-        declared = parameters.get_property(key)
-        if self.types is not None and kind == self.types[0]:
-            declared = TEXT
+        parameters = parser.parameters_of(call.name)
+        is_json_tag = self.types is not None and kind != self.types[0]
+        declared = parameters.get_property(key) if self.types is None or is_json_tag else TEXT
+        sends, may_be_other = choose_text_check(declared)
         if self.cdata and (yield from parser.accept(CDATA[0])):
-            text = yield from parser.read_until(CDATA[1] + self.close)
-            return key, json_of(text, declared)
-        names = parameters.names()
+            stream = TextStream(call, key, len, may_be_other) if sends else None
+            text = yield from parser.read_until(CDATA[1] + self.close, stream and stream.take)
+        else:
+            tags, names = self.tags, self.list_names(parameters.names(), key, call.keys)
+            sends &= not is_json_tag
+            stream = TextStream(call, key, tags.is_certain, may_be_other, self.own_line) if sends else None
+            reader = ValueReader(parser, tags, declared, names, Form(self.own_line, alone), stream)
+            text, closed = yield from reader.read()
+            if not closed:
+                text = make_torn_pattern(self.close).sub("", text).removesuffix("\n")
+            if self.own_line:
+                text = LINES.sub("", text)
+            if is_json_tag and is_json(text.strip()):
+                call.add(key, replace_halves(text.strip()))  # the parameter's tag declares JSON
+                return
+        if stream is None or not stream.finish(text):
+            call.add(key, json_of(text, declared))
+
+    @staticmethod
+    def list_names(names: Collection[str], key: str, before: Collection[str]) -> Names:
+        """Return the declared parameters except `key`. `before`: the parameters that were read."""
         others = {name for name in names if name != key and name not in before}
-        written = set(names) - others if key in names and key not in before else ()  # so a text is read twice at most
-        reader = ValueReader(parser, self.tags, declared, Names(others, written), self.own_line, alone)
-        text, closed = yield from reader.read()
-        if not closed:
-            text = make_torn_pattern(self.close).sub("", text).removesuffix("\n")
-        if self.own_line:
-            text = LINES.sub("", text)
-        if self.types is not None and kind != self.types[0] and is_json(text.strip()):
-            return key, replace_halves(text.strip())  # the parameter's tag declares JSON
-        return key, json_of(text, declared)
+        # so a text is read twice at most
+        return Names(others, set(names) - others if key in names and key not in before else ())
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
         """Return the grammar of calls of the writer's functions."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from tailrace.text.tool_parsers.argument_stream import TextStream
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.lookahead import END, KEY, match_sequences
 from tailrace.text.tool_parsers.resolve import Declared
@@ -37,19 +38,34 @@ class Names(NamedTuple):
     written: Collection[str]
 
 
+class Form(NamedTuple):
+    """How the value is written; see `ValueReader`."""
+
+    own_line: bool
+    alone: bool
+
+
 class ValueReader:
     """A reader of one value.
 
     Args:
         names: other declared parameters. The text may hold their tags.
-        own_line: tags stand on separate lines.
-        alone: no marker opened the calls. Only the end of a call shows where the calls end.
+        form: own_line: tags stand on separate lines.
+            alone: no marker opened the calls. Only the end of a call shows where the calls end.
+        stream: the sink of a text that leaves as it is read.
     """
 
     def __init__(
-        self, parser: CallParser, tags: Tags, declared: Declared, names: Names, own_line: bool, alone: bool
+        self,
+        parser: CallParser,
+        tags: Tags,
+        declared: Declared,
+        names: Names,
+        form: Form,
+        stream: TextStream | None = None,
     ) -> None:
-        self.parser, self.tags, self.own_line = parser, tags, own_line
+        self.parser, self.tags, self.stream = parser, tags, stream
+        self.own_line, alone = form
         self.others, self.written = names
         self.kinds = declared.get_kinds()
         self.may_be_text = not self.kinds or "string" in self.kinds
@@ -84,6 +100,7 @@ class ValueReader:
         self.json &= not parser.finished and (yield from parser.peek()) in '"[{'
         while True:
             while parser.at >= len(parser.text):
+                self._flush_text()
                 if parser.ended:
                     return (yield from self._fall_back())
                 yield
@@ -91,8 +108,17 @@ class ValueReader:
                 self._take_text(len(run[0]))
             elif self.json and (char := parser.text[parser.at]) in '"\\':
                 yield from self._follow_string(char)
-            elif (found := (yield from self._read_tag())) is not None:
-                return found
+            else:
+                self._flush_text()
+                if (found := (yield from self._read_tag())) is not None:
+                    return found
+
+    def _flush_text(self) -> None:
+        """Send the text that was read, unless the value may end before its last characters."""
+        if self.stream is not None:
+            ending = self.over is not None or self.doubt is not None or self.candidates
+            self.stream.frozen = bool(ending or self.json or self.nested or self.counting or self.pairs)
+            self.stream.flush()
 
     def _take_text(self, length: int) -> None:
         self._keep_text(self.parser.take(length))
@@ -100,6 +126,8 @@ class ValueReader:
     def _keep_text(self, text: str) -> None:
         if text:
             self.parts.append(text)
+            if self.stream is not None:
+                self.stream.feed(text)
             self.length += len(text)
             if not text.isspace():
                 self.visible = self.length
@@ -317,5 +345,7 @@ class ValueReader:
         else:
             raise NotACallError("the end of a value")
         self.parser.give_back(text)
+        if self.stream is not None:
+            self.stream.rewind()
         self._reset_value()
         return (yield from self.read())

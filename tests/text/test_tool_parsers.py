@@ -23,7 +23,7 @@ from tailrace.text.tool_parsers.functions import close_schema
 from tailrace.text.tool_parsers.pythonic import calls_of
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.values import is_json, json_of
-from tool_examples import ALONE, DS, KIMI, STREAMED, WRITERS, written
+from tool_examples import ALONE, DS, KIMI, STREAMED, UNQUOTED, WRITERS, written
 
 THINK = REASONING_FORMATS["think"]
 TOOLS_ASKED = [
@@ -656,11 +656,13 @@ def test_calls_of_a_skipped_thought_are_calls_where_thoughts_hold_none():
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_of_a_parameter_that_is_written_twice_the_last_value_counts(name):
-    """JSON has each name once: readers may refuse a name that comes twice."""
+    """Where arguments go out as they come, the first value has left. Readers of JSON take the last one."""
     text = written(name, [("add", {"s": "x", "n": 1, "z": "y"})])
     text = re.sub("z(?=[^a-z])", "s", text)
     for pieces in ([text], list(text)):
-        assert calls_in(split(name, pieces)) == [("add", '{"s": "y", "n": 1}')]
+        twice = '{"s": "x", "n": 1, "s": "y"}' if name in UNQUOTED else '{"s": "y", "n": 1}'
+        assert calls_in(split(name, pieces)) == [("add", twice)]
+        assert json.loads(twice) == {"s": "y", "n": 1}
 
 
 @pytest.mark.parametrize(

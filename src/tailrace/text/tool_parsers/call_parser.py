@@ -147,8 +147,10 @@ class CallParser:
         """
         held = self.held
         opening = self.opening.strip()
-        if self.undecided and opening and (again := held.rfind(opening)) > held.find(opening):
-            self.text, self.at = held[again:] + self.unread, 0
+        if not opening or not (self.undecided or self.unfinished):
+            return
+        if (again := held.rfind(opening)) > (held.find(opening) if self.undecided else -1):
+            self.text, self.at, self.gave_back = held[again:] + self.unread, 0, True
             self._held = [held[:again]]
 
     # ---- for parsers: reading text
@@ -220,9 +222,10 @@ class CallParser:
         return name
 
     def read_until(self, marker: str, sink: Sink | None = None) -> Parsing[str]:
-        """Read the text before the marker, and the marker. `sink`: see `up_to`. Raise NotACallError if the block ends first.
+        """Read the text before the marker, and the marker. Raise NotACallError if the block ends first.
 
-        In case of the error, all text before the block's end has been read, however the text was split.
+        In case of the error, all text before the block's end has been read, however the text was split. `sink`: see
+        `up_to`.
         """
         text, found = yield from self.up_to(marker, *(() if self.closing is None else (self.closing,)), sink=sink)
         if found != marker:

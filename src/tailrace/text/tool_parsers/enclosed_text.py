@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tailrace.text.tool_parsers.argument_stream import TextStream
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences
 
@@ -37,26 +38,30 @@ class Enclosure:
     def __init__(self, call: tuple[Part, ...], closing: str, between: tuple[Part, ...]) -> None:
         self.call, self.opening, self.closing, self.between = call, str(call[0]), closing, between
 
-    def read(self, parser: CallParser, closing: Closing) -> Parsing[str]:
-        """Read the text and the mark that closes it.
+    def read(self, parser: CallParser, closing: Closing, stream: TextStream | None = None) -> Parsing[str]:
+        """Read the text and the mark that closes it. `stream`: the sink of a text that leaves as it is read.
 
         Raises:
             NotACallError: the text ends before a mark closes it.
         """
-        found, _ = yield from self.search(parser, closing)
+        found, _ = yield from self.search(parser, closing, stream)
         if found is None:
             raise NotACallError(closing.mark)
         return found
 
-    def search(self, parser: CallParser, closing: Closing) -> Parsing[tuple[str | None, str]]:
+    def search(
+        self, parser: CallParser, closing: Closing, stream: TextStream | None = None
+    ) -> Parsing[tuple[str | None, str]]:
         """Read the text and the mark that closes it, like `read`. Return the text, and everything that was read.
 
         The text is None if no mark closes it.
         """
-        text, place = yield from self._read_enclosed(parser, closing, nests=True)
+        text, place = yield from self._read_enclosed(parser, closing, True, stream)
         if place is None:
             parser.give_back(text)
-            text, place = yield from self._read_enclosed(parser, closing, nests=False)
+            if stream is not None:
+                stream.rewind()
+            text, place = yield from self._read_enclosed(parser, closing, False, stream)
         if place is None:
             return None, text
         if place < len(text):
@@ -64,7 +69,9 @@ class Enclosure:
         parser.take(len(closing.mark))
         return text[:place], text
 
-    def _read_enclosed(self, parser: CallParser, closing: Closing, nests: bool) -> Parsing[tuple[str, int | None]]:
+    def _read_enclosed(
+        self, parser: CallParser, closing: Closing, nests: bool, stream: TextStream | None
+    ) -> Parsing[tuple[str, int | None]]:
         """Read up to the mark that closes the text, or else to the end.
 
         Return everything that was read, and the place in it where the text ends. The place is None if no mark closes
@@ -78,7 +85,10 @@ class Enclosure:
         later = [one for one in followers if END not in one and one != (WHITE, self.call[-1])]
         later += [(*one, WHITE, *self.call) for one in ends[:1]]
         while True:
-            part, mark = yield from parser.up_to(close, self.opening, self.closing, str(self.between[0]))
+            if stream is not None:
+                stream.frozen |= bool(depth) or place is not None or over is not None
+            sink = None if stream is None else stream.take
+            part, mark = yield from parser.up_to(close, self.opening, self.closing, str(self.between[0]), sink=sink)
             parts.append(part)
             if not mark or (
                 not depth and mark == self.between[0] and (yield from match_sequences(parser, [self.between]))
@@ -106,3 +116,5 @@ class Enclosure:
                 elif place is None and (yield from match_sequences(parser, [(close, *one) for one in loose])):
                     place = len("".join(parts))
             parts.append(parser.take(len(mark)))
+            if stream is not None:
+                stream.feed(mark)

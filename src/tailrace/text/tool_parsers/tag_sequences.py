@@ -53,7 +53,8 @@ class Tags:
         close = self.close
         tags = [write_beginnings(tag) for tag in (close, close[1:], self.end, self.closing) if tag]
         tags += [
-            write_beginnings(close[:i], f".{{0,2}}(?:{write_beginnings(close[i + 1 :])})?") for i in range(1, len(close))
+            write_beginnings(close[:i], f".{{0,2}}(?:{write_beginnings(close[i + 1 :])})?")
+            for i in range(1, len(close))
         ]
         return re.compile(rf"(?:{'|'.join(tags)})\Z", re.DOTALL)
 
@@ -64,10 +65,8 @@ class Tags:
         """
         rest = text.rstrip()
         longest = len(self.close) + len(self.end) + len(self.closing)
-        if found := self._at_end.search(rest, max(0, len(rest) - longest)):
+        while found := self._at_end.search(rest, max(0, len(rest) - longest)):
             rest = rest[: found.start()].rstrip()
-            if self.end and rest.endswith(self.end):
-                rest = rest.removesuffix(self.end).rstrip()
         return len(rest)
 
     @cached_property

@@ -1,14 +1,25 @@
-"""MiniMax M3's calls, whose values are nested tags instead of JSON. A call is sent when it is complete."""
+"""MiniMax M3's calls, whose values are nested tags instead of JSON.
+
+A text is sent as it is read, unless it is nested.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from tailrace.base.json_schema import iter_subschemas
+from tailrace.text.tool_parsers.argument_stream import ArgumentStream, TextStream, choose_text_check
 from tailrace.text.tool_parsers.call_object import json_in_place
-from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing, write_object
+from tailrace.text.tool_parsers.call_parser import (
+    WHITE,
+    CallParser,
+    NotACallError,
+    Parsing,
+    partial_marker,
+    write_object,
+)
 from tailrace.text.tool_parsers.enclosed_text import Closing, Enclosure
 from tailrace.text.tool_parsers.functions import Function
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, escape_pattern, quote_literal
@@ -39,13 +50,31 @@ class TagTree(NamedTuple):
                 yield from parser.expect(f"{self.mark}</invoke>")
                 parser.end_call()
             else:
-                pairs: list[tuple[str, str]] = []
-                while not (yield from self.over(parser)):
-                    pairs.append((yield from self.pair(parser, parser.parameters_of(name), "invoke", 0)))
-                parser.add_call(name, pairs)
+                yield from self.read_arguments(parser, ArgumentStream(parser, name))
             yield from parser.skip_ends(f"{self.mark}</invoke>")
             if (yield from parser.close()):
                 return
+
+    def read_arguments(self, parser: CallParser, call: ArgumentStream) -> Parsing[None]:
+        """Read the parameters of a call and its end."""
+        try:
+            while not (yield from self.over(parser)):
+                key, declared = yield from self.read_tag(parser, parser.parameters_of(call.name))
+                sends, may_be_other = choose_text_check(declared)
+                stream = TextStream(call, key, self.is_certain, may_be_other) if sends else None
+                value = yield from self.value(parser, declared, (key, "invoke"), 0, stream)
+                if value:
+                    call.add(key, value)
+        except NotACallError:
+            call.abort()
+            raise
+        call.end()
+
+    def is_certain(self, text: str) -> int:
+        """Return the number of characters that belong to a value of this text, whatever follows."""
+        at = text.find(self.mark)
+        rest = text[:at] if at >= 0 else text[: len(text) - partial_marker(text, self.mark)]
+        return len(rest.removesuffix("\n"))
 
     def over(self, parser: CallParser) -> Parsing[bool]:
         """Read the tag that ends a call. Return True if the call has ended.
@@ -63,19 +92,39 @@ class TagTree(NamedTuple):
         yield from parser.read_whitespace()
         return (yield from parser.accept(f"{self.mark}</{key}>"))
 
-    def pair(self, parser: CallParser, declared: Declared, around: str, depth: int) -> Parsing[tuple[str, str]]:
-        """Read a key and its value. Return the value as JSON. `around`: the tag that encloses both."""
-        if depth > MAX_DEPTH:
-            raise NotACallError("deeper")
+    def read_tag(self, parser: CallParser, declared: Declared) -> Parsing[tuple[str, Declared]]:
+        """Read the tag of a key. Return the key, and what is declared of its value."""
         yield from parser.expect(f"{self.mark}<")
         key = yield from parser.read_until(">")
-        inner = declared.items() if key == "item" and "array" in declared.get_kinds() else declared.get_property(key)
-        kinds = inner.get_kinds()
+        is_item = key == "item" and "array" in declared.get_kinds()
+        return key, declared.items() if is_item else declared.get_property(key)
+
+    def value(
+        self, parser: CallParser, inner: Declared, tags: tuple[str, str], depth: int, stream: TextStream | None = None
+    ) -> Parsing[str]:
+        """Read a value. Return it as JSON, or "" if it was sent.
+
+        `tags`: its key, and the tag that encloses both. `stream`: the sink of a text that leaves as it is read.
+        """
+        if depth > MAX_DEPTH:
+            raise NotACallError("deeper")
+        (key, _), kinds = tags, inner.get_kinds()
         if kinds != {"string"} and (yield from match_sequences(parser, [(WHITE, f"{self.mark}<", NAME)])):
             pairs: list[tuple[str, str]] = []
             while not (yield from self.ends(parser, key)):
-                pairs.append((yield from self.pair(parser, inner, key, depth + 1)))
-            return key, tree_of(pairs, inner)
+                name, declared = yield from self.read_tag(parser, inner)
+                pairs.append((name, (yield from self.value(parser, declared, (name, key), depth + 1))))
+            return tree_of(pairs, inner)
+        text = yield from self.text(parser, kinds, tags, stream)
+        if not text.strip() and kinds & {"object", "array"} and "string" not in kinds:
+            return "[]" if "array" in kinds else "{}"
+        return "" if stream is not None and stream.finish(text) else json_of(text, inner)
+
+    def text(
+        self, parser: CallParser, kinds: Collection[str], tags: tuple[str, str], stream: TextStream | None
+    ) -> Parsing[str]:
+        """Read a value without tags inside, and its closing tag."""
+        key, around = tags
         begin = f'{self.mark}<invoke name="'
         between = (f"{self.mark}</invoke>", WHITE, begin)
         enclosure = Enclosure((self.opening, WHITE, begin), self.closing, between)
@@ -88,16 +137,14 @@ class TagTree(NamedTuple):
             followers, ends = (followers, last) if not kinds or "string" in kinds else (followers + last, [])
         else:
             followers.append(end)
-        text, rest = yield from enclosure.search(parser, Closing(f"{self.mark}</{key}>", followers, ends, [()]))
+        text, rest = yield from enclosure.search(parser, Closing(f"{self.mark}</{key}>", followers, ends, [()]), stream)
         if text is None:  # the closing tag is missing
             parser.give_back(rest)
             text, found = yield from parser.up_to(f"{self.mark}<")
             text = text.removesuffix("\n")
             if not found or not kinds:
                 raise NotACallError(key)
-        if not text.strip() and kinds & {"object", "array"} and "string" not in kinds:
-            return key, "[]" if "array" in kinds else "{}"
-        return key, json_of(text, inner)
+        return text
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
         """Return the grammar of all calls between one pair of markers."""

@@ -1,5 +1,5 @@
-"""Gemma's calls, whose nested values are braces with quoted texts instead of JSON. A call is sent when it is
-complete."""
+"""Gemma's calls, whose nested values are braces with quoted texts instead of JSON. A text is sent as it is read,
+unless it is nested."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tailrace.text.tool_parsers.argument_stream import ArgumentStream, TextStream
 from tailrace.text.tool_parsers.call_object import skip_braces
 from tailrace.text.tool_parsers.call_parser import (
     WHITE,
@@ -41,14 +42,14 @@ class Gemma(NamedTuple):
     closing: str
     quote: str
 
-    def text(self, parser: CallParser, *followers: tuple[Part, ...]) -> Parsing[str]:
-        """Read a text and the mark after it."""
+    def text(self, parser: CallParser, *followers: tuple[Part, ...], stream: TextStream | None = None) -> Parsing[str]:
+        """Read a text and the mark after it. `stream`: the sink of a text that leaves as it is read."""
         call = (self.opening, WHITE, "call:")
         enclosure = Enclosure(call, self.closing, (self.closing, WHITE, *call))
         ends = [one for one in followers if self.closing in one]
         others = [one for one in followers if self.closing not in one]
         loose = [(WHITE, mark) for mark in (*",}]", self.closing)]
-        return (yield from enclosure.read(parser, Closing(self.quote, others, ends, loose)))
+        return (yield from enclosure.read(parser, Closing(self.quote, others, ends, loose), stream))
 
     def list_followers(self, depth: int) -> list[tuple[Part, ...]]:
         """Return what may follow a value in an object. `depth`: 1 is the object of all arguments."""
@@ -69,21 +70,44 @@ class Gemma(NamedTuple):
             name = yield from parser.read_name()
             parser.require_declared(name)
             yield from parser.read_whitespace()
-            pairs = yield from self.read_pairs(parser, parser.parameters_of(name), 0)
-            parser.add_call(name, pairs)
+            call = ArgumentStream(parser, name)
+            try:
+                yield from self.read_arguments(parser, call)
+            except NotACallError:
+                call.abort()
+                raise
+            call.end()
             yield from skip_braces(parser)
             if (yield from parser.close()) or (yield from parser.peek()) != "c":
                 return
 
+    def read_arguments(self, parser: CallParser, call: ArgumentStream) -> Parsing[None]:
+        """Read and send the object of all arguments."""
+        declared, then = parser.parameters_of(call.name), self.list_followers(1)
+        yield from self.read_opening(parser)
+        while not (yield from self.read_bracket(parser, "}", call.keys)):
+            key = yield from self.read_key(parser)
+            yield from parser.read_whitespace()
+            if (yield from parser.accept(self.quote)):
+                stream = TextStream(call, key, len)
+                text = yield from self.text(parser, *then, stream=stream)
+                if not stream.finish(text):
+                    call.add(key, in_json(text))
+            else:
+                call.add(key, (yield from self.value(parser, declared.get_property(key), 1, then)))
+            yield from self.read_commas(parser, "}")
+
+    def read_opening(self, parser: CallParser) -> Parsing[None]:
+        """Read the opening brace of an object, and commas after it."""
+        yield from parser.expect("{")
+        yield from parser.read_span(COMMAS, drop_text)
+
     def read_pairs(self, parser: CallParser, declared: Declared, depth: int) -> Parsing[list[tuple[str, str]]]:
         """Read an object. Return its keys and values."""
         found: list[tuple[str, str]] = []
-        yield from parser.expect("{")
-        yield from parser.read_span(COMMAS, drop_text)
+        yield from self.read_opening(parser)
         while not (yield from self.read_bracket(parser, "}", found)):
-            key = yield from self.key(parser)
-            yield from parser.read_whitespace()
-            yield from parser.expect(":")
+            key = yield from self.read_key(parser)
             inner, then = declared.get_property(key), self.list_followers(depth + 1)
             found.append((key, (yield from self.value(parser, inner, depth + 1, then))))
             yield from self.read_commas(parser, "}")
@@ -99,6 +123,13 @@ class Gemma(NamedTuple):
     def read_bracket(self, parser: CallParser, bracket: str, found: Sequence[Any]) -> Parsing[bool]:
         """Read a closing bracket, which may be missing at the end of the block. Return True if the brackets end."""
         return (yield from parser.accept(bracket)) or (bool(found) and (yield from parser.comes_one(parser.ends)))
+
+    def read_key(self, parser: CallParser) -> Parsing[str]:
+        """Read a key and its colon."""
+        key = yield from self.key(parser)
+        yield from parser.read_whitespace()
+        yield from parser.expect(":")
+        return key
 
     def key(self, parser: CallParser) -> Parsing[str]:
         """Read a key, which some models quote."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.text.tool_parsers.formats import ToolFormat
-from tool_examples import STREAMED, TAGGED, TREES, written
+from tool_examples import STREAMED, TAGGED, TREES, UNQUOTED, written
 
 CALL = ("NAME", {"a": 1, "b": "x"})
 REFERENCE = "It does not follow the reference in an optional object, so the value stays a text."
@@ -88,11 +88,10 @@ def row(name: str, one: ToolFormat) -> str:
     """A format in the table."""
     call = written(name, [CALL]).replace("\n", " ").replace("|", "\\|")
     vllm, sglang = (", ".join(f"`{other}`" for other in names) for names in (one.vllm, one.sglang))
+    streams = "yes" if name in STREAMED else "texts" if name in UNQUOTED else ""
     if name in TREES:
         forced = "nested"
     else:
         separate = name in TAGGED or name not in STREAMED
         forced = "separate" if separate else "all"
-    return (
-        f"| `{name}` | {one.models} | `{call}` | {vllm} | {sglang} | {'yes' if name in STREAMED else ''} | {forced} |\n"
-    )
+    return f"| `{name}` | {one.models} | `{call}` | {vllm} | {sglang} | {streams} | {forced} |\n"

@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
-from tailrace.text.tool_parsers.argument_stream import TextStream, choose_text_check
+from tailrace.text.tool_parsers.argument_stream import ArgumentText, choose_text_check
 from tailrace.text.tool_parsers.resolve import Declared
 from tailrace.text.tool_parsers.tag_sequences import Tags
 from tool_examples import UNQUOTED, WRITERS, plain, written
@@ -111,11 +111,11 @@ def test_the_law_sees_a_text_that_leaves_too_early(fault, monkeypatch):
         case "end":
             monkeypatch.setattr(Tags, "is_certain", lambda self, text: len(text))
         case "frozen":
-            monkeypatch.setattr(TextStream, "frozen", property(lambda _: False, lambda _, value: None), raising=False)
+            monkeypatch.setattr(ArgumentText, "frozen", property(lambda _: False, lambda _, value: None), raising=False)
         case "null":
             monkeypatch.setattr("tailrace.text.tool_parsers.tagged.choose_text_check", lambda declared: (True, None))
         case _:
-            monkeypatch.setattr(TextStream, "rewind", lambda self: None)
+            monkeypatch.setattr(ArgumentText, "rewind", lambda self: None)
     assert [read(form, list(text)) for form, text in cases] != good
 
 

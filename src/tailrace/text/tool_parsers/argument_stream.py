@@ -30,7 +30,7 @@ class ArgumentStream:
     def __init__(self, parser: CallParser, name: str) -> None:
         self.parser, self.name = parser, name
         self.keys: list[str] = []  # the parameters that were sent, at least in part
-        self.text: TextStream | None = None  # a text of which only a part was sent
+        self.text: ArgumentText | None = None  # a text of which only a part was sent
 
     def add(self, key: str, value: str) -> None:
         """Send a whole value, which is JSON."""
@@ -65,7 +65,7 @@ class ArgumentStream:
                 self.parser.add_arguments("}" if self.text is None else '"}')
 
 
-class TextStream:
+class ArgumentText:
     """A text that is sent as it is read.
 
     Args:

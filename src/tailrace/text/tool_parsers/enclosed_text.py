@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tailrace.text.tool_parsers.argument_stream import TextStream
+from tailrace.text.tool_parsers.argument_stream import ArgumentText
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.lookahead import END, Part, match_sequences
 
@@ -38,7 +38,7 @@ class Enclosure:
     def __init__(self, call: tuple[Part, ...], closing: str, between: tuple[Part, ...]) -> None:
         self.call, self.opening, self.closing, self.between = call, str(call[0]), closing, between
 
-    def read(self, parser: CallParser, closing: Closing, stream: TextStream | None = None) -> Parsing[str]:
+    def read(self, parser: CallParser, closing: Closing, stream: ArgumentText | None = None) -> Parsing[str]:
         """Read the text and the mark that closes it. `stream`: the sink of a text that leaves as it is read.
 
         Raises:
@@ -50,7 +50,7 @@ class Enclosure:
         return found
 
     def search(
-        self, parser: CallParser, closing: Closing, stream: TextStream | None = None
+        self, parser: CallParser, closing: Closing, stream: ArgumentText | None = None
     ) -> Parsing[tuple[str | None, str]]:
         """Read the text and the mark that closes it, like `read`. Return the text, and everything that was read.
 
@@ -70,7 +70,7 @@ class Enclosure:
         return text[:place], text
 
     def _read_enclosed(
-        self, parser: CallParser, closing: Closing, nests: bool, stream: TextStream | None
+        self, parser: CallParser, closing: Closing, nests: bool, stream: ArgumentText | None
     ) -> Parsing[tuple[str, int | None]]:
         """Read up to the mark that closes the text, or else to the end.
 

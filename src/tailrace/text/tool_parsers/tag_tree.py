@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from tailrace.base.json_schema import iter_subschemas
-from tailrace.text.tool_parsers.argument_stream import ArgumentStream, TextStream, choose_text_check
+from tailrace.text.tool_parsers.argument_stream import ArgumentStream, ArgumentText, choose_text_check
 from tailrace.text.tool_parsers.call_object import json_in_place
 from tailrace.text.tool_parsers.call_parser import (
     WHITE,
@@ -61,7 +61,7 @@ class TagTree(NamedTuple):
             while not (yield from self.over(parser)):
                 key, declared = yield from self.read_tag(parser, parser.parameters_of(call.name))
                 sends, may_be_other = choose_text_check(declared)
-                stream = TextStream(call, key, self.is_certain, may_be_other) if sends else None
+                stream = ArgumentText(call, key, self.is_certain, may_be_other) if sends else None
                 value = yield from self.value(parser, declared, (key, "invoke"), 0, stream)
                 if value:
                     call.add(key, value)
@@ -100,7 +100,7 @@ class TagTree(NamedTuple):
         return key, declared.items() if is_item else declared.get_property(key)
 
     def value(
-        self, parser: CallParser, inner: Declared, tags: tuple[str, str], depth: int, stream: TextStream | None = None
+        self, parser: CallParser, inner: Declared, tags: tuple[str, str], depth: int, stream: ArgumentText | None = None
     ) -> Parsing[str]:
         """Read a value. Return it as JSON, or "" if it was sent.
 
@@ -121,7 +121,7 @@ class TagTree(NamedTuple):
         return "" if stream is not None and stream.finish(text) else json_of(text, inner)
 
     def text(
-        self, parser: CallParser, kinds: Collection[str], tags: tuple[str, str], stream: TextStream | None
+        self, parser: CallParser, kinds: Collection[str], tags: tuple[str, str], stream: ArgumentText | None
     ) -> Parsing[str]:
         """Read a value without tags inside, and its closing tag."""
         key, around = tags

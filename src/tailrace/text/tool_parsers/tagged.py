@@ -10,7 +10,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-from tailrace.text.tool_parsers.argument_stream import ArgumentStream, TextStream, choose_text_check
+from tailrace.text.tool_parsers.argument_stream import ArgumentStream, ArgumentText, choose_text_check
 from tailrace.text.tool_parsers.call_object import json_in_place
 from tailrace.text.tool_parsers.call_parser import CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
@@ -130,12 +130,12 @@ class Tagged(NamedTuple):
         declared = parameters.get_property(key) if self.types is None or is_json_tag else TEXT
         sends, may_be_other = choose_text_check(declared)
         if self.cdata and (yield from parser.accept(CDATA[0])):
-            stream = TextStream(call, key, len, may_be_other) if sends else None
+            stream = ArgumentText(call, key, len, may_be_other) if sends else None
             text = yield from parser.read_until(CDATA[1] + self.close, stream and stream.take)
         else:
             tags, names = self.tags, self.list_names(parameters.names(), key, call.keys)
             sends &= not is_json_tag
-            stream = TextStream(call, key, tags.is_certain, may_be_other, self.own_line) if sends else None
+            stream = ArgumentText(call, key, tags.is_certain, may_be_other, self.own_line) if sends else None
             reader = ValueReader(parser, tags, declared, names, Form(self.own_line, alone), stream)
             text, closed = yield from reader.read()
             if not closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from tailrace.text.tool_parsers.argument_stream import TextStream
+from tailrace.text.tool_parsers.argument_stream import ArgumentText
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, NotACallError, Parsing
 from tailrace.text.tool_parsers.lookahead import END, KEY, match_sequences
 from tailrace.text.tool_parsers.resolve import Declared
@@ -62,7 +62,7 @@ class ValueReader:
         declared: Declared,
         names: Names,
         form: Form,
-        stream: TextStream | None = None,
+        stream: ArgumentText | None = None,
     ) -> None:
         self.parser, self.tags, self.stream = parser, tags, stream
         self.own_line, alone = form

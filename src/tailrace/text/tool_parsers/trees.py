@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tailrace.text.tool_parsers.argument_stream import ArgumentStream, TextStream
+from tailrace.text.tool_parsers.argument_stream import ArgumentStream, ArgumentText
 from tailrace.text.tool_parsers.call_object import skip_braces
 from tailrace.text.tool_parsers.call_parser import (
     WHITE,
@@ -42,7 +42,9 @@ class Gemma(NamedTuple):
     closing: str
     quote: str
 
-    def text(self, parser: CallParser, *followers: tuple[Part, ...], stream: TextStream | None = None) -> Parsing[str]:
+    def text(
+        self, parser: CallParser, *followers: tuple[Part, ...], stream: ArgumentText | None = None
+    ) -> Parsing[str]:
         """Read a text and the mark after it. `stream`: the sink of a text that leaves as it is read."""
         call = (self.opening, WHITE, "call:")
         enclosure = Enclosure(call, self.closing, (self.closing, WHITE, *call))
@@ -89,7 +91,7 @@ class Gemma(NamedTuple):
             key = yield from self.read_key(parser)
             yield from parser.read_whitespace()
             if (yield from parser.accept(self.quote)):
-                stream = TextStream(call, key, len)
+                stream = ArgumentText(call, key, len)
                 text = yield from self.text(parser, *then, stream=stream)
                 if not stream.finish(text):
                     call.add(key, in_json(text))

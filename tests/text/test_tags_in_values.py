@@ -476,20 +476,27 @@ def test_a_text_without_its_last_quote_does_not_reach_into_the_next_call(form):
     shape = TOOL_FORMATS[form].shape
     assert isinstance(shape, Gemma)
     head, _, tail = first.rpartition(shape.quote)
-    calls, said = read_all(form, f"{head}{tail}{shape.opening}{second}")
-    assert (calls, said) == ([("other", {"s": "y", "n": 1})], head + tail)
+    text = f"{head}{tail}{shape.opening}{second}"
+    whole = read(form, [text])
+    assert read(form, list(text)) == whole
+    [(name, arguments), other], _, unfinished = whole
+    assert (name, json.loads(arguments)["s"][:1], unfinished) == ("add", "x", True)  # its text had left
+    assert (other[0], json.loads(other[1])) == ("other", {"s": "y", "n": 1})
 
 
-def test_a_call_that_was_cut_between_two_parameters_is_no_call():
+def test_a_call_that_was_cut_between_two_parameters_is_a_call_that_was_cut():
     mark = "]<]minimax[>["
     for size in range(len(mark) + 3):  # the tag may be that of `s`
         text = f'{mark}<tool_call>\n{mark}<invoke name="add">{mark}<s>x{f"{mark}</"[:size]}'
-        assert read_all("minimax_m3", text, cut=True) == ([], text)
+        calls, said, unfinished = read("minimax_m3", [text], cut=True)
+        assert read("minimax_m3", list(text), cut=True) == (calls, said, unfinished)
+        assert (calls, unfinished) == ([("add", '{"s": "x')], True)
+        assert mark.startswith(said.removesuffix("</"[: len(said) - len(mark)] or "?"))  # a torn tag is content
     for form, text in (
         ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=s>\nx\n</parameter>\n"),
         ("glm4", "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n"),
     ):
-        assert read_all(form, text, cut=True) == ([], text)
+        assert read(form, [text], cut=True) == read(form, list(text), cut=True) == ([("add", '{"s": "x"')], "", True)
         assert read_all(form, text)[0] == [("add", {"s": "x"})]
     whole = "<tool_call>\n<function=add>\n<parameter=s>\nx\n</parameter>\n</function>\n"
     assert read_all("qwen3_coder", whole, cut=True) == ([("add", {"s": "x"})], "")
@@ -505,13 +512,13 @@ def test_a_call_leaves_with_its_last_tag_unless_a_text_is_its_last_value(form):
         waits = last == "s"
         splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(tools))
         text = written(form, [("add", {"s": "</y>"} | others)])
-        splitter.feed(text)
-        assert splitter.calls == (not waits), last
-        splitter.feed("\n" + text)
-        assert splitter.calls == 2 - waits, last
-        splitter.feed(" ok")
-        splitter.flush()
-        assert splitter.calls == 2
+        whole = json.dumps({"s": "</y>"} | others)
+        came: list[str] = []
+        for piece in (text, "\n" + text, " ok", None):
+            segments = splitter.flush() if piece is None else splitter.feed(piece)
+            came.append("".join(segment.call.arguments for segment in segments if segment.call is not None))
+        assert "".join(came) == whole * 2
+        assert (came[0] == whole, came[1].endswith("}")) == (not waits, not waits), last
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in of_shape(Addressed, Headed)])

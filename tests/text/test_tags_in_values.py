@@ -490,8 +490,9 @@ def test_a_call_that_was_cut_between_two_parameters_is_a_call_that_was_cut():
         text = f'{mark}<tool_call>\n{mark}<invoke name="add">{mark}<s>x{f"{mark}</"[:size]}'
         calls, said, unfinished = read("minimax_m3", [text], cut=True)
         assert read("minimax_m3", list(text), cut=True) == (calls, said, unfinished)
-        assert (calls, unfinished) == ([("add", '{"s": "x')], True)
-        assert mark.startswith(said.removesuffix("</"[: len(said) - len(mark)] or "?"))  # a torn tag is content
+        ends = '"' if size > len(mark) else ""  # another tag ends the text
+        assert (calls, unfinished) == ([("add", '{"s": "x' + ends)], True)
+        assert f"{mark}</".startswith(said)  # a torn tag is content
     for form, text in (
         ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=s>\nx\n</parameter>\n"),
         ("glm4", "<tool_call>add\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n"),

@@ -260,6 +260,7 @@ class ServerConfig(Section, frozen=True):
     - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
       reads the checkpoint's response template, or its vocabulary and chat template. none leaves everything in the
       content.
+    - reasoning_budget_message: closing words of a thought that the server ends.
     - reasoning_field: what the answer of a chat calls the thoughts of the model.
     - foreign_tools: tools that only a vendor's server can run: drop them with a warning if other tools are left, or
       refuse the request.
@@ -316,6 +317,7 @@ class ServerConfig(Section, frozen=True):
     log_requests: bool = True
     page: bool = True
     reasoning_parser: str = "auto"
+    reasoning_budget_message: str = ""
     tool_parser: str = "auto"
 
     @property

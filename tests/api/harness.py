@@ -26,7 +26,7 @@ from tailrace.grammar.service import Grammars
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.async_client import AsyncClient
-from tailrace.wire.messages import Abort, ModelInfo, Submit
+from tailrace.wire.messages import Abort, EndThoughts, ModelInfo, Submit
 from tailrace.wire.stream_table import StreamTable
 
 NAME = "scripted"
@@ -125,12 +125,14 @@ class LocalClient(AsyncClient):
         self._pump = asyncio.create_task(self._run())
         return self.model
 
-    def send(self, message: Submit | Abort) -> None:
+    def send(self, message: Submit | Abort | EndThoughts) -> None:
         """What would go over the socket."""
         if isinstance(message, Submit):
             self.engine.submit(message)
-        else:
+        elif isinstance(message, Abort):
             self.engine.abort(message)
+        else:
+            self.engine.end_thoughts(message)
 
     async def _run(self) -> None:
         while True:

@@ -44,7 +44,8 @@ def played(
     while wanted or forced:
         token = forced.pop(0) if forced else wanted.pop(0)
         said += TOKENIZER.text_of(token)
-        more = watch.push(token)
+        watch.read(token)
+        more = watch.close()
         assert not (more and forced), "asked again while it is being closed"
         forced += more
     return said

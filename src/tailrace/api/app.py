@@ -33,7 +33,7 @@ from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import get_metrics
 from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.page import get_asset, get_fields, get_index, get_status, redirect_page
-from tailrace.api.routes.requests import cancel_request
+from tailrace.api.routes.requests import cancel_request, control_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
 from tailrace.api.routes.stored_responses import (
     cancel_response,
@@ -70,6 +70,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/explain", explain_output),
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
+    ("POST", "/v1/chat/completions/control", control_request),
+    ("POST", "/v1/chat/completions/{id:path}/control", control_request),
     ("POST", "/tokenize", tokenize_input),
     ("POST", "/detokenize", detokenize_tokens),
     ("GET", "/openapi.json", get_openapi),

@@ -218,6 +218,10 @@ class BeamRequest:
             self._cut = cause
             self._end_request(cause)
 
+    def end_thoughts(self) -> bool:
+        """Return False: a thought of a beam ends only where the model ends it."""
+        return False
+
     def abort(self, cause: str) -> None:
         """End the search; no beam is returned. Idempotent."""
         if not self._search.done and not self._aborted:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tailrace.errors import ParameterError, format_json
 from tailrace.request.options import MarkedSpan, ThinkingBudget
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.harmony import MESSAGE, START, HarmonySplitter
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tailrace.api.schema.chat import ChatRequest
     from tailrace.api.service import Service
 
+WORDS = "reasoning_budget_message"
+MAX_WORDS = 4096  # characters of closing words
 PROMPT_END = 64  # tokens that tell whether the template has opened the reasoning
 
 
@@ -160,23 +163,63 @@ def encode_marker(service: Service, marker: str) -> tuple[int, ...]:
 
 def channel_fields(service: Service, ask: ChatRequest, channels: Channels) -> dict[str, Any]:
     """The fields of SamplingParams that follow from the channels: special tokens that are shown, spans without stops,
-    and the thinking budget."""
+    and what ends a thought.
+
+    Raises:
+        ParameterError: see encode_words.
+    """
     tokenizer, form = service.tokenizer, service.reasoning
     ids = (tokenizer.backend.token_to_id(mark) for mark in channels.marks)
     shown = tuple(sorted(tokenizer.special_ids.intersection(id for id in ids if id is not None)))
     outside = channels.spans if ask.stop_scope == "content" else ()
-    thinking = None
-    if ask.thinking_token_budget is not None:
-        assert form is not None  # see check_budget
-        if (span := channels.thought) is not None:
-            models = None if channels.tools is None or form.harmony else channels.tools.models
-            names = [name for name, tools in TOOL_FORMATS.items() if tools.models == models]
-            thinking = ThinkingBudget(
-                max_tokens=ask.thinking_token_budget,
-                span=span,
-                closing_token_ids=tuple(tokenizer.encode(form.closing, add_special_tokens=False)),
-                tool_format=names[0] if names else "",
-                calls=form.calls,
-                also=form.also,
-            )
+    words = encode_words(service, ask.reasoning_budget_message, channels)
+    thinking, span = None, channels.thought
+    if form is not None and form.split and span is not None and may_end_thoughts(ask):
+        models = None if channels.tools is None or form.harmony else channels.tools.models
+        names = [name for name, tools in TOOL_FORMATS.items() if tools.models == models]
+        thinking = ThinkingBudget(
+            max_tokens=ask.thinking_token_budget,
+            span=span,
+            closing_token_ids=encode_marker(service, form.closing),
+            words_token_ids=words,
+            tool_format=names[0] if names else "",
+            calls=form.calls,
+            also=form.also,
+        )
     return {"shown_token_ids": shown, "stop_outside": outside, "thinking": thinking}
+
+
+def may_end_thoughts(ask: ChatRequest) -> bool:
+    """Return whether something other than the model may end a thought: a budget, the client, or a loop.
+
+    Forced tokens can't be had with banned text, or in a beam search. Then a loop ends the sequence.
+    """
+    bound = bool(ask.use_beam_search or ask.banned_strings or ask.banned_regex)
+    loops = ask.repetition_detection is not None and not bound
+    return ask.thinking_token_budget is not None or bool(ask.reasoning_control) or loops
+
+
+def encode_words(service: Service, given: str | None, channels: Channels) -> tuple[int, ...]:
+    """Return the token ids of the words that close a thought. given: the request's words; None: those of the server.
+
+    Raises:
+        ParameterError: the words are too long, or would be more than text of the thought.
+    """
+    words = service.config.reasoning_budget_message if given is None else given
+    form, tokenizer = channels.reasoning, service.tokenizer
+    if not words or (given is None and (form is None or not form.split)):
+        return ()
+    if form is None or not form.split:
+        raise ParameterError(
+            f"{WORDS}: how this model marks its thinking is not known (--reasoning-parser names it)", WORDS
+        )
+    if len(words) > MAX_WORDS:
+        raise ParameterError(f"{WORDS} must have at most {MAX_WORDS} characters, got {len(words)}", WORDS)
+    ids = encode_marker(service, words)
+    markers = (*form.openings, *form.closings, *(span.opening for span in channels.tool_spans))
+    found = next((marker for marker in markers if marker in words), None)
+    if found is None:
+        found = next((tokenizer.token_of(id) for id in ids if id in tokenizer.special_ids), None)
+    if found is not None:
+        raise ParameterError(f"{WORDS} must be text of a thought, got {format_json(found)} in it", WORDS)
+    return ids

@@ -158,6 +158,15 @@ class Generation:
             for stream in self._streams:
                 stream.abort(cause, keep=True)
 
+    def end_thoughts(self) -> bool:
+        """Close the open thoughts; the answers follow. Return False if the engine does not watch the request's
+        thoughts."""
+        if self.params.thinking is None:
+            return False
+        for stream in self._streams:
+            stream.end_thoughts()
+        return True
+
     def abort(self, cause: str) -> None:
         """End the open sequences; nothing more comes of them. Idempotent."""
         if self._open:

@@ -28,6 +28,8 @@ ABSENT = (
     *("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "explain", "return_sampling_mask"),
     *("stream_options", "prompt_logprob_token_ids"),
 )
+# fields beyond the sampling fields that mean what they mean in a chat
+PASSED = ("negative_prompt", "separate_reasoning", "stop_scope", "reasoning_budget_message", "reasoning_control")
 
 
 def to_chat(ask: MessagesRequest) -> ChatInput:
@@ -52,7 +54,7 @@ def to_chat(ask: MessagesRequest) -> ChatInput:
     chat = msgspec.structs.replace(
         chat,
         **{name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}
-        | {name: getattr(ask, name) for name in ("negative_prompt", "separate_reasoning", "stop_scope")},
+        | {name: getattr(ask, name) for name in PASSED},
         thinking_token_budget=None if ask.thinking is None else ask.thinking.budget_tokens,
         response_format=None if form is None else JsonSchemaFormat(JsonSchema(form.schema)),
     )

@@ -22,7 +22,7 @@ from tailrace.api.schema.explain import ExplainAnswer, ExplainRequest, TokenExpl
 from tailrace.api.schema.generate import NativeAnswer, NativeRequest
 from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObject, MessagesRequest
 from tailrace.api.schema.models import ModelCard, ModelList
-from tailrace.api.schema.requests import Cancelled
+from tailrace.api.schema.requests import Cancelled, Controlled, ControlRequest
 from tailrace.api.schema.responses import Deleted, ItemList, ResponseObject, ResponsesRequest, ResponseTokens
 from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.params import FIELDS
@@ -46,6 +46,7 @@ class Operation(NamedTuple):
     streams: bool = False
 
 
+CONTROLLING = (400, 401, 404, 413, 415, 503)
 GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
 COUNTING = (400, 401, 404, 413, 415, 429, 503)  # of endpoints that tokenize, and run no step
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -75,6 +76,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/explain"): Operation("Why the tokens of an output came", ExplainRequest, ExplainAnswer, GENERATING),
     ("DELETE", "/v1/requests/{id}"): Operation(
         "End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)
+    ),
+    ("POST", "/v1/chat/completions/control"): Operation(
+        "End a running thought or answer", ControlRequest, Controlled, CONTROLLING
+    ),
+    ("POST", "/v1/chat/completions/{id}/control"): Operation(
+        "End a running thought or answer", ControlRequest, Controlled, CONTROLLING
     ),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),

@@ -45,7 +45,7 @@ from tailrace.params import SamplingParams
 Additions = tuple[Mapping[str, Any], str]
 
 
-BUDGET = "thinking_token_budget"
+BUDGET, CONTROL = "thinking_token_budget", "reasoning_control"
 # a field whose plain use needs no grammar → what of it does
 GUIDED_CALLS = {"tools": "tools: a forced call, strict tools, a choice among tools and one call at most"}
 UNNAMED = 256  # tokens that a sequence without a named limit reserves; what it uses beyond is settled at its end
@@ -162,13 +162,16 @@ async def prepare_chat(
     closed = closes_thoughts(service, wish)
     if closed:
         ask.thinking_token_budget = 0
+        ask.reasoning_budget_message = ask.reasoning_budget_message or ""  # the server's words are for thoughts
     if (field := wish.off_field if closed else wish.budget_field) != BUDGET:
         received.names[BUDGET] = field
     prompt = await encode_chat(received, ask, with_tools, chat.messages_field)
     negative = await negative_of_chat(received, ask, with_tools)
     channels = channels_of(service, ask, prompt)
-    if ask.use_beam_search and ask.thinking_token_budget is not None and channels.thought is not None:
-        raise ParameterError(f"{BUDGET} can't be had with use_beam_search", BUDGET)
+    ends = {BUDGET: ask.thinking_token_budget is not None, CONTROL: ask.reasoning_control}
+    if ask.use_beam_search and channels.thought is not None and any(ends.values()):
+        field = next(name for name, wanted in ends.items() if wanted)
+        raise ParameterError(f"{field} can't be had with use_beam_search", field)
 
     def make_chat_additions() -> Additions:
         fields = channel_fields(service, ask, channels)

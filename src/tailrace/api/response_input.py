@@ -56,6 +56,8 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
         separate_reasoning=ask.separate_reasoning,
         stop_scope=ask.stop_scope,
         thinking_token_budget=ask.thinking_token_budget,
+        reasoning_budget_message=ask.reasoning_budget_message,
+        reasoning_control=ask.reasoning_control,
         negative_prompt=ask.negative_prompt,
         response_format=response_format(ask),
     )

@@ -83,6 +83,10 @@ class OpenRequest(Protocol):
         """End the generation with the output so far."""
         ...
 
+    def end_thoughts(self) -> bool:
+        """Close its open thoughts. False where that can't be done."""
+        ...
+
     def abort(self, cause: str) -> None:
         """End it; nothing more comes."""
         ...

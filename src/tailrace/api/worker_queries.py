@@ -13,21 +13,33 @@ from starlette.requests import Request
 
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.response_store import Responses
+from tailrace.api.service import OpenRequest
 from tailrace.api.stored import make_missing_error, select_frames
 from tailrace.api.user import user_of
 
 
-def cut_requests(front: FrontEnd, user: str, name: str) -> bytes | None:
-    """End running requests of the user, named by the answer's id or by x-request-id. Returns the id of one."""
-    found = [
+def find_requests(front: FrontEnd, user: str, name: str) -> list[OpenRequest]:
+    """The running requests of the user of this name: the answer's id, or x-request-id."""
+    return [
         request
         for service in front.services.values()
         for request in service.open_requests
         if request.user == user and name in (request.id, request.name)
     ]
+
+
+def cut_requests(front: FrontEnd, user: str, name: str) -> bytes | None:
+    """End running requests of the user. Returns the id of one."""
+    found = find_requests(front, user, name)
     for request in found:
         request.cut("cancelled")
     return found[0].id.encode() if found else None
+
+
+def end_thoughts(front: FrontEnd, user: str, name: str) -> bytes | None:
+    """Close the thoughts of running requests of the user. Returns b"1" where that can be done, else b"0"."""
+    found = [request.end_thoughts() for request in find_requests(front, user, name)]
+    return (b"1" if any(found) else b"0") if found else None
 
 
 def read_body(responses: Responses, id: str) -> bytes | None:
@@ -100,6 +112,7 @@ def read_counts(front: FrontEnd, user: str, argument: str) -> bytes | None:
 
 QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
     "cut": cut_requests,
+    "end thoughts": end_thoughts,
     "forget": forget_response,
     "counts": read_counts,
 }

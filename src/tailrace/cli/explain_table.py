@@ -98,6 +98,8 @@ def ending(record: TokenExplanation) -> list[str]:
         return []
     if record.ended == "thinking_token_budget":
         return ["With it the thinking budget was used up."]
+    if record.ended == "thought":
+        return ["With it the thought was ended: it repeated itself, or the client ended it."]
     return [f"The output ended with it: {record.ended}."]
 
 

@@ -138,6 +138,8 @@ HELP: dict[str, str] = {
     "or refuse the request; auto: a line of text in a tool's result, elsewhere refuse",
     "server.unknown_fields": "fields of a request that nobody knows: answer with a warning, or refuse the request",
     "server.unseen_tools": "tools that the chat template does not write: answer with a warning, or refuse the request",
+    "server.reasoning_budget_message": "words that are written at the end of a thought that the server ends, where a "
+    "request names none",
     "server.reasoning_parser": "how the model marks what it thinks: a name in docs/reasoning.md; auto: by its "
     "response_template, vocabulary and chat template",
     "server.tool_parser": "how the model marks the tools it calls: a name in docs/tools.md; auto: by its "

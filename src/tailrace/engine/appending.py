@@ -105,6 +105,9 @@ class TokenAppender:
             silent = stops and not params.include_stop_str_in_output
             if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
                 return outcome
+        thinking = None if constraint is not None and constraint.thought_is_over else sequence.thinking
+        if thinking is not None:
+            thinking.read(new.id)
         by = new  # at an end bans hold no token back; stop checks get the sent tokens
         if stops:
             outcome.ending, outcome.ends = Ending("stop", new.id), "stop"
@@ -115,9 +118,9 @@ class TokenAppender:
             outcome.ending, outcome.ends = Ending("stop"), "grammar"
         elif full:
             outcome.ending, outcome.ends = Ending("length"), "length"
-        elif sequence.thinking is not None and (forced := closing_ids(sequence, sequence.thinking, new.id)):
+        elif thinking is not None and (forced := closing_ids(sequence, thinking)):
             self.slots.force(sequence.slot, forced)
-            outcome.invalidated, outcome.ends = True, "thinking_token_budget"
+            outcome.invalidated, outcome.ends = True, thinking.cause
         if outcome.ends is not None and by.explanation is not None:
             outcome.out = [mark_ended(sent, outcome.ends) if sent is by else sent for sent in outcome.out]
         return outcome
@@ -194,15 +197,13 @@ def ends_output(sequence: Sequence, token: int) -> bool:
     return sequence.request.ends_output(token) and sequence.num_output >= sequence.request.params.min_tokens
 
 
-def closing_ids(sequence: Sequence, thinking: ThinkingBudgetCheck, token: int) -> abc.Sequence[int]:
-    """Return the ids that must follow the token, because the budget of a thought is used up.
+def closing_ids(sequence: Sequence, thinking: ThinkingBudgetCheck) -> abc.Sequence[int]:
+    """Return the ids that must follow the last token, because a thought ends: its budget is used up, for example.
 
     Forced tokens of the request come first. Text under a grammar is no thought, unless the grammar itself has thoughts.
     """
     constraint = sequence.constraint
-    if constraint is not None and constraint.thought_is_over:
-        return ()
-    forced = thinking.push(token, may_close=sequence.num_output >= len(sequence.request.params.forced_token_ids))
+    forced = thinking.close(may_close=sequence.num_output >= len(sequence.request.params.forced_token_ids))
     return forced if constraint is None or constraint.count_allowed(forced) == len(forced) else ()
 
 

@@ -43,7 +43,7 @@ from tailrace.sampling import Sampler, Slots
 from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.watermark_transformers import list_s
 from tailrace.text.stop_strings import stop_search
-from tailrace.wire.messages import Abort, Aborted, FromEngine, ModelInfo, Stats, Submit
+from tailrace.wire.messages import Abort, Aborted, EndThoughts, FromEngine, ModelInfo, Stats, Submit
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,13 @@ class Engine:
         for sequence in reversed(chosen):  # forks first
             self.lifecycle.end(sequence, Ending("abort"))
         self.lifecycle.outbox[client].append(Aborted(message.id, message.epoch, bool(chosen), message.index))
+
+    def end_thoughts(self, message: EndThoughts, client: bytes = b"") -> None:
+        """Close the open thoughts of a request."""
+        request = self.lifecycle.requests.get((client, message.id, message.epoch))
+        for sequence in [] if request is None else request.sequences:
+            if sequence.phase in LIVING and sequence.thinking is not None:
+                sequence.thinking.end_thought()
 
     def abort_client(self, client: bytes) -> None:
         """End all requests of a front end that is gone, without messages."""

@@ -34,6 +34,7 @@ from tailrace.wire.messages import (
     Abort,
     Drain,
     Drained,
+    EndThoughts,
     FromEngine,
     Hello,
     ModelInfo,
@@ -154,6 +155,7 @@ class Loop:
         self.handlers: dict[type, Callable[[bytes, Any], object]] = {
             Hello: self.answer_hello,
             Submit: self.submit,
+            EndThoughts: lambda client, message: engine.end_thoughts(message, client),
             Abort: lambda client, message: engine.abort(message, client),
             Drain: lambda client, message: self.drain(),
             PeerQuery: self.forward_query,

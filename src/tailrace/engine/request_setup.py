@@ -82,7 +82,7 @@ def looked_at(params: SamplingParams, positions: abc.Sequence[int]) -> abc.Seque
 def add_checks(sequence: Sequence, token_bytes: TokenBytes) -> None:
     """Add the thinking budget, and the checks that may end the sequence."""
     params = sequence.request.params
-    if params.thinking is not None:
+    if params.thinking is not None and token_bytes.token_bytes:
         sequence.thinking = ThinkingBudgetCheck(params.thinking, TokenText(token_bytes))
         if not params.forced_token_ids:
             sequence.sequence_state.force(0, sequence.thinking.begin())
@@ -92,7 +92,7 @@ def add_checks(sequence: Sequence, token_bytes: TokenBytes) -> None:
             StopStringCheck(params, token_bytes.reader(params.hidden(token_bytes.special), sequence.tokens))
         )
     if params.repetition_detection is not None:
-        stop_checks.append(RepetitionCheck(params.repetition_detection, params.min_tokens))
+        stop_checks.append(RepetitionCheck(params.repetition_detection, params.min_tokens, sequence.thinking))
     sequence.stop_checks = tuple(stop_checks)
 
 

@@ -148,7 +148,7 @@ def check_served(params: SamplingParams, grammars: Grammars | None, token_bytes:
     for name, asked in (
         ("banned_strings", params.banned_strings),
         ("banned_regex", params.banned_regex),
-        ("thinking_token_budget", params.thinking),
+        ("thinking_token_budget", params.thinking is not None and params.thinking.max_tokens is not None),
         ("grammar", after),
     ):
         if asked and not token_bytes.token_bytes:

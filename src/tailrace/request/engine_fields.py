@@ -135,14 +135,18 @@ class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True,
     ] = ()
     repetition_detection: Annotated[
         RepetitionDetection | None,
-        Field("End a sequence that goes round in circles", kind="stop", instead="look at the committed tokens"),
+        Field(
+            "End a thought or a sequence that goes round in circles",
+            kind="stop",
+            instead="look at the committed tokens",
+        ),
     ] = None
     thinking: Annotated[
         ThinkingBudget | None,
         Field(
             "How long the model may think; none: as long as it likes",
             kind="stop",
-            token_ids=attrgetter("closing_token_ids"),
+            token_ids=attrgetter("forced_token_ids"),
             http="converted",
             http_name="thinking_token_budget",
             instead="count the tokens, then Slots.force",

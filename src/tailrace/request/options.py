@@ -128,35 +128,43 @@ class MarkedSpan(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A limit of the model's thinking. After this many tokens, the tokens that close the thinking are forced. Then the
-    model continues by itself.
+    model continues by itself. The same tokens end a thought that goes round in circles, or that the client ends.
 
     Attributes:
-        max_tokens: of one thought, without the markers; ≥ 0.
+        max_tokens: of one thought, without the markers; ≥ 0. None: no limit.
         span: the markers of the model's thinking.
         also: other spellings of the span's two markers.
         closing_token_ids: the forced tokens.
+        words_token_ids: closing words, forced before these tokens.
         tool_format: the format of the model's tool calls (a key of text.tool_parsers.TOOL_FORMATS), or "". Within a
             call the span's markers mean nothing.
         calls: the meaning of a call within a thought. With "text" it is a part of the thought. With "end" it ends the
             thought. With "inside" the thought continues after the call, and the call is not counted.
     """
 
-    max_tokens: int
+    max_tokens: int | None
     span: MarkedSpan
     closing_token_ids: tuple[int, ...]
+    words_token_ids: tuple[int, ...] = ()
     tool_format: str = ""
     calls: Literal["text", "end", "inside"] = "text"
     also: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         conform_fields(self, "thinking_token_budget")
-        check_whole("thinking_token_budget", "", self.max_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None:
+            check_whole("thinking_token_budget", "", self.max_tokens, 0, 2**31 - 1)
         if self.span.closing is None or not self.closing_token_ids:
             raise ParameterError(
                 "thinking_token_budget needs a marker that closes the thinking", "thinking_token_budget"
             )
         if not all(marker for pair in ((self.span.opening, self.span.closing), *self.also) for marker in pair):
             raise ParameterError("thinking_token_budget: a marker must not be empty", "thinking_token_budget")
+
+    @property
+    def forced_token_ids(self) -> tuple[int, ...]:
+        """All tokens that are forced at the end of a thought."""
+        return self.words_token_ids + self.closing_token_ids
 
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]

@@ -19,6 +19,7 @@ from tailrace.wire.messages import (
     VERSION,
     Abort,
     Drain,
+    EndThoughts,
     Hello,
     ModelInfo,
     Owner,
@@ -233,7 +234,7 @@ class AsyncClient:
             self._socket.close()
             await asyncio.to_thread(self._process.stop)
 
-    def _cancel_request(self, message: Abort) -> None:
+    def _cancel_request(self, message: Abort | EndThoughts) -> None:
         if self.error is None:
             self._socket.send(message)
 

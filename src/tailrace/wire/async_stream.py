@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tailrace.wire.interval import Interval
-from tailrace.wire.messages import Abort, SequenceEvent
+from tailrace.wire.messages import Abort, EndThoughts, SequenceEvent
 from tailrace.wire.stream import Stream
 from tailrace.wire.stream_table import OpenStream, StreamTable
 
@@ -52,7 +52,7 @@ class AsyncStream(Stream):
         self,
         open_stream: OpenStream,
         streams: StreamTable,
-        cancel: Callable[[Abort], None],
+        cancel: Callable[[Abort | EndThoughts], None],
         abandon: Callable[[Abort], None],
     ) -> None:
         super().__init__(open_stream, streams, cancel, abandon)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tailrace.params import SamplingParams
-from tailrace.wire.messages import NOBODY, Abort, FromEngine, ModelInfo, Owner, Replay, Stats, Submit
+from tailrace.wire.messages import NOBODY, Abort, EndThoughts, FromEngine, ModelInfo, Owner, Replay, Stats, Submit
 from tailrace.wire.stream import PulledStream
 from tailrace.wire.stream_table import StreamTable
 
@@ -22,6 +22,7 @@ class EngineLike(Protocol):
 
     def submit(self, message: Submit, client: bytes = b"") -> None: ...
     def abort(self, message: Abort, client: bytes = b"") -> None: ...
+    def end_thoughts(self, message: EndThoughts, client: bytes = b"") -> None: ...
     def step(self) -> dict[bytes, list[FromEngine]]: ...
     def stats(self) -> Stats: ...
 
@@ -33,7 +34,9 @@ class InProcessClient:
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine, self._streams = engine, StreamTable()
-        self._aborts: deque[Abort] = deque()  # of streams that end while the engine works, or on another thread
+        self._aborts: deque[Abort | EndThoughts] = (
+            deque()
+        )  # of streams that end while the engine works, or on another thread
         self._thread, self._busy = threading.get_ident(), False
         self.model = engine.info
 
@@ -82,7 +85,7 @@ class InProcessClient:
             self._busy = False
             self._send_aborts()
 
-    def _cancel_request(self, message: Abort) -> None:
+    def _cancel_request(self, message: Abort | EndThoughts) -> None:
         self._aborts.append(message)
         self._send_aborts()
 
@@ -90,7 +93,11 @@ class InProcessClient:
         while self._aborts and not self._busy and self._thread == threading.get_ident():
             self._busy = True
             try:
-                self._engine.abort(self._aborts.popleft())
+                message = self._aborts.popleft()
+                if isinstance(message, Abort):
+                    self._engine.abort(message)
+                else:
+                    self._engine.end_thoughts(message)
             finally:
                 self._busy = False
 

@@ -4,7 +4,7 @@ This file imports no torch and no zmq. A request is named by (id, epoch). The cl
 never meets an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`.
 `Aborted` acknowledges an `Abort`. It is always sent, even if the engine does not know the request (any more).
 
-    front end → engine   Hello, Submit, Abort, Drain, PeerQuery, PeerReply
+    front end → engine   Hello, Submit, EndThoughts, Abort, Drain, PeerQuery, PeerReply
     engine → front end   Ready, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats, Drained, PeerCount,
                          PeerQuery, PeerReply
 
@@ -88,6 +88,14 @@ class Submit(Message, frozen=True):
     adapter: str = ""
     replay: Replay | None = None
     owner: Owner = NOBODY
+
+
+class EndThoughts(Message, frozen=True):
+    """A request to close the thoughts that the sequences of a request have open. The answers follow. It needs
+    SamplingParams.thinking, has no reply, and does nothing where no thought is open."""
+
+    id: str
+    epoch: int
 
 
 class Abort(Message, frozen=True):
@@ -324,7 +332,7 @@ class PeerReply(Message, frozen=True):
     data: bytes | None
 
 
-ToEngine = Hello | Submit | Abort | Drain | PeerQuery | PeerReply
+ToEngine = Hello | Submit | EndThoughts | Abort | Drain | PeerQuery | PeerReply
 FromEngine = (
     Ready
     | PromptLogprobs

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from tailrace.wire.messages import Abort, SequenceEvent
+from tailrace.wire.messages import Abort, EndThoughts, SequenceEvent
 from tailrace.wire.stream_table import OpenStream, StreamTable
 
 
@@ -15,7 +15,7 @@ class Stream:
     collected.
 
     Args:
-        cancel: sends an abort to the engine.
+        cancel: sends a message to the engine that ends the request, or a part of it.
         abandon: the same for a stream that is collected, which may happen on any thread and at any moment. Left out if
             `cancel` may be called in this way too.
 
@@ -27,7 +27,7 @@ class Stream:
         self,
         open_stream: OpenStream,
         streams: StreamTable,
-        cancel: Callable[[Abort], None],
+        cancel: Callable[[Abort | EndThoughts], None],
         abandon: Callable[[Abort], None] | None = None,
     ) -> None:
         self._open_stream, self._streams, self._cancel = open_stream, streams, cancel
@@ -45,6 +45,11 @@ class Stream:
         if open_:
             self._cancel(Abort(self.id, self.epoch, cause, index))
         return open_
+
+    def end_thoughts(self) -> None:
+        """Close the thoughts that are open. The sequences continue with their answers."""
+        if self._open_stream.open:
+            self._cancel(EndThoughts(self.id, self.epoch))
 
     def close(self) -> None:
         """Abort the request, unless it has ended. Idempotent."""
@@ -69,7 +74,7 @@ class PulledStream(Stream):
         self,
         open_stream: OpenStream,
         streams: StreamTable,
-        cancel: Callable[[Abort], None],
+        cancel: Callable[[Abort | EndThoughts], None],
         pull: Callable[[], object],
     ) -> None:
         super().__init__(open_stream, streams, cancel)

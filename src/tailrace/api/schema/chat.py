@@ -102,7 +102,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `include_reasoning`: false
     leaves it out of the answer. `timings_per_token`: the last chunk says how long the answer took.
     `stop_scope`: "content" looks for stop strings and patterns neither in what it thinks nor in tool calls.
-    `thinking_token_budget`: tokens after which a thought is closed.
+    `thinking_token_budget`: tokens after which a thought is closed. `reasoning_budget_message`: what is written at the
+    end of a thought that the server closes. `reasoning_control`: a request may end the thought while it is written.
     `reasoning_effort`: how much the model should think, where its chat template asks.
     `add_special_tokens`: add what the tokenizer puts before a text to the prompt that the chat template wrote, false.
     `enable_thinking`, `thinking`, `reasoning`: whether, and how much, under the names of others. `verbosity`: for
@@ -133,6 +134,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     timings_per_token: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
+    reasoning_budget_message: str | None = None
+    reasoning_control: bool | None = None
     use_beam_search: bool | None = None
     best_of: int | None = None
     length_penalty: float | None = None

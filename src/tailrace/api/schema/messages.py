@@ -118,6 +118,8 @@ class MessagesRequest(GenerateRequest, kw_only=True):
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: Any = None
+    reasoning_budget_message: str | None = None
+    reasoning_control: bool | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):

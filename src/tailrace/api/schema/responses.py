@@ -94,6 +94,8 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     separate_reasoning: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
+    reasoning_budget_message: str | None = None
+    reasoning_control: bool | None = None
     include: list[Includable] | None = None
     top_logprobs: int | None = None
 

@@ -1,8 +1,9 @@
-"""The length limit of a sequence's thoughts: counts the tokens between the markers, and closes the thought at the
-limit."""
+"""The end of a sequence's thoughts: counts the tokens between the markers, and closes a thought at its limit, or where
+another check or the client ends it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tailrace.engine.token_bytes import TokenText
@@ -10,6 +11,8 @@ from tailrace.request.options import ThinkingBudget
 from tailrace.text.channel_splitter import ChannelSplitter
 from tailrace.text.reasoning import ReasoningFormat
 from tailrace.text.tool_parsers import TOOL_FORMATS
+
+BUDGET, ASKED = "thinking_token_budget", "thought"  # causes: the limit is reached; another check or the client asks
 
 
 class ThinkingBudgetCheck:
@@ -21,7 +24,9 @@ class ThinkingBudgetCheck:
         self._text = text
         self._splitter = splitter_of(budget)
         self._patience = max(len(budget.closing_token_ids), *map(len, ("", *budget.span.until))) - 1  # tokens
-        self._spent = 0
+        self._spent, self._thought = 0, False  # whether the last token began within a thought
+        self._ended_at = math.inf  # tokens spent when `end_thought` was called
+        self.cause = BUDGET  # why the current thought is closed, as in Explanation.ended
         self._before_call, self._calls = 0, 0  # tokens spent before the thought's last call; number of calls
         self._forced = 0  # closing tokens that are still to come
 
@@ -29,26 +34,40 @@ class ThinkingBudgetCheck:
         """Return the ids that must come first. There are such ids if the prompt has opened a thinking span and the
         budget is 0.
         """
-        return self._close_thinking() if self._thinks and self._budget.max_tokens == 0 else ()
+        return self._close_thinking() if self.thinks and self._budget.max_tokens == 0 else ()
 
-    def push(self, token: int, may_close: bool = True) -> Sequence[int]:
-        """Add a token. Return the ids that must come next if the budget is used up with it.
+    def read(self, token: int) -> None:
+        """Add a token. `close` must follow, unless the sequence ends with the token."""
+        self._thought = self.thinks
+        self._splitter.feed(self._text.push(token))
+        self._splitter.thoughts.clear()
+        if not self.thinks:
+            self._ended_at, self.cause = math.inf, BUDGET
+
+    def end_thought(self) -> bool:
+        """Let the next `close` end the current thought. Return False if there is no thought, or a call within it."""
+        if not self.thinks or self._splitter.calling:
+            return False
+        if self._ended_at == math.inf and not self._forced:
+            self._ended_at, self.cause = self._spent, ASKED
+        return True
+
+    def close(self, may_close: bool = True) -> Sequence[int]:
+        """Return the ids that must come next if the thought ends with the last token.
 
         may_close: False if the next token is already fixed; then the ids follow a later token.
         """
-        thought = self._thinks
-        self._splitter.feed(self._text.push(token))
-        self._splitter.thoughts.clear()
         if self._forced:
             self._forced -= 1
             return ()
-        if not self._thinks:
+        if not self.thinks:
             self._spent = self._before_call = 0
             self._calls = self._splitter.calls
             return ()
-        self._spent += thought
+        self._spent += self._thought
         self._leave_calls_out()
-        over = self._spent - self._budget.max_tokens
+        limit = math.inf if self._budget.max_tokens is None else self._budget.max_tokens
+        over = self._spent - min(limit, self._ended_at)
         # A marker that has begun may finish by itself, unless it takes longer than the marker's length. So may a call.
         midway = self._splitter.undecided > 0 and over < self._patience
         if over < 0 or midway or self._splitter.calling or not may_close:
@@ -66,12 +85,14 @@ class ThinkingBudgetCheck:
             self._before_call = self._spent
 
     @property
-    def _thinks(self) -> bool:
+    def thinks(self) -> bool:
+        """True within a thought."""
         return self._splitter.thinking
 
     def _close_thinking(self) -> Sequence[int]:
-        self._spent, self._before_call, self._forced = 0, 0, len(self._budget.closing_token_ids)
-        return self._budget.closing_token_ids
+        forced = self._budget.forced_token_ids
+        self._spent, self._before_call, self._forced, self._ended_at = 0, 0, len(forced), math.inf
+        return forced
 
 
 def splitter_of(budget: ThinkingBudget) -> ChannelSplitter:

@@ -142,6 +142,64 @@ async def test_another_spelling_of_the_marker_ends_a_thought(vocabulary):
                 assert (answer.thought, answer.content) == ("hm", "abcde"), (opening, closing, answer)
 
 
+# ---- an answer that skips its opened thought
+
+JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        ("abcde", {"regex": "[a-h]{4,8}"}),
+        ('{"a": 1}', JSON),
+        ('\n{"a": 1}', JSON),
+        ('{"a": 1}\n\n', JSON),
+        ("yes", {"choice": ["yes", "no"]}),
+    ],
+    ids=str,
+)
+async def test_an_answer_at_once_may_end_although_a_thought_is_open(vocabulary, drafts, said, fields):
+    """No noise follows. What a stream has sent as a thought can't be taken back, so the text is both."""
+    async with world_of(*vocabulary, drafts) as world:
+        for more in ({}, {"n": 2, "seed": 3}, {"thinking_token_budget": 50}):
+            for answer in await world.ask("thought", "", thought=[*said.encode()], **fields, **more):
+                assert (answer.status, answer.content, answer.finish, answer.stop) == (200, said, "stop", None)
+                assert bytes(id for id in answer.ids if id < 256) == said.encode()
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+async def test_a_thought_that_begins_like_an_answer_goes_on(vocabulary, drafts):
+    async with world_of(*vocabulary, drafts) as world:
+        for begin in ("abcd", "abcdefgh", "abc"):
+            [answer] = await world.ask("thought, grammar", "fgfgh", thought=f"{begin} hm")
+            assert (answer.thought, answer.letters, answer.finish) == (f"{begin} hm", "fgfgh", "stop")
+        [answer] = await world.ask("thought", '{"b": 2}', thought='{"a": 1} hm', **JSON)
+        assert (answer.thought, answer.content) == ('{"a": 1} hm', '{"b": 2}')
+        # the thought goes on where its text is no whole answer
+        [answer] = await world.ask("thought, grammar", "", thought=[*b"abc", EOS, *world.ids("</think>abcd")])
+        assert answer.ids[3] != EOS
+        assert 4 <= len(answer.letters) <= 8
+        # the answers of a grammar that allows the empty text are no sign
+        [answer] = await world.ask("thought", "", thought=[*b"ab", EOS, *world.ids("</think>")], regex="[a-h]*")
+        assert answer.thought.startswith("ab")
+        assert len(answer.thought) > 2
+
+
+async def test_what_ends_an_answer_at_once(world):
+    said = {"letters": "", "thought": [*b"abcdeZ</think>abcdef"]}
+    [answer] = await world.ask("thought, grammar", "", thought=[*b"abcd"], ignore_eos=True)
+    assert answer.ids[:5] != [*b"abcd", EOS]
+    [answer] = await world.ask("thought, grammar", "", thought=[*b"abcd"], min_tokens=5)
+    assert answer.ids[:5] != [*b"abcd", EOS]
+    [answer] = await world.ask("thought, grammar", stop_token_ids=[*b"e"], **said)  # text is text within a thought
+    assert answer.ids[:5] == [*b"abcde"]
+    assert answer.finish == "stop"
+    assert len(answer.ids) > 6
+    [answer] = await world.ask("thought, grammar", "", thought=[*b"abcd", END], stop_token_ids=[END])
+    assert (answer.content, answer.finish, answer.stop) == ("abcd", "stop", END)
+
+
 # ---- what ends the output
 
 

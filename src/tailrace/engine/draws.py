@@ -121,7 +121,7 @@ class Masks:
             masks[0] = 0
             constraint.complete_masks(masks, sequence.num_output)
         else:
-            constraint.write_free(masks, draft.tokens)
+            constraint.write_free(masks, draft.tokens, sequence.num_output)
 
     def start(self) -> None:
         """Start to fill the masks on other threads."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tailrace.engine.checks.early_answer import EarlyAnswer
 from tailrace.engine.checks.enders import Enders, TokenBits
 from tailrace.engine.checks.free_part import FreePart
 from tailrace.engine.token_bytes import TokenBytes
@@ -63,6 +64,9 @@ class StructuredOutput:
         self._free = FreePart(
             self._grammar, self._token_bytes, entry if self.matcher.prefix(entry) == len(entry) else ()
         )
+        self._early: EarlyAnswer | None = None
+        if self._free.inside:
+            self._early = EarlyAnswer(self._grammar, self.compiled.matcher(), self._token_bytes, self._enders)
 
     def _begin_grammar(self) -> None:
         self.matcher: Matcher = self.compiled.matcher()
@@ -109,6 +113,8 @@ class StructuredOutput:
 
     def ends(self, token: int, num_output: int) -> bool:
         """Return whether the token, EOS or a stop id, ends the output here. num_output: tokens before it."""
+        if self._early is not None:
+            return self._early.may_end(token, num_output)
         return self._enders.end(token, num_output) and self.fillable and self.matcher.complete
 
     def count_allowed(self, drafts: Sequence[int]) -> int:
@@ -133,18 +139,22 @@ class StructuredOutput:
         if self._free.openings:
             TokenBits.of(self._free.next_openings).set_bits(rows[0])
 
-    def write_free(self, masks: torch.Tensor, drafts: Sequence[int]) -> None:
+    def write_free(self, masks: torch.Tensor, drafts: Sequence[int], num_output: int) -> None:
         """Write the masks of the free part. They forbid two kinds of tokens:
 
-        - tokens that end the output, which would then lack the part under the grammar;
+        - tokens that end the output, which would then lack the part under the grammar, unless the text is that part;
         - tokens that end the free part and contain more text.
 
         Args:
-            masks: int32 [len(drafts) + 1, ⌈V / 32⌉], on the CPU, of ones.
+            masks: int32 [len(drafts) + 1, ⌈V / 32⌉], on the CPU, of ones. num_output: tokens of the output before the
+                first row.
         """
         rows = masks.numpy().view(np.uint32)
-        for row in rows:
-            self._enders.silent_bits.clear(row)
+        if self._early is not None:
+            self._early.allow_ends(rows, drafts, num_output)
+        else:  # the model has opened the free part by itself
+            for row in rows:
+                self._enders.silent_bits.clear(row)
         self._free.exclude(rows, drafts)
 
     @property
@@ -184,6 +194,10 @@ class StructuredOutput:
         if token in self._enders.silent:
             raise ValueError(NOT_ALLOWED)
         ended = self._free.push(token)
+        if ended:
+            self._early = None
+        elif self._early is not None:
+            self._early.push(token)
         if ended and self._free.entered:  # the grammar's first tokens, however they were spelt
             for first in self._grammar.entry_token_ids:
                 self.matcher.accept(first)

@@ -25,6 +25,7 @@ NAMES = {
     "continue_final_message": "messages",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
 }
 CODES = {"thread": "thread_unsupported_request"}  # by it Anthropic's client knows to send whole conversations
 SCHEMA = re.compile(r"(tools\[\d+\])(\.function)?\.parameters")  # a tool's schema, as a chat or a response names it

@@ -136,6 +136,7 @@ class Service:
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
+        tokenizer.efforts  # noqa: B018, the templates are tried at load, not by the first request
         self._id_labels = Labels(tokenizer, self.labels)
         self.template = choose_template(config.reasoning_parser, config.tool_parser, tokenizer, find_formats)
         if self.template is not None:

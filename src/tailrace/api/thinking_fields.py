@@ -8,12 +8,14 @@ turned off: then a thought is closed at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tailrace.api.body import log_once
 from tailrace.errors import ParameterError, format_json
+from tailrace.text.effort_probe import LEVELS, OFF, KnownEfforts
 from tailrace.text.reasoning_probe import EFFORTS, SWITCHES
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Wish(NamedTuple):
     - budget_field: the client's name for the budget.
     - variables: further variables of the template.
     - off_field: the client's name for the field that turns thinking off; "" if thinking stays on.
+    - effort_field: the client's name for the effort.
     - own_switches, own_efforts: the values in chat_template_kwargs under known names.
     """
 
@@ -52,6 +55,7 @@ class Wish(NamedTuple):
     off_field: str = ""
     own_switches: tuple[GivenField, ...] = ()
     own_efforts: tuple[GivenField, ...] = ()
+    effort_field: str = ""
 
 
 def wish_of(ask: Conversation) -> Wish:
@@ -82,6 +86,7 @@ def wish_of(ask: Conversation) -> Wish:
     ]
     own_efforts = [GivenField(f"{OWN}{name}", kwargs[name]) for name in EFFORTS if kwargs.get(name) is not None]
     switch = read_agreed_value(switches, own)
+    effort_field = find_agreed_field(efforts).name
     effort = read_agreed_value(efforts, [entry for entry in own_efforts if entry.name == f"{OWN}reasoning_effort"])
     off = next((entry.name for entry in (*own, *switches) if entry.value is False), "")
     if not off and not any(entry.value for entry in (*own, *switches)):
@@ -90,7 +95,7 @@ def wish_of(ask: Conversation) -> Wish:
     if thinking is not None and not isinstance(thinking, bool) and thinking.clear_thinking is not None:
         given["clear_thinking"] = thinking.clear_thinking
     budget = find_agreed_field(budgets)
-    return Wish(switch, effort, budget.value, budget.name, given, off, tuple(own), tuple(own_efforts))
+    return Wish(switch, effort, budget.value, budget.name, given, off, tuple(own), tuple(own_efforts), effort_field)
 
 
 def read_agreed_value(fields: list[GivenField], own: Sequence[GivenField] = ()) -> Any:
@@ -127,10 +132,10 @@ def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
     holds stays.
 
     Raises:
-        ParameterError: see `wish_of`.
+        ParameterError: see `wish_of` and `translate_effort`.
     """
     wish, reads = wish_of(ask), tokenizer.template_reads
-    found = variables_of(wish, reads)
+    found = variables_of(wish, reads, tokenizer.efforts)
     thinks = {} if wish.off_field else {"reasoning_effort": wish.effort, "enable_thinking": wish.switch}
     unread = [name for name, value in thinks.items() if value is not None and not found]
     for name in (*unread, *(name for name in wish.variables if name not in found)):
@@ -141,9 +146,18 @@ def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
     return msgspec.structs.replace(ask, **settled)  # type: ignore[arg-type, return-value]
 
 
-def variables_of(wish: Wish, reads: Callable[[str], bool]) -> dict[str, Any]:
+def variables_of(
+    wish: Wish, reads: Callable[[str], bool], known: Mapping[str, KnownEfforts] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return the template's variables for a wish. What chat_template_kwargs hold under a name that the template does
-    not read is a wish, too. reads: tells whether the template reads a name."""
+    not read is a wish, too.
+
+    Args:
+        reads: tells whether the template reads a name. known: the efforts that its variables know.
+
+    Raises:
+        ParameterError: see `translate_effort`.
+    """
     effort = read_unread_value(wish.own_efforts, reads) if wish.effort is None else wish.effort
     on = read_unread_value(wish.own_switches, reads) if wish.switch is None else wish.switch
     if on is None and effort is not None:
@@ -154,8 +168,32 @@ def variables_of(wish: Wish, reads: Callable[[str], bool]) -> dict[str, Any]:
     if on is False and effort is None:
         effort = "none"
     if effort is not None and (effort != "none" or not found):
-        found |= {name: effort for name in EFFORTS if reads(name)}
+        field = wish.effort_field if wish.effort is not None else next((o.name for o in wish.own_efforts), "")
+        values = {name: translate_effort(effort, known.get(name), field) for name in EFFORTS if reads(name)}
+        found |= {name: value for name, value in values.items() if value is not None}
     return found | {name: value for name, value in wish.variables.items() if reads(name)}
+
+
+def translate_effort(effort: str, known: KnownEfforts | None, field: str) -> str | None:
+    """Return the value for an effort: that of the nearest known effort that is not above it. None: the variable is left
+    out.
+
+    Args:
+        known: the efforts that the variable knows; None: it takes each value. field: the client's name of the effort.
+
+    Raises:
+        ParameterError: the variable knows no effort so low.
+    """
+    if known is None or (effort != OFF and effort not in LEVELS):
+        return effort
+    if effort == OFF:
+        return known.off
+    level = known.find_level(effort)
+    if level is None:
+        raise ParameterError(
+            f"{field} must be one of {', '.join(known.names)} for this model, got {format_json(effort)}", field
+        )
+    return known.levels[level]
 
 
 def read_unread_value(own: Sequence[GivenField], reads: Callable[[str], bool]) -> Any:
@@ -181,11 +219,25 @@ def list_unread_names(tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> list[s
 
 def closes_thoughts(service: Service, wish: Wish) -> bool:
     """Return True if thinking is turned off and the template has no variable for that, so that the engine has to close
-    each thought at once."""
-    form, reads = service.reasoning, service.tokenizer.template_reads
+    each thought at once.
+
+    Raises:
+        ParameterError: the template has efforts, but none that turns thinking off, and the engine can't close thoughts.
+    """
+    if not wish.off_field:
+        return False
+    form, tokenizer = service.reasoning, service.tokenizer
     closable = form is not None and form.split and not form.harmony and not form.again
-    switched = any(reads(name) for name in KNOWN)
-    return bool(wish.off_field) and closable and wish.budget is None and not switched
+    efforts = [name for name in EFFORTS if tokenizer.template_reads(name)]
+    known = [tokenizer.efforts.get(name) for name in efforts]
+    if any(map(tokenizer.template_reads, SWITCHES)) or any(each is None or each.off for each in known):
+        return False
+    if known and not closable:
+        names = ", ".join(dict.fromkeys(name for each in known if each is not None for name in each.names))
+        raise ParameterError(
+            f"{wish.off_field}: this model's thinking can't be turned off; its efforts are {names}", wish.off_field
+        )
+    return closable and wish.budget is None
 
 
 def check_budget(service: Service, wish: Wish) -> None:

@@ -1,5 +1,5 @@
-"""The answer that a model writes at once, although the prompt has opened a thought: the text of the free part, read as if
-the grammar constrained it from the start."""
+"""The answer that a model writes at once, although the prompt has opened a thought: the text of the free part, read as
+if the grammar constrained it from the start."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ STRICT = (
     "{% set e = reasoning_effort | default('no_think') %}"
     "{% if e not in ('no_think', 'low', 'high') %}{{ raise_exception('bad effort') }}{% endif %}[{{ e }}]"
 )
+EITHER = STRICT.replace("'low', ", "").replace("no_think", "none")
 ECHO = "[{{ reasoning_effort | default('medium') }}]"
 SWITCH = "{% if enable_thinking is not defined or enable_thinking %}" + MOST + "{% else %}[off]{% endif %}"
 BLIND = "{% if reasoning_effort and tools %}[x]{% endif %}"
@@ -40,13 +41,14 @@ def load(folder, text: str, name: str = "reasoning_effort") -> Tokenizer:
     ("template", "prompts"),
     [
         (MOST, {"minimal": UNKNOWN, "low": "[little]", "medium": "[some]", "high": "[some]", "max": "[some]"}),
-        (TOP, {"low": UNKNOWN, "medium": "", "high": "", "xhigh": "", "max": "[most]"}),
+        (TOP, {"minimal": "", "low": "", "medium": "", "high": "", "xhigh": "", "max": "[most]"}),
         (
             QUOTED,
             {"minimal": UNKNOWN, "low": "[little]", "medium": "[little]", "high": "", "xhigh": "", "max": "[most]"},
         ),
         (STRICT, {"minimal": UNKNOWN, "low": "[low]", "medium": "[low]", "high": "[high]", "xhigh": "[high]"}),
         (STRICT, {"none": "[no_think]"}),
+        (EITHER, {"none": "[none]", "low": UNKNOWN, "medium": UNKNOWN, "high": "[high]", "max": "[high]"}),
         (ECHO, {"minimal": "[minimal]", "xhigh": "[xhigh]", "none": "[none]"}),
         (SWITCH, {"none": "[off]", "low": "[little]", "high": "[some]"}),
         (BLIND, dict.fromkeys(("none", *LEVELS), "")),
@@ -103,11 +105,11 @@ async def test_no_effort_is_never_the_most(tmp_path, fields):
 
 
 async def test_messages_call_the_effort_by_its_name(tmp_path):
-    async with front_of(LocalClient(saying(b"x")), load(tmp_path, TOP)) as front:
+    async with front_of(LocalClient(saying(b"x")), load(tmp_path, EITHER)) as front:
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "output_config": {"effort": "low"}}
         answer = await front.http.post("/v1/messages", json=body)
         assert answer.status_code == 400
-        assert "output_config.effort must be one of medium, max for this model" in answer.json()["error"]["message"]
+        assert "output_config.effort must be one of none, high for this model" in answer.json()["error"]["message"]
 
 
 def test_templates_that_need_no_translation(tmp_path):

@@ -3,6 +3,7 @@ amount of thinking, and with a value that no template knows."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.errors import RequestError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 OFF = "none"
 LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # the least first
 OFF_SPELLINGS = (OFF, "no_think")
-DEFAULT_LEVEL = "medium"  # what a prompt without an effort counts as, if the template does not know this level
+DEFAULT_LEVELS = LEVELS[:3]  # what a prompt without an effort may stand for
 UNKNOWN = "qzeffort"
 QUESTIONS: tuple[list[dict[str, Any]], ...] = ([ASKED], [{"role": "system", "content": "Hello"}, ASKED])
 
@@ -73,9 +74,17 @@ def probe_variable(tokenizer: Tokenizer, name: str) -> KnownEfforts | None:
     if all(prompt == unknown for prompt in known.values()):
         return None
     levels: dict[str, str | None] = {level: level for level in LEVELS if level in known}
-    if DEFAULT_LEVEL not in levels and default is not None and default not in known.values():
-        levels[DEFAULT_LEVEL] = None
+    if default is not None and default not in known.values():
+        levels |= dict.fromkeys(find_default_levels(levels))
     return KnownEfforts(levels, next((value for value in OFF_SPELLINGS if value in known), None))
+
+
+def find_default_levels(known: Container[str]) -> Sequence[str]:
+    """Return the levels that a prompt without an effort stands for: medium, as with OpenAI, if the template does not
+    know this level. If it knows only levels above medium (DeepSeek V4), the levels below medium, too."""
+    if not any(level in known for level in DEFAULT_LEVELS):
+        return DEFAULT_LEVELS
+    return () if DEFAULT_LEVELS[-1] in known else DEFAULT_LEVELS[-1:]
 
 
 def render_questions(tokenizer: Tokenizer, options: dict[str, Any]) -> str | None:

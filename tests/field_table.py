@@ -239,6 +239,13 @@ ROWS: dict[str, Row] = {
         thought="hmhmhmhm",
         note="closes the thought; the grammar begins behind it",
     ),
+    "reasoning_budget_message": Row(
+        {"thinking_token_budget": 3, "reasoning_budget_message": "xyz"},
+        lambda case: case.answer.thought == ("hmhxyz" if case.scene.thinks else "") and kept(case),
+        thought="hmhmhmhm",
+        note="ends the thought that a budget closes",
+    ),
+    "reasoning_control": Row({"reasoning_control": True}, same, note="a request may end the thought"),
     # bans and biases
     "bad_words": Row({"bad_words": ["d"]}, without("d"), note="where nothing else may come, HTTP 400 `no_token_left`"),
     "banned_strings": Row(

@@ -9,7 +9,7 @@ from api.harness import VOCAB, LocalClient, front_of, make_tokenizer, saying
 from api.submitted import refusal
 from tailrace.config import ServerConfig
 from tailrace.engine.token_bytes import TokenBytes
-from tailrace.text.effort_probe import LEVELS, probe_efforts
+from tailrace.text.effort_probe import LEVELS, find_efforts, probe_efforts
 from tailrace.text.tokenizer import Tokenizer
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -66,7 +66,7 @@ async def test_an_effort_becomes_the_nearest_lower_one(tmp_path, template, promp
                 if expected is UNKNOWN:
                     error = await refusal(front, **asked)
                     assert error["param"] == field
-                    known = ", ".join(front.service.tokenizer.efforts[name].names)
+                    known = ", ".join(find_efforts(front.service.tokenizer)[name].names)
                     assert f"{field} must be one of {known} for this model" in error["message"]
                     continue
                 tokens = (await front.http.post("/tokenize", json=asked)).json()["tokens"]

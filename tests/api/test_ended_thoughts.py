@@ -49,9 +49,10 @@ async def ask(front: Any, **fields: Any) -> tuple[str, str, dict[str, Any]]:
     [choice] = answer["choices"]
     streamed = [e for e in events((await front.chat(stream=True, **fields)).text) if e != "[DONE]"]
     deltas = [c["delta"] for event in streamed for c in event["choices"]]
-    found = tuple(choice["message"].get(name) or "" for name in ("reasoning_content", "content"))
-    assert found == tuple("".join(d.get(n) or "" for d in deltas) for n in ("reasoning_content", "content"))
-    return *found, answer
+    thought, content = (choice["message"].get(name) or "" for name in ("reasoning_content", "content"))
+    assert thought == "".join(d.get("reasoning_content") or "" for d in deltas)
+    assert content == "".join(d.get("content") or "" for d in deltas)
+    return thought, content, answer
 
 
 # ---- closing words
@@ -235,6 +236,13 @@ async def test_a_control_that_can_not_be(front, body, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     answer = await front.http.post("/v1/chat/completions/a/control", json={"action": "answer_end", "id": "b"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "id")
+
+
+async def test_control_and_bans(tokenizer):
+    async with serve(tokenizer, thinking(b"hm", b"So.")) as front:
+        answer = await front.chat(reasoning_control=True, banned_strings=["x"])
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "banned_strings")
+        assert "can't be had with reasoning_control: " in answer.json()["error"]["message"]
 
 
 async def test_control_and_beams(tokenizer):

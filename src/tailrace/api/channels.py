@@ -194,8 +194,8 @@ def may_end_thoughts(ask: ChatRequest) -> bool:
 
     Forced tokens can't be had with banned text, or in a beam search. Then a loop ends the sequence.
     """
-    bound = bool(ask.use_beam_search or ask.banned_strings or ask.banned_regex)
-    loops = ask.repetition_detection is not None and not bound
+    bound = any(getattr(ask, name) for name in ("use_beam_search", "banned_strings", "banned_regex"))
+    loops = bool(getattr(ask, "repetition_detection", None)) and not bound
     return ask.thinking_token_budget is not None or bool(ask.reasoning_control) or loops
 
 

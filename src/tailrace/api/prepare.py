@@ -163,7 +163,10 @@ async def prepare_chat(
     if closed:
         ask.thinking_token_budget = 0
         ask.reasoning_budget_message = ask.reasoning_budget_message or ""  # the server's words are for thoughts
-    if (field := wish.off_field if closed else wish.budget_field) != BUDGET:
+    field = wish.off_field if closed else wish.budget_field
+    if ask.reasoning_control and ask.thinking_token_budget is None:
+        field = CONTROL
+    if field != BUDGET:
         received.names[BUDGET] = field
     prompt = await encode_chat(received, ask, with_tools, chat.messages_field)
     negative = await negative_of_chat(received, ask, with_tools)

@@ -28,6 +28,7 @@ from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig, UserConfig
 from tailrace.errors import ConfigError, NotReadyError, TailraceError
 from tailrace.params import SamplingParams
+from tailrace.text.effort_probe import find_efforts
 from tailrace.text.reasoning import ALIASES as REASONING_ALIASES
 from tailrace.text.reasoning import REASONING_FORMATS, ReasoningFormat, format_of
 from tailrace.text.reasoning_probe import find_reasoning
@@ -136,7 +137,7 @@ class Service:
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
-        tokenizer.efforts  # noqa: B018, the templates are tried at load, not by the first request
+        find_efforts(tokenizer)  # the templates are tried now, not by the first request
         self._id_labels = Labels(tokenizer, self.labels)
         self.template = choose_template(config.reasoning_parser, config.tool_parser, tokenizer, find_formats)
         if self.template is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.api.body import log_once
 from tailrace.errors import ParameterError, format_json
-from tailrace.text.effort_probe import LEVELS, OFF, KnownEfforts
+from tailrace.text.effort_probe import LEVELS, OFF, KnownEfforts, find_efforts
 from tailrace.text.reasoning_probe import EFFORTS, SWITCHES
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
         ParameterError: see `wish_of` and `translate_effort`.
     """
     wish, reads = wish_of(ask), tokenizer.template_reads
-    found = variables_of(wish, reads, tokenizer.efforts)
+    found = variables_of(wish, reads, find_efforts(tokenizer))
     thinks = {} if wish.off_field else {"reasoning_effort": wish.effort, "enable_thinking": wish.switch}
     unread = [name for name, value in thinks.items() if value is not None and not found]
     for name in (*unread, *(name for name in wish.variables if name not in found)):
@@ -229,7 +229,7 @@ def closes_thoughts(service: Service, wish: Wish) -> bool:
     form, tokenizer = service.reasoning, service.tokenizer
     closable = form is not None and form.split and not form.harmony and not form.again
     efforts = [name for name in EFFORTS if tokenizer.template_reads(name)]
-    known = [tokenizer.efforts.get(name) for name in efforts]
+    known = [find_efforts(tokenizer).get(name) for name in efforts]
     if any(map(tokenizer.template_reads, SWITCHES)) or any(each is None or each.off for each in known):
         return False
     if known and not closable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from tailrace.errors import RequestError
 from tailrace.text.reasoning_probe import ASKED, EFFORTS, SWITCHES
@@ -39,6 +40,16 @@ class KnownEfforts(NamedTuple):
         """Return the nearest known level that is not above the effort; None if there is none."""
         below = LEVELS[: LEVELS.index(effort) + 1]
         return next((name for name in reversed(below) if name in self.levels), None)
+
+
+_efforts: WeakKeyDictionary[Tokenizer, dict[str, KnownEfforts]] = WeakKeyDictionary()
+
+
+def find_efforts(tokenizer: Tokenizer) -> dict[str, KnownEfforts]:
+    """Return what `probe_efforts` returns. Only the first call tries the template."""
+    if tokenizer not in _efforts:
+        _efforts[tokenizer] = probe_efforts(tokenizer)
+    return _efforts[tokenizer]
 
 
 def probe_efforts(tokenizer: Tokenizer) -> dict[str, KnownEfforts]:

@@ -19,7 +19,6 @@ from tailrace.base.json_files import read_optional_object
 from tailrace.base.panics import raise_panics_as
 from tailrace.errors import EngineError, ModelLoadError, ParameterError, RequestError
 from tailrace.text.decoder import make_steps
-from tailrace.text.effort_probe import KnownEfforts, probe_efforts
 from tailrace.text.special_tokens import CONFIG, named_tokens
 from tailrace.text.templates.chat_template import ChatTemplates
 from tailrace.text.templates.program import DEFAULT_LIMITS, TemplateLimits
@@ -169,11 +168,6 @@ class Tokenizer:
     def template_reads(self, variable: str) -> bool:
         """Return whether a chat template of the model reads this variable."""
         return self._templates is not None and variable in self._templates.variables
-
-    @cached_property
-    def efforts(self) -> dict[str, KnownEfforts]:
-        """The efforts that the chat templates know; see probe_efforts."""
-        return probe_efforts(self)
 
     def encode_chat(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
         """Return the token ids of a conversation; see `render_chat`."""

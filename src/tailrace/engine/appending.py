@@ -105,7 +105,9 @@ class TokenAppender:
             silent = stops and not params.include_stop_str_in_output
             if not self._check_bans(sequence, outcome, silent, last=stops or full or complete):
                 return outcome
-        thinking = None if constraint is not None and constraint.thought_is_over else sequence.thinking
+        thinking = sequence.thinking
+        if thinking is not None and constraint is not None and constraint.thought_is_over:
+            thinking.over, thinking = True, None
         if thinking is not None:
             thinking.read(new.id)
         by = new  # at an end bans hold no token back; stop checks get the sent tokens

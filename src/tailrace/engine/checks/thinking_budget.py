@@ -28,6 +28,7 @@ class ThinkingBudgetCheck:
         self._ended_at = math.inf  # tokens spent when `end_thought` was called
         self.cause = BUDGET  # why the current thought is closed, as in Explanation.ended
         self._before_call, self._calls = 0, 0  # tokens spent before the thought's last call; number of calls
+        self.over = False  # text under a grammar follows, which is no thought
         self._forced = 0  # closing tokens that are still to come
 
     def begin(self) -> Sequence[int]:
@@ -87,7 +88,7 @@ class ThinkingBudgetCheck:
     @property
     def thinks(self) -> bool:
         """True within a thought."""
-        return self._splitter.thinking
+        return self._splitter.thinking and not self.over
 
     def _close_thinking(self) -> Sequence[int]:
         forced = self._budget.forced_token_ids

@@ -61,6 +61,8 @@ class ModelConfig(Section, frozen=True):
     - lora: LoRA adapters for requests: "name=folder", separated by commas.
     - override_generation_config: sampling fields that requests may leave out, as a JSON object. They go before those of
       the model's generation config.
+    - chat_template: a file with the chat template, in place of the model's own.
+    - chat_template_kwargs: variables of the chat template, as a JSON object, for requests that do not set them.
     - template_cpu_s, template_memory_mib: limits of one rendering of the chat template. Its load may take the same
       processor time in all. On macOS the memory has no limit.
     """
@@ -81,6 +83,8 @@ class ModelConfig(Section, frozen=True):
     processors: str = ""
     lora: str = ""
     override_generation_config: str = ""
+    chat_template: str | None = None
+    chat_template_kwargs: str = ""
     template_cpu_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 10.0
     template_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 512
 

@@ -10,30 +10,13 @@ from tailrace.api.prompt_length import check_length
 from tailrace.api.response_warnings import list_names
 from tailrace.api.thinking_fields import list_unread_names, wish_of, with_thinking
 from tailrace.errors import ParameterError, format_json
+from tailrace.text.chosen_template import RESERVED
 
 if TYPE_CHECKING:
     from tailrace.api.received import Received
     from tailrace.api.schema.chat import ChatMessage, Conversation, Part
     from tailrace.text.tokenizer import Tokenizer
 
-# arguments that this server gives to the template, and those that would let a request choose the template
-RESERVED = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "unfinished",
-        "chat_template",
-        "tokenize",
-        "return_tensors",
-        "return_dict",
-        "padding",
-        "truncation",
-    }
-)
 UNSEEN_TOOLS = "the model's chat template does not write tools, so the model does not see them"
 DROPPED_TEXT = "the model's chat template leaves out text beside tool calls, so the model does not see that text"
 REFUSED_OF_MESSAGES = {"audio": "only text can be served", "function_call": "not supported; tool_calls has its place"}

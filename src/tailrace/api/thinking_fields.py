@@ -129,7 +129,7 @@ def find_agreed_field(fields: list[GivenField]) -> GivenField:
 def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
     """The request with its wishes in the variables that the chat template reads. The effort "none" turns thinking off,
     any other effort turns it on, where the template has a switch and no field says otherwise. What chat_template_kwargs
-    holds stays.
+    holds stays. The operator's variables fill what is left.
 
     Raises:
         ParameterError: see `wish_of` and `translate_effort`.
@@ -140,10 +140,19 @@ def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
     unread = [name for name, value in thinks.items() if value is not None and not found]
     for name in (*unread, *(name for name in wish.variables if name not in found)):
         log_once(f"{name} (the chat template does not ask for it)")
-    kwargs = {**found, **(ask.chat_template_kwargs or {})} or None
+    given = found | (ask.chat_template_kwargs or {})
+    kwargs = {**list_defaults(tokenizer, given), **given} or None
     settled = dict.fromkeys(("reasoning_effort", "enable_thinking", "thinking", "reasoning", "verbosity"))
     settled |= {"chat_template_kwargs": kwargs, "thinking_token_budget": wish.budget}
     return msgspec.structs.replace(ask, **settled)  # type: ignore[arg-type, return-value]
+
+
+def list_defaults(tokenizer: Tokenizer, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operator's variables of the template for a request. A request that gives a variable of thinking
+    replaces all such variables: {"reasoning_effort": "none"} does not contradict its {"enable_thinking": true}."""
+    thinks = any(name in KNOWN for name in given)
+    defaults = tokenizer.default_variables.items()
+    return {name: value for name, value in defaults if not (thinks and name in KNOWN)}
 
 
 def variables_of(

@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -19,8 +18,7 @@ from tailrace.api.serve import serve_attached
 from tailrace.api.workers import WorkerStart, WorkerStatus
 from tailrace.base.logs import start_inherited_logging
 from tailrace.errors import TailraceError, describe_error
-from tailrace.text.templates.program import limits_of
-from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.chosen_template import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +31,7 @@ def run_front_end(status: int) -> int:
     if not line:
         return 0
     start = msgspec.json.decode(line, type=WorkerStart)
-    models = [(Path(m.folder), m.engine.model) for m in start.models]
-    tokenizers = [Tokenizer.load(folder, model.trust_remote_code, limits_of(model)) for folder, model in models]
+    tokenizers = [load_tokenizer(model.folder, model.engine.model) for model in start.models]
     report_status(status, WorkerStatus(started=True))
     return serve_attached(start, tokenizers, stdin.readline)
 

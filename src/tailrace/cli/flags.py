@@ -47,6 +47,8 @@ HELP: dict[str, str] = {
     "repeatable",
     "model.override_generation_config": "sampling fields that requests may leave out, as a JSON object; they go "
     "before those of the model's generation config",
+    "model.chat_template": "a file with the chat template, in place of the model's own",
+    "model.chat_template_kwargs": "variables of the chat template that requests may leave out, as a JSON object",
     "model.template_cpu_s": "seconds of processor time that the chat template may take for a conversation, and to load",
     "model.template_memory_mib": "MiB of memory that the chat template may take for a conversation",
     "cache.block_size": "tokens per block of the KV cache",

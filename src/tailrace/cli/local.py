@@ -17,8 +17,8 @@ from tailrace.config import WITH_WEIGHTS, Config, ModelConfig, SpeculationConfig
 from tailrace.errors import BY_CODE, ConfigError, EngineError
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
+from tailrace.text.chosen_template import load_tokenizer
 from tailrace.text.output import Delta, TextStream
-from tailrace.text.templates.program import limits_of
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tokenizer_check import check_tokenizer
 from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, Tokens
@@ -57,7 +57,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
         if model.model is not None:  # not the default model
             check_tokenizer(found.folder)
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
-    tokenizer = Tokenizer.load(found.folder, model.trust_remote_code, limits_of(model))
+    tokenizer = load_tokenizer(found.folder, model)
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
     return PreparedModel(config, found.folder, found.name, tokenizer)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tailrace.base.json_files import read_optional_object
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_ID = 2**24 - 1
+NO_TEMPLATE = (
+    "messages: this model has no chat template; use /v1/completions, or ask the operator for one (--chat-template FILE)"
+)
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 SHORT = 2048  # characters; encoding them takes less than a millisecond
 
 
@@ -41,6 +46,7 @@ class Tokenizer:
         template: the chat template, or several by name. response_template: the checkpoint's parser, unchecked.
         named: the tokens with names, see special_tokens.named_tokens.
         limits: of the chat templates, which run in a process of their own. None leaves out the templates.
+        variables: of the chat templates, for conversations that do not set them.
 
     Attributes:
         vocab_size: number of ids. Added tokens count.
@@ -56,8 +62,10 @@ class Tokenizer:
         named: dict[str, str] | None = None,
         limits: TemplateLimits | None = DEFAULT_LIMITS,
         response_template: Any = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
         self.backend, self.response_template = backend, response_template
+        self.default_variables = variables
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.decoder: dict[str, Any] | None = json.loads(backend.to_str())["decoder"]
@@ -80,9 +88,17 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, folder: str | Path, trust_remote_code: bool = False, limits: TemplateLimits | None = DEFAULT_LIMITS
+        cls,
+        folder: str | Path,
+        trust_remote_code: bool = False,
+        limits: TemplateLimits | None = DEFAULT_LIMITS,
+        template: str | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Tokenizer:
-        """Load the tokenizer and chat template of a Hugging Face folder. limits: of the chat template, as above.
+        """Load the tokenizer and chat template of a Hugging Face folder.
+
+        Args:
+            limits, variables: as above. template: a chat template in place of the folder's.
 
         Raises:
             ModelLoadError: the folder has no tokenizer, or it can't be read, or a chat template exceeds its limits.
@@ -92,8 +108,9 @@ class Tokenizer:
         config = read_optional_object(folder / CONFIG)
         with tokenizer_errors(folder):
             backend = read_backend(folder, config, trust_remote_code)
-            sources, named = template_sources(folder, config), named_tokens(folder, config)
-            return cls(backend, sources, named, limits, config.get("response_template"))
+            sources = template_sources(folder, config) if template is None else {DEFAULT: template}
+            named = named_tokens(folder, config)
+            return cls(backend, sources, named, limits, config.get("response_template"), variables)
 
     # ---- text → ids
 
@@ -133,7 +150,7 @@ class Tokenizer:
             RequestError: the model has no chat template, or the template refuses these messages.
         """
         if self._templates is None:
-            raise RequestError("messages: this model has no chat template; use /v1/completions", "messages")
+            raise RequestError(NO_TEMPLATE, "messages")
         fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
         template = self._templates.pick_template(tools, options.get("documents"))
         render = template.unfinished if unfinished else template.render
@@ -167,10 +184,16 @@ class Tokenizer:
 
     def template_reads(self, variable: str) -> bool:
         """Return whether a chat template of the model reads this variable."""
-        return self._templates is not None and variable in self._templates.variables
+        return variable in self.template_variables
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat templates of the model read."""
+        return frozenset() if self._templates is None else self._templates.variables
 
     def encode_chat(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
-        """Return the token ids of a conversation; see `render_chat`."""
+        """Return the token ids of a conversation; see `render_chat`. `default_variables` count, too."""
+        options = {**self.default_variables, **options}
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def may_write_marker(self, marker: str) -> bool:

@@ -45,7 +45,8 @@ class ModelConfig(Section, frozen=True):
     """The model and its arithmetic.
 
     - model: a Hugging Face folder, a hub id, a GGUF file, or None for the small default model.
-    - name: the only name that clients may use; None: the model's own.
+    - name: what clients call the model; None: the model's own name.
+    - aliases: other names that clients may use, separated by commas.
     - dtype: of weights and KV cache.
     - kv_cache_dtype: of the KV cache, on a CPU. "auto" is dtype. int8 and fp8 (float8 e4m3) have a float32 scale per
       token and head, as `_per_token_head` in other engines.
@@ -69,6 +70,7 @@ class ModelConfig(Section, frozen=True):
 
     model: str | None = None
     name: str | None = None
+    aliases: str = ""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     weights: Literal["dequantized", "quantized"] = "dequantized"
     kv_cache_dtype: Literal["auto", "int8", "fp8", "fp8_e4m3", "int8_per_token_head", "fp8_per_token_head"] = "auto"
@@ -87,6 +89,21 @@ class ModelConfig(Section, frozen=True):
     chat_template_kwargs: str = ""
     template_cpu_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 10.0
     template_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 512
+
+    @property
+    def other_names(self) -> list[str]:
+        """The names of `aliases`.
+
+        Raises:
+            ConfigError: one can't be a name.
+        """
+        for name in (names := split_commas(self.aliases)):
+            if not MODEL_NAME.fullmatch(name):
+                raise ConfigError(
+                    "model.aliases (--aliases): a name must be 1 to 128 letters, digits or any of . _ : @ / + -, got "
+                    f"{name!r:.200}"
+                )
+        return names
 
     @property
     def adapters(self) -> dict[str, str]:

@@ -205,6 +205,36 @@ async def test_all_are_listed(pair):
     assert (await pair.http.get("/v1/models/b")).status_code == 404
 
 
+async def test_a_model_has_several_names(tokenizer):
+    front = FrontEnd(ServerConfig())
+    front.add(LocalClient(saying(b"I am a")), tokenizer, "a", {"top_k": 5}, aliases=["gpt-4o", "team/a"])
+    app = app_of(front)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    prints = set()
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+    ):
+        await asyncio.wait_for(front.default.supervisor.settled.wait(), 300)
+        for name in ("a", "gpt-4o", "team/a"):
+            answer = (await http.post("/v1/chat/completions", json=CHAT | {"model": name})).json()
+            assert (answer["model"], answer["choices"][0]["message"]["content"]) == (name, "I am a")
+            prints.add(answer["system_fingerprint"])
+            streamed = await http.post("/v1/completions", json={"prompt": "x=", "stream": True, "model": name})
+            assert {chunk["model"] for chunk in events(streamed.text)[:-1]} == {name}
+            response = (await http.post("/v1/responses", json={"input": "x", "model": name})).json()
+            assert response["model"] == name
+            message = (await http.post("/v1/messages", json=CHAT | {"max_tokens": 5, "model": name})).json()
+            assert message["model"] == name
+            assert (await http.get(f"/v1/models/{name}")).json()["id"] == name
+        assert len(prints) == 1
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["a", "gpt-4o", "team/a"]
+        assert [card["sampling_defaults"] for card in listed] == [{"top_k": 5}] * 3
+        assert (await http.post("/v1/completions", json={"prompt": "x=", "model": "team"})).status_code == 404
+        assert (await http.get("/metrics")).text.count("\ntailrace_engine_ready ") == 1
+
+
 async def test_the_sampling_defaults_are_shown(pair):
     shown = [card["sampling_defaults"] for card in (await pair.http.get("/v1/models")).json()["data"]]
     assert shown == [dict(service.defaults) for service in pair.front.services.values()]

@@ -80,6 +80,30 @@ def test_one_of_several_may_have_several_adapters():
     assert a.model.adapters == {"p": "/one", "q": "/two"}
 
 
+def test_a_model_may_have_several_names():
+    model = read("--model", "some/model", "--served-model-name", "a", "b/c", "--aliases", "d", "--aliases", "e,f").model
+    assert (model.name, model.other_names) == ("a", ["b/c", "d", "e", "f"])
+    model = read("--served-model-name", "a").model
+    assert (model.name, model.other_names) == ("a", [])
+    [a, b] = read("--model", "a=x,aliases=p,aliases=q", "--model", "b=y").models.values()
+    assert (a.model.other_names, b.model.other_names) == (["p", "q"], [])
+
+
+def test_names_differ(tmp_path, monkeypatch):
+    prepared = lambda config: local.PreparedModel(config, tmp_path, config.model.name, None)  # noqa: E731
+    monkeypatch.setattr(local, "prepare", prepared)
+    for argv in (
+        ("--served-model-name", "a", "a"),
+        ("--served-model-name", "a", "b", "b"),
+        ("--served-model-name", "a", "b", "--lora", "b=/x"),
+        ("--model", "a=x", "--model", "b=y", "--aliases", "c"),
+    ):
+        with pytest.raises(ConfigError, match="a name of its own, and several have"):
+            local.prepare_all(read(*argv))
+    with pytest.raises(ConfigError, match=r"model\.aliases \(--aliases\): a name must be"):
+        local.prepare_all(read("--served-model-name", "a", "b c"))
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -239,7 +239,7 @@ def test_a_models_own_defaults_are_where_a_knob_begins(modules: Page):
     assert found["neutral"] == {"top_p": 1.0}
     assert found["back"] == {}
     assert found["applied"] == {"seed": 1, "top_p": 1.0, "min_p": 0.1}
-    model = "the model's own defaults"
+    model = "the server's defaults for the model"
     assert sorted((one["name"], one["value"], one["from"]) for one in found["used"]) == [
         ("explain", {}, "this page"),
         ("max_tokens", 9, "the server"),

@@ -54,6 +54,7 @@ class FrontEnd:
         check_parsers(config)
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
+        self.aliased: dict[str, Service] = {}
         self.adapted: dict[str, Service] = {}  # adapter name → service
         bounds = make_bounds(config)
         self.work_queue, self.responses = WorkQueue(), ResponseStore(*bounds)
@@ -92,15 +93,17 @@ class FrontEnd:
         name: str,
         defaults: Mapping[str, float | int] | None = None,
         adapters: Iterable[str] = (),
+        aliases: Iterable[str] = (),
     ) -> Service:
         """Add a model under the name that requests give.
 
         Args:
             client: not started. defaults: sampling fields of the model. adapters: names of the adapters that its engine
-                has.
+                has. aliases: other names of the model.
         """
         service = self.services[name] = Service(self._shared, client, tokenizer, name, defaults or {})
         self._counted[name if self.named else ""] = service.metrics
+        self.aliased |= {alias: service.with_alias(alias) for alias in aliases}
         self.adapted |= {adapter: service.with_adapter(adapter) for adapter in adapters}
         return service
 
@@ -112,10 +115,10 @@ class FrontEnd:
     @property
     def served(self) -> dict[str, Service]:
         """Services by every name that a request may give."""
-        return self.services | self.adapted
+        return self.services | self.aliased | self.adapted
 
     def find(self, name: str | None) -> Service:
-        """The service of a model or adapter by name; None is the default.
+        """The service of a model or adapter by any of its names; None is the default.
 
         Raises:
             ModelNotFoundError: no model or adapter has this name.

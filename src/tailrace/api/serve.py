@@ -76,7 +76,8 @@ def serve_models(
     try:
         for model, tokenizer in zip(models, tokenizers, strict=True):
             client = AsyncClient(model.engine, config.start_timeout_s, label=model.name if named else "")
-            front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
+            about = model.engine.model
+            front.add(client, tokenizer, model.name, model.defaults, about.adapters, about.other_names)
         settings = uvicorn_config(app_of(front), config)
         workers = None
         if config.front_ends > 1:
@@ -105,7 +106,8 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
     front = FrontEnd(waiting, start.named, attached=True, table=table)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
         client = AsyncClient(partial(events.next_engine, model.name), waiting.start_timeout_s)
-        front.add(client, tokenizer, model.name, model.defaults, model.engine.model.adapters)
+        settings = model.engine.model
+        front.add(client, tokenizer, model.name, model.defaults, settings.adapters, settings.other_names)
     try:
         return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), [shared])
     except SystemExit as error:

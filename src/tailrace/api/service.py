@@ -115,6 +115,7 @@ class Service:
 
     Attributes:
         open_requests: requests that are being answered. isolation: which of them share cached prefixes.
+        fingerprint: identifies the version and the model that an answer was made with.
         adapter, parent: the adapter that this service adds to the model `parent`; "" without an adapter.
     """
 
@@ -134,6 +135,7 @@ class Service:
         self._named_users = index_named_users(config)
         self.isolation: Isolation = choose_isolation(config)
         self.adapter = self.parent = ""
+        self.fingerprint = fingerprint_of(model_name)
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)
         self.labels = Labels(tokenizer)
@@ -160,11 +162,6 @@ class Service:
         self.created_s = int(time.time())
         self._warned: set[str] = set()
 
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the version and the model that an answer was made with."""
-        return fingerprint_of(self.model_name)
-
     def warn_once(self, text: str) -> None:
         """Log a warning about this model, the first time."""
         if text not in self._warned:
@@ -175,6 +172,13 @@ class Service:
         """The same service with an adapter, under the adapter's name; all else is shared."""
         other = copy(self)
         other.model_name, other.adapter, other.parent = adapter, adapter, self.model_name
+        other.fingerprint = fingerprint_of(adapter)
+        return other
+
+    def with_alias(self, alias: str) -> Service:
+        """The same service under another name."""
+        other = copy(self)
+        other.model_name = alias
         return other
 
     def labels_for(self, ask: GenerateRequest) -> Labels:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 HELP: dict[str, str] = {
     "model.model": "a Hugging Face folder, a hub id, a GGUF file; none: a small default model, fetched once",
     "model.name": "the name clients use for the model; none: taken from the model",
+    "model.aliases": "other names that clients may use for the model, separated by commas; repeatable",
     "model.dtype": "of weights and KV cache",
     "model.weights": "of a GGUF file: dequantized to dtype, or quantized as they are in the file (CPU)",
     "model.kv_cache_dtype": "of keys and values on a CPU; auto: dtype; the others take half of bfloat16's memory",
@@ -148,15 +149,15 @@ HELP: dict[str, str] = {
     "response_template, vocabulary and chat template",
 }
 ENGINE_SECTIONS = settings.ENGINE_SECTIONS
-MODEL = "model.model"
-REPEATABLE = ("model.lora",)  # its values are joined by commas
+MODEL, NAME, ALIASES = "model.model", "model.name", "model.aliases"
+REPEATABLE = {"model.lora": "NAME=FOLDER", ALIASES: "NAME"}  # flags whose values are joined by commas → a value
 PATHS = ("/", ".", "~")  # what a model's path begins with, and no name
 SEVERAL = "; given several times, each by a name of its own, and with settings of its own: a=FOLDER,dtype=float32"
 MODEL_FLAGS: dict[str, str] = {  # flags that one of several models may have for itself, without their dashes
     name_flag(section, field).removeprefix("--"): key
     for section in ENGINE_SECTIONS
     for field in list_fields(section)
-    if (key := f"{section}.{field}") not in (MODEL, "model.name")
+    if (key := f"{section}.{field}") not in (MODEL, NAME)
 }
 
 FLAG_LISTS = {
@@ -201,7 +202,11 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str], s
                 )
                 continue
             if key in REPEATABLE:
-                group.add_argument("--" + field, dest=key, action="append", metavar="NAME=FOLDER", help=shown)
+                group.add_argument("--" + field, dest=key, action="append", metavar=REPEATABLE[key], help=shown)
+                continue
+            if several and key == NAME:
+                help_text = f"{shown}; further names are aliases"
+                group.add_argument(name_flag(section, field), dest=key, nargs="+", metavar="NAME", help=help_text)
                 continue
             add_flag(group, name_flag(section, field), key, hint, shown)
     parser.formatter_class = argparse.HelpFormatter  # the defaults are in the texts: argparse sees only None
@@ -214,7 +219,11 @@ def read_config(args: argparse.Namespace) -> Config:
         ConfigError: naming the field.
     """
     flags: dict[str, dict[str, Any]] = {}
-    for key, value in vars(args).items():
+    given = dict(vars(args))
+    if isinstance(names := given.get(NAME), list):
+        given[NAME] = names[0]
+        given[ALIASES] = [*names[1:], *(given.get(ALIASES) or ())] or None
+    for key, value in given.items():
         section, _, field = key.partition(".")
         if key == MODEL and isinstance(value, list):
             if len(value) > 1 or is_named(value[0]):

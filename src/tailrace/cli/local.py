@@ -69,10 +69,10 @@ def prepare_all(config: Config) -> list[PreparedModel]:
         ModelLoadError: a model can't be loaded. ConfigError: they don't fit.
     """
     found = [prepare(one) for one in config.each()]
-    names = [name for one in found for name in (one.name, *one.config.model.adapters)]
+    names = [name for one in found for name in (one.name, *one.config.model.other_names, *one.config.model.adapters)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(
-            f"each model and each adapter needs a name of its own, and several have {', '.join(sorted(twice))}"
+            f"each model, alias and adapter needs a name of its own, and several have {', '.join(sorted(twice))}"
         )
     if len(found) == 1:
         return found

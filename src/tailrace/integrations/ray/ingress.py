@@ -40,7 +40,13 @@ class Ingress:
         config, self._blocks = settings.tailrace, settings.ray.route_blocks
         self._most = config.server.max_body_mib << 20
         models = [
-            RoutedModel(one.name, one.tokenizer, one.config.cache.block_size, tuple(one.config.model.adapters))
+            RoutedModel(
+                one.name,
+                one.tokenizer,
+                one.config.cache.block_size,
+                tuple(one.config.model.adapters),
+                tuple(one.config.model.other_names),
+            )
             for one in (map(prepare, config.each()) if self._blocks else ())
         ]
         self._keys = PromptKeys(models, self._blocks, config.server.max_body_items)

@@ -20,12 +20,13 @@ CHARS = 8  # characters per token at the prompt's beginning that are kept; token
 
 class RoutedModel(NamedTuple):
     """The properties of a model that routing needs. block_size: of its engine's cache. adapters: in the engine's
-    order."""
+    order. aliases: other names of the model."""
 
     name: str
     tokenizer: Tokenizer
     block_size: int
     adapters: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 class Beginning(NamedTuple):
@@ -43,7 +44,7 @@ class PromptKeys:
     def __init__(self, models: Sequence[RoutedModel], blocks: int, max_body_items: int) -> None:
         self._models, self._blocks, self._max_items = models, blocks, max_body_items
         named = {adapter: (model, i) for model in models for i, adapter in enumerate(model.adapters, 1)}
-        self._served = named | {model.name: (model, 0) for model in models}
+        self._served = named | {name: (model, 0) for model in models for name in (model.name, *model.aliases)}
 
     def of(self, path: str, raw: bytes) -> bytes | None:
         """Return the key. None: the prompt has no full block, or the request has no prompt that can be read here. The

@@ -34,7 +34,8 @@ class Replica:
         for one in prepare_all(config):
             client = AsyncClient(one.config.engine, server.start_timeout_s, label=one.name if named else "")
             found = choose_sampling_defaults(one.folder, one.config.model, server.model_defaults)
-            self._front.add(client, one.tokenizer, one.name, found, one.config.model.adapters)
+            model = one.config.model
+            self._front.add(client, one.tokenizer, one.name, found, model.adapters, model.other_names)
         self._app, self._running = app_of(self._front), AsyncExitStack()
         await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
         for service in self._front.services.values():

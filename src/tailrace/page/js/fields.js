@@ -221,7 +221,7 @@ export function used(params, body, declared, model) {
     if (OWN.has(name) && !(name in body)) return "this page";
     if (body[name] !== undefined && body[name] !== null) return "the request";
     if (name in (declared.presets?.[body.preset] ?? {})) return `the preset ${body.preset}`;
-    return name in (declared.defaults?.[model] ?? {}) ? "the model's own defaults" : "the server";
+    return name in (declared.defaults?.[model] ?? {}) ? "the server's defaults for the model" : "the server";
   };
   return Object.entries(params).map(([name, value]) => ({ name, value, from: from(name) }));
 }

@@ -60,6 +60,8 @@ class ModelConfig(Section, frozen=True):
       reads long prompts faster, and decodes more slowly. On a CPU this always holds.
     - processors: logits processors for requests: "name=package.module:function", separated by commas.
     - lora: LoRA adapters for requests: "name=folder", separated by commas.
+    - lora_folder: the folder below which adapters may be loaded at run time. None: no adapter may be.
+    - max_loras: maximum number of adapters at once, if some may be loaded at run time.
     - override_generation_config: sampling fields that requests may leave out, as a JSON object. They go before those of
       the model's generation config.
     - chat_template: a file with the chat template, in place of the model's own.
@@ -84,6 +86,8 @@ class ModelConfig(Section, frozen=True):
     trust_remote_code: bool = False
     processors: str = ""
     lora: str = ""
+    lora_folder: str | None = None
+    max_loras: Positive = 16
     override_generation_config: str = ""
     chat_template: str | None = None
     chat_template_kwargs: str = ""

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
-from torch import nn
 
 from runners.quantized_folder import random_weights, write
 from tailrace.base import regex_search
@@ -269,7 +268,7 @@ def test_damaged_settings_of_an_adapter(tmp_path: Path, kind: str):
     save_file({"w": torch.zeros(2)}, tmp_path / "adapter_model.safetensors")
     words = damage(tmp_path / "adapter_config.json", kind)
     with pytest.raises(ModelLoadError, match=words) as error:
-        read_adapter("a", tmp_path, nn.Linear(2, 2))
+        read_adapter("a", tmp_path, {})
     check_sentence(error, "lora a: ")
 
 
@@ -282,7 +281,7 @@ def test_damaged_weights_of_an_adapter(tmp_path: Path, case: str):
     else:
         damage(path, case)
     with pytest.raises(ModelLoadError, match=r"damaged|can't be read|cut short|not a file") as error:
-        read_adapter("a", tmp_path, nn.Linear(2, 2))
+        read_adapter("a", tmp_path, {})
     check_sentence(error, "lora a: ")
 
 
@@ -304,7 +303,7 @@ def test_value_of_an_adapter(tmp_path: Path, value: dict[str, Any], words: str):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | value))
     save_file({"w": torch.zeros(2)}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ModelLoadError, match=words) as error:
-        read_adapter("a", tmp_path, nn.Linear(2, 2))
+        read_adapter("a", tmp_path, {})
     check_sentence(error, "lora a: ")
 
 

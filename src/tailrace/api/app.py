@@ -24,6 +24,7 @@ from tailrace.api.front_end import FrontEnd
 from tailrace.api.openapi import COUNTING_PATHS, GENERATING_PATHS, get_openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.response_warnings import WARNING
+from tailrace.api.routes.adapters import load_adapter, unload_adapter
 from tailrace.api.routes.chat import create_chat_completion
 from tailrace.api.routes.completions import create_completion
 from tailrace.api.routes.explain import explain_output
@@ -60,6 +61,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/generate", generate_outputs),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", retrieve_model),
+    ("POST", "/v1/load_lora_adapter", load_adapter),
+    ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("POST", "/v1/responses", create_response),
     ("POST", "/v1/responses/input_tokens", count_input_tokens),
     ("GET", "/v1/responses/{id:path}/input_items", list_input_items),

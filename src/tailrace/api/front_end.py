@@ -55,7 +55,8 @@ class FrontEnd:
         self.config, self.named, self.attached = config, named, attached
         self.services: dict[str, Service] = {}
         self.aliased: dict[str, Service] = {}
-        self.adapted: dict[str, Service] = {}  # adapter name → service
+        self._first_adapters: dict[str, tuple[str, ...]] = {}
+        self._adapted: dict[str, Service] = {}
         bounds = make_bounds(config)
         self.work_queue, self.responses = WorkQueue(), ResponseStore(*bounds)
         path = config.stored_responses_file
@@ -99,18 +100,32 @@ class FrontEnd:
 
         Args:
             client: not started. defaults: sampling fields of the model. adapters: names of the adapters that its engine
-                has. aliases: other names of the model.
+                begins with. aliases: other names of the model.
         """
         service = self.services[name] = Service(self._shared, client, tokenizer, name, defaults or {})
         self._counted[name if self.named else ""] = service.metrics
         self.aliased |= {alias: service.with_alias(alias) for alias in aliases}
-        self.adapted |= {adapter: service.with_adapter(adapter) for adapter in adapters}
+        self._first_adapters[name] = tuple(adapters)
         return service
 
     @property
     def default(self) -> Service:
         """The service of requests that name no model."""
         return next(iter(self.services.values()))
+
+    @property
+    def adapted(self) -> dict[str, Service]:
+        """Adapter name → service, of the adapters that the engines have now."""
+        now = {name: service for service in self.services.values() for name in self._list_adapters(service)}
+        if {name: service.parent for name, service in self._adapted.items()} != {
+            name: service.base_name for name, service in now.items()
+        }:
+            self._adapted = {name: service.with_adapter(name) for name, service in now.items()}
+        return self._adapted
+
+    def _list_adapters(self, service: Service) -> Iterable[str]:
+        client = service.client
+        return client.model.adapters if client.ready else self._first_adapters[service.base_name]
 
     @property
     def served(self) -> dict[str, Service]:

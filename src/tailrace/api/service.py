@@ -116,6 +116,7 @@ class Service:
     Attributes:
         open_requests: requests that are being answered. isolation: which of them share cached prefixes.
         fingerprint: identifies the version and the model that an answer was made with.
+        base_name: the model's first name.
         adapter, parent: the adapter that this service adds to the model `parent`; "" without an adapter.
     """
 
@@ -135,6 +136,7 @@ class Service:
         self._named_users = index_named_users(config)
         self.isolation: Isolation = choose_isolation(config)
         self.adapter = self.parent = ""
+        self.base_name = model_name
         self.fingerprint = fingerprint_of(model_name)
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)

@@ -110,11 +110,17 @@ def read_counts(front: FrontEnd, user: str, argument: str) -> bytes | None:
     return front.metrics.own()
 
 
+def confirm_messages(front: FrontEnd, user: str, argument: str) -> bytes | None:
+    """An answer that says nothing: whoever answers has read what the engine sent before."""
+    return b""
+
+
 QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
     "cut": cut_requests,
     "end thoughts": end_thoughts,
     "forget": forget_response,
     "counts": read_counts,
+    "settled": confirm_messages,
 }
 
 

@@ -46,6 +46,8 @@ HELP: dict[str, str] = {
     "model.processors": "logits processors that requests may name: name=package.module:function, …",
     "model.lora": "LoRA adapters that requests may choose as their model: NAME=FOLDER (of PEFT's format), …; "
     "repeatable",
+    "model.lora_folder": "folder below which /v1/load_lora_adapter may load adapters; none: it loads none",
+    "model.max_loras": "adapters at once, with --lora-folder",
     "model.override_generation_config": "sampling fields that requests may leave out, as a JSON object; they go "
     "before those of the model's generation config",
     "model.chat_template": "a file with the chat template, in place of the model's own",

@@ -125,9 +125,11 @@ def engine(prepared: PreparedModel):
     """
     os.environ.setdefault(LEVEL_VARIABLE, "warning")  # a terminal is for the answers
     settings = prepared.config.engine
-    if settings.model.lora:
+    if settings.model.lora or settings.model.lora_folder:
         log.warning("model.lora: adapters are for tailrace serve; none is loaded here")
-        settings = msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, lora=""))
+        settings = msgspec.structs.replace(
+            settings, model=msgspec.structs.replace(settings.model, lora="", lora_folder=None)
+        )
     client = SyncClient(settings, prepared.config.server.start_timeout_s)
     try:
         client.start()

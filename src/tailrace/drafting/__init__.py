@@ -77,7 +77,7 @@ def _draft_model(where: Surroundings) -> Drafter:
     from tailrace.drafting.model import DraftModel
 
     runner = load_runner(
-        msgspec.structs.replace(where.model, model=str(where.folder), lora=""),  # adapters are the target's
+        msgspec.structs.replace(where.model, model=str(where.folder), lora="", lora_folder=None),  # the target's
         where.folder,
         block_size=where.block_size,
         max_num_seqs=len(where.sampler.slots.slots),

@@ -85,7 +85,7 @@ class Engine:
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
-        self.info = ModelInfo(info.name, runner.vocab_size, longest, eos)
+        self.info = ModelInfo(info.name, runner.vocab_size, longest, eos, [*filter(None, runner.adapters)])
         self.limits = RequestLimits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.runner = runner
         self.token_bytes, self.grammars = token_bytes, grammars

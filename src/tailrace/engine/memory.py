@@ -67,6 +67,10 @@ class MemoryLimit:
         self.over = False
         return None
 
+    def add_own(self, size: int) -> None:
+        """Count bytes as the engine's own, not as growth by requests; a negative number takes some back."""
+        self._base += size
+
     def refusal(self) -> OverloadedError:
         """Return the error for a new request at the limit."""
         return OverloadedError(

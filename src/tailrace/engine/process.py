@@ -22,10 +22,11 @@ import msgspec
 
 from tailrace.base.logs import start_inherited_logging
 from tailrace.base.memory_trim import freeze_objects
-from tailrace.config import EngineConfig
+from tailrace.config import EngineConfig, ModelConfig
+from tailrace.engine.adapters import AdapterChanges
 from tailrace.engine.cache_size import check_memory
 from tailrace.engine.engine import Engine
-from tailrace.engine.token_bytes import TokenBytes
+from tailrace.engine.token_bytes import TokenBytes, token_bytes_of
 from tailrace.engine.watchdog import Watchdog
 from tailrace.errors import EngineError, NotReadyError, TailraceError, describe_error
 from tailrace.grammar.service import Grammars
@@ -131,25 +132,14 @@ def grammars_of(
     return grammars
 
 
-def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> TokenBytes:
-    """Return the bytes of each token id; nothing for a model without a tokenizer."""
-    from tailrace.text.tokenizer import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.load(folder, trust_remote_code, limits=None)
-    except TailraceError as error:
-        log.info("strings can't be banned: %s", error)
-        return TokenBytes()
-    return TokenBytes.of(tokenizer, vocab_size)
-
-
 class Loop:
     """The loop between the socket and the engine."""
 
-    def __init__(self, engine: Engine, socket: EngineSocket, pulse: Pulse) -> None:
+    def __init__(self, engine: Engine, socket: EngineSocket, pulse: Pulse, model: ModelConfig) -> None:
         self.engine, self.socket, self.pulse = engine, socket, pulse
         engine.counters.pulse = pulse
         self.clients: set[bytes] = set()
+        self.adapters = AdapterChanges(engine, model, self.send, self.clients)
         self.draining = False
         self.stats_due = 0.0
         self.handlers: dict[type, Callable[[bytes, Any], object]] = {
@@ -193,6 +183,7 @@ class Loop:
                     self.handlers[type(message)](client, message)
                 if time.perf_counter() > until_s:
                     break
+        self.adapters.advance()
         due = self.engine.step()
         with timed("send"):
             for client, out in due.items():
@@ -211,7 +202,9 @@ class Loop:
             self.engine.submit(message, client)
 
     def forward_query(self, client: bytes, message: PeerQuery) -> None:
-        """Send a front end's question to all others, and send it their number."""
+        """Send a front end's question to all others, and send it their number. Answer one about adapters."""
+        if self.adapters.answers(client, message):
+            return
         others = self.clients - {client}
         asked = [self.send(other, [msgspec.structs.replace(message, asker=client)]) for other in others]
         self.send(client, [PeerCount(message.number, sum(asked))])
@@ -270,7 +263,7 @@ def main() -> int:
     try:
         socket = EngineSocket(start.url)
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
-        loop = Loop(build_engine(start.config, pulse.enter), socket, pulse)
+        loop = Loop(build_engine(start.config, pulse.enter), socket, pulse, start.config.model)
     except BaseException as error:  # a panic of a library in Rust is no Exception
         log.debug("the engine could not start", exc_info=True)
         code, text = (error.code, str(error)) if isinstance(error, TailraceError) else ("", describe_error(error))

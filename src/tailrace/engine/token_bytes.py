@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tailrace.errors import TailraceError
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.token_search import TokenSearch
 from tailrace.text.utf8 import decode_utf8
 
 if TYPE_CHECKING:
     from tailrace.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,3 +108,15 @@ class TokenText:
             return ""
         text, self._begun = decode_utf8(self._begun + self._bytes[token])
         return text
+
+
+def token_bytes_of(folder: Path, trust_remote_code: bool, vocab_size: int) -> TokenBytes:
+    """Return the bytes of each token id; nothing for a model without a tokenizer."""
+    from tailrace.text.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.load(folder, trust_remote_code, limits=None)
+    except TailraceError as error:
+        log.info("strings can't be banned: %s", error)
+        return TokenBytes()
+    return TokenBytes.of(tokenizer, vocab_size)

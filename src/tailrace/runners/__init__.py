@@ -46,3 +46,6 @@ def check_adapters(config: ModelConfig, runner: ModelRunner) -> None:
     """Raise ConfigError if the runner does not apply the adapters that the settings name."""
     if tuple(config.adapters) != runner.adapters:
         raise ConfigError(f"model.lora (--lora): {type(runner).__name__} applies no adapters; leave it out")
+    if config.lora_folder is not None and not runner.takes_adapters:
+        name = type(runner).__name__
+        raise ConfigError(f"model.lora_folder (--lora-folder): {name} applies no adapters; leave it out")

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+
+from tailrace.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class ModelRunner(ABC):
 
     vocab_size: V. max_model_len: the most positions of a sequence. device, dtype: of the logits. On a GPU the sampler's
     kernels are compiled for this dtype at start, and steps overlap. adapters: the names of LoRA adapters that
-    `forward` applies by Batch.adapted; the first is number 1.
+    `forward` applies by Batch.adapted; the first is number 1. "" is a retired adapter.
     """
 
     def __init__(
@@ -86,6 +90,32 @@ class ModelRunner(ABC):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Write the keys and values of all T tokens, attend causally within each sequence, and return the logits [L, V]
         of the wanted tokens, in the model's dtype, on its device. The next call may overwrite the result."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if adapters may come at run time."""
+        return False
+
+    def read_adapter(self, name: str, folder: Path) -> Any:
+        """Return an adapter's weights for `add_adapter`. Called in a thread of its own.
+
+        Raises:
+            ModelLoadError: the folder has no adapter that fits the model.
+        """
+        raise ModelLoadError(f"{type(self).__name__} applies no adapters that come at run time")
+
+    def add_adapter(self, name: str, weights: Any) -> int:
+        """Append an adapter to `adapters`. Return the bytes that it takes of the machine's memory. Called between two
+        steps."""
+        raise NotImplementedError
+
+    def retire_adapter(self, name: str) -> None:
+        """Put "" in the place of a name in `adapters`; requests that run keep its weights."""
+        raise NotImplementedError
+
+    def drop_adapter(self, number: int) -> None:
+        """Free the weights of a retired adapter."""
+        raise NotImplementedError
 
     @abstractmethod
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -68,7 +68,8 @@ def load_transformers(
         paged = attach_memory(model, block_size, config.batch_invariant)
         settle_long_rope(model, min(max_model_len or paged.max_model_len, paged.max_model_len))
         check_reproduced(paged)
-    adapters = Adapters({name: Path(path).expanduser() for name, path in config.adapters.items()}, model)
+    folders = {name: Path(path).expanduser() for name, path in config.adapters.items()}
+    adapters = Adapters(folders, model, more=config.lora_folder is not None)
     paged = swap_modules(paged, adapters)
     if code is not None and not paged.attention:
         raise ConfigError(
@@ -94,9 +95,9 @@ def swap_modules(paged: PagedModel, adapters: Adapters) -> PagedModel:
                 paged = replace(
                     paged, context=select_mode(PlaceIndependent if on_cpu else RowsIndependent, paged.run_trial)
                 )
-        if adapters.names:
+        if adapters.names or adapters.more:
             paged = replace(paged, lora=adapters)
-            adapters.attach(model, paged.run_trial, TRIAL_TOKENS)
+            adapters.attach(paged.run_trial, TRIAL_TOKENS)
     return paged
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,26 +88,47 @@ class WeightDelta(NamedTuple):
         return kernels.linear(kernels.linear(x, self.down), self.up)
 
 
+class Target(NamedTuple):
+    """A linear layer that adapters may change: its sizes, and the dtype of its weights."""
+
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+
+
+Targets = dict[str, Target | None]  # name of a module → what an adapter may change; None: the module is no such layer
+Weights = dict[str, tuple[torch.Tensor, torch.Tensor]]  # name of a module → (A, s · B)
+
+
 class Adapters:
-    """All adapters of one model. of: name → folder. The first adapter is number 1.
+    """All adapters of one model. The first adapter is number 1. A number is never given twice.
+
+    Args:
+        of: name → folder. more: adapters may come at run time.
+
+    Attributes:
+        names: of the adapters by their numbers; "" for a retired adapter.
 
     Raises:
         ModelLoadError: an adapter is missing, is no plain LoRA, or does not fit the model; the message names it.
     """
 
-    def __init__(self, of: dict[str, Path], model: nn.Module) -> None:
+    def __init__(self, of: dict[str, Path], model: nn.Module, more: bool = False) -> None:
         self.names = tuple(of)
+        self.more = more
         self.rows: Rows = ()  # of the step that is being computed
         self.total = 0  # tokens in the step
-        self.calls = 0
-        self._weights = {
-            number: read_adapter(name, folder, model) for number, (name, folder) in enumerate(of.items(), 1)
-        }
+        self.calls: Counter[str] = Counter()  # name of a layer → calls with all tokens, while adapters are in use
+        self._model, self._targets = model, list_targets(model)
+        self._weights = [read_adapter(name, folder, self._targets) for name, folder in of.items()]
+        self._deltas: dict[str, dict[int, WeightDelta]] = {}
 
     @property
     def modules(self) -> set[str]:
-        """The linear layers that any adapter changes."""
-        return {module for weights in self._weights.values() for module in weights}
+        """The linear layers that any adapter changes or may change."""
+        if self.more:
+            return {module for module, target in self._targets.items() if target is not None}
+        return {module for weights in self._weights for module in weights}
 
     def owners(self, model: nn.Module) -> set[str]:
         """Return the classes of the modules that contain these layers. Replacing such a module as a whole
@@ -118,26 +139,73 @@ class Adapters:
         """Set the rows of each adapter in the next step, which has `total` tokens."""
         self.rows, self.total = tuple((number, there(places, device)) for number, places in rows), total
 
-    def attach(self, model: nn.Module, trial: Callable[[Rows], Any], tokens: int) -> None:
+    def attach(self, trial: Callable[[Rows], Any], tokens: int) -> None:
         """Hook the layers, and check that each is called once with all tokens of a step. trial: a pass of `tokens`
-        tokens with these rows.
+        tokens with these rows. For adapters that come later, find the layers of which this holds.
 
         Raises:
             ModelLoadError: a layer is not (such as an expert's, which sees only some rows).
         """
-        packed: defaultdict[str, dict[int, WeightDelta]] = defaultdict(dict)
-        # a packed layer has no parameters of its own; the model always has some
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        for number, weights in self._weights.items():
-            for module, (down, up) in weights.items():
-                packed[module][number] = WeightDelta(*(kernels.pack_linear(part.to(device)) for part in (down, up)))
-        self._weights = {}
-        for module, deltas in packed.items():
-            model.get_submodule(module).register_forward_hook(self._make_adapter_hook(module, deltas))
+        for number, weights in enumerate(self._weights, 1):
+            self._pack(number, weights)
+        self._weights = []
         everything = torch.arange(tokens)
-        trial(tuple((number, everything) for number in range(1, len(self.names) + 1)))
-        if self.calls != len(packed):
-            raise ModelLoadError(f"lora: {len(packed)} layers must be changed, but a pass called {self.calls}")
+        if self.names:
+            trial(tuple((number, everything) for number in range(1, len(self.names) + 1)))
+            if (called := self.calls.total()) != len(self._deltas):
+                raise ModelLoadError(f"lora: {len(self._deltas)} layers must be changed, but a pass called {called}")
+        if self.more:
+            self._find_whole_layers(lambda: trial(((len(self.names) + 1, everything),)))
+
+    def read(self, name: str, folder: Path) -> Weights:
+        """Return the weights of an adapter that comes at run time. Any thread may call it.
+
+        Raises:
+            ModelLoadError: see the class.
+        """
+        return read_adapter(name, folder, self._targets)
+
+    def add(self, name: str, weights: Weights) -> None:
+        """Add an adapter between two steps, under the next number."""
+        self.names += (name,)
+        self._pack(len(self.names), weights)
+
+    def retire(self, name: str) -> None:
+        """Forget an adapter's name. Its weights stay for the requests that use its number."""
+        self.names = tuple("" if name == known else known for known in self.names)
+
+    def drop(self, number: int) -> None:
+        """Free the weights of an adapter that no request uses any more."""
+        for deltas in self._deltas.values():
+            deltas.pop(number, None)
+
+    def _pack(self, number: int, weights: Weights) -> None:
+        # a packed layer has no parameters of its own; the model always has some
+        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+        for module, parts in weights.items():
+            if module not in self._deltas:
+                self._deltas[module] = {}
+                hook = self._make_adapter_hook(module, self._deltas[module])
+                self._model.get_submodule(module).register_forward_hook(hook)
+            self._deltas[module][number] = WeightDelta(*(kernels.pack_linear(part.to(device)) for part in parts))
+
+    def _find_whole_layers(self, trial: Callable[[], Any]) -> None:
+        """Leave as targets only the layers that a pass calls once, with all tokens."""
+        self.calls.clear()
+        seen: Counter[str] = Counter()
+        hooks = []
+        for module in self.modules:
+
+            def count_call(
+                layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor, module: str = module
+            ) -> None:
+                seen[module] += 1 if inputs[0].flatten(0, -2).shape[0] == self.total else 2
+
+            hooks.append(self._model.get_submodule(module).register_forward_hook(count_call))
+        trial()
+        for hook in hooks:
+            hook.remove()
+        self._targets = {module: target if seen[module] == 1 else None for module, target in self._targets.items()}
 
     def _make_adapter_hook(self, module: str, deltas: dict[int, WeightDelta]) -> Callable[..., torch.Tensor]:
         def add_deltas(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -148,7 +216,7 @@ class Adapters:
                 raise ModelLoadError(
                     f"lora: {module} sees only {len(x)} of {self.total} tokens, so no adapter can change it"
                 )
-            self.calls += 1
+            self.calls[module] += 1
             for number, places in self.rows:
                 if number in deltas:
                     y.index_add_(0, places, deltas[number](x[places]))
@@ -157,7 +225,18 @@ class Adapters:
         return add_deltas
 
 
-def read_adapter(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def list_targets(model: nn.Module) -> Targets:
+    """Return what an adapter may change: the linear layers within the model's decoder layers."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return {
+        name: Target(module.out_features, module.in_features, module.weight.dtype)
+        if isinstance(module, nn.Linear) and module is not head
+        else None
+        for name, module in model.named_modules()
+    }
+
+
+def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
     """Return module name → (A, s · B), in the model's dtype.
 
     Raises:
@@ -189,7 +268,7 @@ def read_adapter(name: str, folder: Path, model: nn.Module) -> dict[str, tuple[t
         parts[at["module"]][at["part"]] = tensor
     alphas = find_alphas(f"lora {name}", config, list(parts), folder / CONFIG)
     found = {
-        module: read_pair(name, module, both, config | {"lora_alpha": alpha}, model)
+        module: read_pair(name, module, both, config | {"lora_alpha": alpha}, targets)
         for (module, both), alpha in zip(parts.items(), alphas, strict=True)
     }
     if not found:
@@ -242,14 +321,12 @@ def find_alphas(whose: str, config: dict[str, Any], modules: list[str], path: Pa
 
 
 def read_pair(
-    name: str, module: str, both: dict[str, torch.Tensor], config: dict[str, Any], model: nn.Module
+    name: str, module: str, both: dict[str, torch.Tensor], config: dict[str, Any], targets: Targets
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (A, s · B) of one layer."""
-    try:
-        layer = model.get_submodule(module)
-    except AttributeError:
-        raise ModelLoadError(f"lora {name}: the model has no {module}") from None
-    if not isinstance(layer, nn.Linear) or layer is model.get_output_embeddings():  # type: ignore[operator]
+    if module not in targets:
+        raise ModelLoadError(f"lora {name}: the model has no {module}")
+    if (layer := targets[module]) is None:
         raise ModelLoadError(f"lora {name}: {module} is no linear layer within the model's decoder layers")
     if both.keys() != {"A", "B"}:
         raise ModelLoadError(f"lora {name}: {module} lacks its lora_{({'A', 'B'} - both.keys()).pop()}")
@@ -261,7 +338,7 @@ def read_pair(
             f"and its B {tuple(up.shape)}"
         )
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    down, up = down.to(layer.weight.dtype), (up.float() * scale).to(layer.weight.dtype)
+    down, up = down.to(layer.dtype), (up.float() * scale).to(layer.dtype)
     if not all_finite(down) or not all_finite(up):
         raise ModelLoadError(f"lora {name}: {module} is changed by numbers that are NaN or infinite")
     return down, up

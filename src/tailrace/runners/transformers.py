@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from tailrace.kernels.cpu.memory import MemoryAhead
 from tailrace.kernels.transfer import there
 from tailrace.runners.base import Batch, LayeredRunner, StatefulRunner
 from tailrace.runners.graphs import Graphs
+from tailrace.runners.lora import Adapters, Weights
 from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.quantized import QuantizedEmbedding
 from tailrace.runners.recorded import NotRepeatableError, RecordedSteps
@@ -46,6 +48,34 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
         self.decode_steps: DecodeSteps | None = None
         self.memory_ahead: MemoryAhead | None = None  # on a CPU, of the cache
         self._stack: Stack | None = None  # made when a drafter asks for hidden states
+
+    # ---- adapters
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self.paged.lora is not None and self.paged.lora.more
+
+    def read_adapter(self, name: str, folder: Path) -> Weights:
+        return self._lora.read(name, folder)
+
+    def add_adapter(self, name: str, weights: Weights) -> int:
+        self._lora.add(name, weights)
+        self.adapters = self._lora.names
+        on_device = self.device.type != "cpu"
+        return 0 if on_device else sum(part.nbytes for pair in weights.values() for part in pair)
+
+    def retire_adapter(self, name: str) -> None:
+        self._lora.retire(name)
+        self.adapters = self._lora.names
+
+    def drop_adapter(self, number: int) -> None:
+        self._lora.drop(number)
+
+    @property
+    def _lora(self) -> Adapters:
+        if self.paged.lora is None or not self.paged.lora.more:
+            raise ModelLoadError("the model was loaded without a folder of adapters (--lora-folder)")
+        return self.paged.lora
 
     # ---- memory
 

@@ -112,17 +112,18 @@ class Drain(Message, frozen=True):
     """A request to refuse new requests, finish the running ones, then send Drained and exit."""
 
 
-class ModelInfo(msgspec.Struct, frozen=True):
-    """What a front end needs to know of the model that the engine serves."""
+class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a front end needs to know of the model that the engine serves. adapters: names of those loaded now."""
 
     name: str
     vocab_size: int
     max_model_len: int
     eos_token_ids: list[int]
+    adapters: list[str] = []
 
 
 class Ready(Message, frozen=True):
-    """The engine can serve."""
+    """The engine can serve. It is sent again when the adapters have changed."""
 
     model: ModelInfo
     version: int = VERSION
@@ -309,12 +310,29 @@ class Drained(Message, frozen=True):
 
 class PeerQuery(Message, frozen=True):
     """A front end's question to all others. `number` is the asker's own count; `asker` its address, which the engine
-    fills in."""
+    fills in. The engine itself answers "load_adapter" and "unload_adapter": an AdapterChange, and an AdapterOutcome as
+    JSON."""
 
     number: int
     question: str
     argument: str
     asker: bytes = b""
+
+
+class AdapterChange(msgspec.Struct, omit_defaults=True):
+    """An adapter to load or to unload. folder: below the operator's folder. in_place: replace one of the name."""
+
+    name: str
+    folder: str = ""
+    in_place: bool = False
+
+
+class AdapterOutcome(msgspec.Struct, omit_defaults=True):
+    """The result of an AdapterChange. code: "" without an error; else a code of errors.py."""
+
+    code: str = ""
+    message: str = ""
+    param: str | None = None
 
 
 class PeerCount(Message, frozen=True):

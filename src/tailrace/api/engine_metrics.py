@@ -11,8 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tailrace.api.gateway_metrics import collect_gateway
 from tailrace.api.histogram import accumulate_buckets
-from tailrace.wire.messages import DURATION_EDGES_S, Stats
+from tailrace.wire.messages import DURATION_EDGES_S, ModelInfo, Stats
 
 # name, help, value
 GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
@@ -76,10 +77,17 @@ class EngineCollector(Collector):
 
     Args:
         stats: the latest counters. ready: the engine can serve. stalls: how often a step was seen to take too long.
+        info: of the engine's model; None before the engine is ready.
     """
 
-    def __init__(self, stats: Callable[[], Stats], ready: Callable[[], bool], stalls: Callable[[], int]) -> None:
-        self._stats, self._ready, self._stalls = stats, ready, stalls
+    def __init__(
+        self,
+        stats: Callable[[], Stats],
+        ready: Callable[[], bool],
+        stalls: Callable[[], int],
+        info: Callable[[], ModelInfo | None],
+    ) -> None:
+        self._stats, self._ready, self._stalls, self._info = stats, ready, stalls, info
 
     def describe(self) -> list[Metric]:
         """Nothing: duplicates are not looked for before the first scrape."""
@@ -101,6 +109,7 @@ class EngineCollector(Collector):
                 family.add_metric([key], value)
             yield family
         yield from collect_durations(stats)
+        yield from collect_gateway(stats, self._info())
 
 
 def by_place(counts: Sequence[int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from tailrace.api.engine_metrics import EngineCollector
 from tailrace.api.histogram import FastHistogram
-from tailrace.wire.messages import DURATION_EDGES_S, Stats
+from tailrace.wire.messages import DURATION_EDGES_S, ModelInfo, Stats
 
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -36,8 +36,9 @@ class Metrics:
         ready: Callable[[], bool],
         wasted: Callable[[], int],
         stalls: Callable[[], int] = lambda: 0,
+        info: Callable[[], ModelInfo | None] = lambda: None,
     ) -> None:
-        self.engine = EngineCollector(stats, ready, stalls)
+        self.engine = EngineCollector(stats, ready, stalls, info)
         self._registry = CollectorRegistry()
         self._registry.register(WastedTokens(wasted))
         self.time_to_first_token = self._make_histogram(

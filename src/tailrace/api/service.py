@@ -154,6 +154,7 @@ class Service:
             lambda: self.supervisor.condition == "ready",
             lambda: client.wasted_tokens,
             lambda: self.supervisor.stalls,
+            lambda: client.model if client.ready else None,
         )
         for name, text, held in (
             ("num_requests_open", "Requests that are being answered.", lambda: len(self.open_requests)),

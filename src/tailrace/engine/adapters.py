@@ -58,6 +58,8 @@ class AdapterChanges:
     ) -> None:
         self._engine, self._send, self._clients = engine, send, clients
         self._folder, self._most = model.lora_folder, model.max_loras
+        if self._folder is not None:
+            engine.info = msgspec.structs.replace(engine.info, max_adapters=self._most)
         self._pending: list[PendingLoad] = []
         self._retired: set[int] = set()
         self._bytes: dict[int, int] = {}  # number → memory of the weights

@@ -85,7 +85,7 @@ class Engine:
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
-        self.info = ModelInfo(info.name, runner.vocab_size, longest, eos, [*filter(None, runner.adapters)])
+        self.info = ModelInfo(info.name, runner.vocab_size, longest, eos, [*runner.adapters], 0, cache.block_size)
         self.limits = RequestLimits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.runner = runner
         self.token_bytes, self.grammars = token_bytes, grammars
@@ -233,9 +233,11 @@ class Engine:
     def stats(self) -> Stats:
         """Return the current counters and gauges."""
         lifecycle, slots = self.lifecycle, self.limits.scheduler.max_num_seqs
+        numbers = sorted({sequence.request.adapter for sequence in lifecycle.waiting} - {0})
         return self.counters.make_stats(
             running=len(lifecycle.running),
             waiting=len(lifecycle.waiting),
+            waiting_adapters=[*filter(None, (self.runner.adapters[number - 1] for number in numbers))],
             slots_total=slots,
             slots_used=slots - len(lifecycle.free_slots),
             blocks_total=self.cache.num_blocks,

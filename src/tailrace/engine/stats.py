@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tailrace.wire.messages import DURATION_EDGES_S, Stats
 from tailrace.wire.pulse import Pulse
@@ -89,7 +89,7 @@ class Counters:
         """The time of each part so far."""
         return {part: durations.total_ms for part, durations in dict(self.parts).items()}
 
-    def make_stats(self, **gauges: int) -> Stats:
+    def make_stats(self, **gauges: Any) -> Stats:
         """Return the current Stats message."""
         return Stats(
             steps=self.steps,

@@ -113,13 +113,20 @@ class Drain(Message, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a front end needs to know of the model that the engine serves. adapters: names of those loaded now."""
+    """What a front end needs to know of the model that the engine serves.
+
+    - adapters: names of those that are loaded now. max_adapters: the most of them, if
+      some may come at run time; else 0.
+    - block_size: tokens of a block of the KV cache.
+    """
 
     name: str
     vocab_size: int
     max_model_len: int
     eos_token_ids: list[int]
     adapters: list[str] = []
+    max_adapters: int = 0
+    block_size: int = 0
 
 
 class Ready(Message, frozen=True):
@@ -290,6 +297,7 @@ class Stats(Message, frozen=True):
     accepted_tokens: int = 0  # accepted guesses
     drafted_at: list[int] = []  # the same, by their place in the draft
     accepted_at: list[int] = []
+    waiting_adapters: list[str] = []  # names of those that waiting sequences use
     bad_rows: dict[str, int] = {}  # rows of logits that can't be sampled from, by what is wrong
     finished: dict[str, int] = {}  # by reason
     step_ms: dict[str, float] = {}  # running totals per part of the step; where steps overlap, parts do

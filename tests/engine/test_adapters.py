@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runners.test_lora import BLOCK, TARGETS, VOCAB, adapter, base_model, ids_of
+from runners.test_lora import BLOCK, TARGETS, VOCAB, adapter, alone, base_model, ids_of
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig
 from tailrace.engine.adapters import AdapterChanges
 from tailrace.engine.engine import Engine
@@ -89,17 +89,7 @@ class World:
 
     def says(self, name: str, prompt: list[int], count: int = 6) -> list[int]:
         """What the merged model says, by transformers."""
-        import torch
-
-        said = self.merged[name].generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=count,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        return said[0, len(prompt) :].tolist()
+        return alone(self.merged[name], prompt)[:count]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import describe, resolve
 from tailrace.models.describe import defaults
 from tailrace.models.footprint import weights_bytes
-from tailrace.runners.lora import read_adapter
+from tailrace.runners.lora_files import read_adapter
 from tailrace.text.tokenizer import Tokenizer
 
 DEEP = 100_000

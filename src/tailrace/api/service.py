@@ -130,13 +130,11 @@ class Service:
     ) -> None:
         config = shared.config
         self.config, self.work_queue, self.observer = config, shared.work_queue, shared.observer
-        self.user_metrics = shared.user_metrics
+        self.user_metrics, self.defaults = shared.user_metrics, defaults
         self.client, self.tokenizer, self.model_name = client, tokenizer, model_name
-        self.defaults = defaults
         self._named_users = index_named_users(config)
         self.isolation: Isolation = choose_isolation(config)
-        self.adapter = self.parent = ""
-        self.base_name = model_name
+        self.adapter, self.parent, self.base_name = "", "", model_name
         self.fingerprint = fingerprint_of(model_name)
         called = f"the engine of {model_name}" if shared.named else "the engine"
         self.supervisor = Supervisor(client, config.on_engine_death, called)

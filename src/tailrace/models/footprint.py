@@ -17,7 +17,7 @@ WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
 KEY_PROJECTION = "self_attn.k_proj.weight"
 PANEL = 64  # outputs that the CPU's kernels pack together
-ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora.py has it
+ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora_files.py has it
 
 
 def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:

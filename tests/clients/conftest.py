@@ -7,7 +7,9 @@ This environment knows the clients and not tailrace; TAILRACE names the command,
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,6 +51,11 @@ class Server:
     @property
     def v1(self) -> str:
         return f"{self.url}/v1"
+
+    def post(self, path: str, body: bytes = b"") -> None:
+        """Send a body. The answer has none."""
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, method="POST"), timeout=30):
+            pass
 
     def healthy(self) -> bool:
         """It accepts requests."""
@@ -154,6 +161,21 @@ def agent(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def install_packages(source: Path) -> Path:
+    """Install the packages of source/package.json. Return a folder with them, which is kept for the next run."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    manifest = (source / "package.json").read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace" / "clients"
+    folder = cache / f"{source.name}-{hashlib.sha256(manifest).hexdigest()[:12]}"
+    if not (folder / ".done").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_bytes(manifest)
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=folder, check=True, timeout=900)
+        (folder / ".done").touch()
+    return folder
 
 
 def free_port() -> int:

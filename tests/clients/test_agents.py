@@ -5,7 +5,6 @@ else."""
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,9 +50,8 @@ def get_weather(city: str) -> str:
 @pytest.fixture
 def model(agent: Server, form: str) -> Server:
     """The server, with a model that writes calls in this form."""
-    asked = urllib.request.Request(f"{agent.url}/format/{form}", method="POST")
-    with urllib.request.urlopen(asked, timeout=30):
-        return agent
+    agent.post(f"/format/{form}")
+    return agent
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 from api.harness import LocalClient, events, front_of, make_tokenizer, saying
 from tailrace.api.channels import channel_fields, channels_of
+from tailrace.api.formats import choose_tools
 from tailrace.api.front_end import FrontEnd
 from tailrace.api.schema.chat import ChatRequest
-from tailrace.api.service import tools_of
 from tailrace.config import ServerConfig
 from tailrace.engine.checks.thinking_budget import splitter_of
 from tailrace.engine.token_bytes import TokenBytes, TokenText
@@ -352,8 +352,8 @@ TEMPLATES = {
 def test_auto_chooses_by_what_the_template_writes(tokenizer, template):
     writer = Tokenizer(tokenizer.backend, template)
     name = TEMPLATES[template]
-    assert tools_of("auto", None, writer) is (None if name is None else TOOL_FORMATS[name])
-    assert tools_of("none", None, writer) is None
+    assert choose_tools("auto", None, writer) is (None if name is None else TOOL_FORMATS[name])
+    assert choose_tools("none", None, writer) is None
 
 
 async def test_marks_that_are_special_tokens_are_seen(tmp_path):

@@ -125,7 +125,9 @@ def test_claude_code_completes_its_work(packages: Path, model: Server, project: 
     assert (project / "out.py").read_text() == LONG_FILE
     last = read_prompts(model)[-1]
     assert SECRET in last
-    assert ("[image: left out" in last) == (calls != "harmony"), "gpt-oss makes one call at a time, so it reads no image"
+    assert ("[image: left out" in last) == (calls != "harmony"), (
+        "gpt-oss makes one call at a time, so it reads no image"
+    )
 
 
 @pytest.mark.parametrize("calls", FORMS)

@@ -27,7 +27,7 @@ from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import describe, resolve
 from tailrace.models.describe import defaults
 from tailrace.models.footprint import weights_bytes
-from tailrace.runners.lora_files import read_adapter
+from tailrace.runners.lora_files import LinearShape, read_adapter
 from tailrace.text.tokenizer import Tokenizer
 
 DEEP = 100_000
@@ -315,5 +315,5 @@ def test_pattern_of_an_adapter_that_never_ends(tmp_path: Path, monkeypatch: pyte
     tensors = {f"{module}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ModelLoadError, match=r"alpha_pattern '\(_\+\)\+!' takes too much time or memory") as error:
-        read_adapter("a", tmp_path, nn.Linear(2, 2))
+        read_adapter("a", tmp_path, {"_" * 60: LinearShape(2, 2, torch.float32)})
     check_sentence(error, "lora a: ")

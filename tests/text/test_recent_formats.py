@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from api.harness import make_tokenizer
+from tailrace.api.formats import check_parsers, choose_tools
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.service import check_parsers, tools_of
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError
 from tailrace.text.channel_splitter import ChannelSplitter
@@ -181,7 +181,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.mark.parametrize("name", CALLS.split())
 def test_the_peers_names_of_calls_are_known(name: str, tokenizer: Tokenizer):
     check_parsers(ServerConfig(tool_parser=name))
-    assert tools_of(name, None, tokenizer) is TOOL_FORMATS[ALIASES.get(name, name)]
+    assert choose_tools(name, None, tokenizer) is TOOL_FORMATS[ALIASES.get(name, name)]
 
 
 @pytest.mark.parametrize("name", THOUGHTS.split())

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from tailrace.api.access_log import Observer
+from tailrace.api.formats import check_parsers
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.api.response_file import ResponseFile
 from tailrace.api.response_store import ResponseStore, make_bounds
-from tailrace.api.service import Service, Shared, check_parsers
+from tailrace.api.service import Service, Shared
 from tailrace.api.user_limits import UserLimits
 from tailrace.api.user_metrics import UserMetrics
 from tailrace.api.user_table import TableLayout, UserTable

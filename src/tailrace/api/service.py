@@ -16,25 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from tailrace.api.access_log import Observer
 from tailrace.api.cache_isolation import Isolation, choose_isolation, make_cache_salt
+from tailrace.api.formats import choose_formats
 from tailrace.api.logprobs import Labels
 from tailrace.api.metrics import Metrics
 from tailrace.api.request_record import RequestRecord
-from tailrace.api.response_template import choose_template
 from tailrace.api.schema.common import Usage
 from tailrace.api.supervise import Supervisor
 from tailrace.api.user import index_named_users
 from tailrace.api.user_metrics import UserMetrics
 from tailrace.api.work_queue import WorkQueue
 from tailrace.config import ServerConfig, UserConfig
-from tailrace.errors import ConfigError, NotReadyError, TailraceError
+from tailrace.errors import NotReadyError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.effort_probe import find_efforts
-from tailrace.text.reasoning import ALIASES as REASONING_ALIASES
-from tailrace.text.reasoning import REASONING_FORMATS, ReasoningFormat, format_of
-from tailrace.text.reasoning_probe import find_reasoning
-from tailrace.text.response_templates.template import NAME as TEMPLATE
-from tailrace.text.tool_parsers import ALIASES, TOOL_FORMATS, ToolFormat
-from tailrace.text.tool_parsers.harmony import HARMONY, NAMES
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.messages import Owner, Replay
 
@@ -49,10 +43,6 @@ T = TypeVar("T")
 
 DRAIN_POLL_S = 0.05
 NO_NAME = UserConfig(api_key="")  # what users without a name have
-PARSERS = {  # field of ServerConfig → its values
-    "reasoning_parser": ("auto", TEMPLATE, "none", "identity", *REASONING_FORMATS, *REASONING_ALIASES),
-    "tool_parser": ("auto", TEMPLATE, "none", *NAMES, *TOOL_FORMATS, *ALIASES),
-}
 
 
 class OpenRequest(Protocol):
@@ -141,12 +131,7 @@ class Service:
         self.labels = Labels(tokenizer)
         find_efforts(tokenizer)  # the templates are tried now, not by the first request
         self._id_labels = Labels(tokenizer, self.labels)
-        self.template = choose_template(config.reasoning_parser, config.tool_parser, tokenizer, find_formats)
-        if self.template is not None:
-            self.reasoning, self.tools = self.template.reasoning, self.template.tools
-        else:
-            self.reasoning = reasoning_of(config.reasoning_parser, tokenizer)
-            self.tools = tools_of(config.tool_parser, self.reasoning, tokenizer)
+        self.template, self.reasoning, self.tools = choose_formats(config, tokenizer)
         self.metrics = Metrics(
             lambda: client.stats,
             lambda: self.supervisor.condition == "ready",
@@ -252,50 +237,6 @@ class Service:
             log.warning("%d requests did not finish within %g s and are aborted", len(self.open_requests), timeout_s)
         for generation in list(self.open_requests):
             generation.fail(NotReadyError("the server is shutting down"), "shutdown")
-
-
-def check_parsers(config: ServerConfig) -> None:
-    """Check the names of the formats.
-
-    Raises:
-        ConfigError: one is not known; the message lists the known ones.
-    """
-    for field, known in PARSERS.items():
-        if (name := getattr(config, field)) not in known:
-            flag = "--" + field.replace("_", "-")
-            raise ConfigError(f"server.{field} {name!r:.100} ({flag}) is not known; use one of {', '.join(known)}")
-
-
-def reasoning_of(chosen: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """The reasoning format of this name; "auto": the one that the model shows."""
-    if chosen == "auto":
-        return find_reasoning(tokenizer)
-    form = format_of(chosen)
-    return None if form is None else form.fitted(tokenizer.backend.get_vocab())
-
-
-def find_formats(tokenizer: Tokenizer) -> tuple[ReasoningFormat | None, ToolFormat | None]:
-    """Return the formats of the tables that the model's chat template and vocabulary show."""
-    reasoning = reasoning_of("auto", tokenizer)
-    return reasoning, tools_of("auto", reasoning, tokenizer)
-
-
-def tools_of(chosen: str, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ToolFormat | None:
-    """The tool format of this name. "auto": the first for which the model's template or vocabulary shows all of some
-    evidence. With harmony, calls are messages beside the thoughts."""
-    harmony = reasoning is not None and reasoning.harmony
-    if chosen not in ("auto", "none") and harmony != (chosen in NAMES):
-        log.warning(
-            "tool_parser %s has no effect: the reasoning parser is %sharmony", chosen, "" if harmony else "not "
-        )
-    if harmony:
-        return None if chosen == "none" else HARMONY
-    vocabulary = tokenizer.backend.get_vocab()
-    if chosen != "auto":
-        form = TOOL_FORMATS.get(ALIASES.get(chosen, chosen))
-        return None if form is None else form.fitted(vocabulary)
-    fitted = (form.fitted(vocabulary) for form in TOOL_FORMATS.values())
-    return next((form for form in fitted if any(all(map(tokenizer.may_write_marker, e)) for e in form.evidence)), None)
 
 
 @cache

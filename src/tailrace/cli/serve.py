@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     start_s = time.monotonic()
     start_logging(args.log_level, args.log_format)
     os.environ[LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = args.log_level, args.log_format
+    from tailrace.api.formats import check_parsers
     from tailrace.api.listen import check_address
     from tailrace.api.serve import check_files, serve_models
-    from tailrace.api.service import check_parsers
     from tailrace.api.workers import ServedModel
 
     config = with_port(read_config(args))

@@ -7,6 +7,7 @@ Agents list such tools beside their own by default. A model here could call them
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tailrace.errors import RequestError
@@ -23,11 +24,11 @@ NAMES = frozenset(
     }
 )
 VERSION = re.compile(r"_\d{4}_?\d{2}_?\d{2}$")  # web_search_20250305, web_search_preview_2025_03_11
-PLACE = re.compile(r"\btools\[(\d+)\]")
+PLACE = re.compile(r"(?<![.\w])tools\[(\d+)\]")
 WARNING = "dropped, because only its vendor can run such a tool: {}"
 
 
-def drop_foreign_tools(ask: Any) -> tuple[list[str], list[int]]:
+def drop_foreign_tools(ask: Any) -> tuple[list[str], list[str]]:
     """Drop such tools from a body, if other tools are left. Return their types, and the places of the tools that are
     left; both empty if none is dropped."""
     tools: list[Any] = getattr(ask, "tools", None) or []
@@ -36,7 +37,7 @@ def drop_foreign_tools(ask: Any) -> tuple[list[str], list[int]]:
     if len(left) in (0, len(tools)):
         return [], []
     ask.tools = [tools[place] for place in left]
-    return [*dict.fromkeys(kind for kind in kinds if is_foreign(kind))], left
+    return [*dict.fromkeys(kind for kind in kinds if is_foreign(kind))], [f"tools[{place}]" for place in left]
 
 
 def is_foreign(kind: str) -> bool:
@@ -44,12 +45,13 @@ def is_foreign(kind: str) -> bool:
     return VERSION.sub("", kind) in NAMES
 
 
-def restore_places(error: E, left: list[int]) -> E:
-    """Return an error that names the tools by their places in the body as it came."""
-
-    def restore(text: str) -> str:
-        return PLACE.sub(lambda found: f"tools[{left[int(found[1])]}]", text)
-
+def restore_places(error: E, places: Sequence[str]) -> E:
+    """Return an error that names the tools by these places. places: of each tool in the body as it came."""
     if error.param is None or not PLACE.match(error.param):
         return error
-    return type(error)(restore(str(error)), restore(error.param), error.mentions)
+    return type(error)(rename_places(str(error), places), rename_places(error.param, places), error.mentions)
+
+
+def rename_places(text: str, places: Sequence[str]) -> str:
+    """Return a text that names the tools by these places."""
+    return PLACE.sub(lambda found: places[int(found[1])], text)

@@ -6,7 +6,7 @@ the client's names of the fields, with the request's name and warnings in the he
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from tailrace.api.body import Body, BodyReader, check_items
 from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
 from tailrace.api.foreign_content import replace_foreign_content
-from tailrace.api.foreign_tools import drop_foreign_tools, restore_places
+from tailrace.api.foreign_tools import drop_foreign_tools, rename_places, restore_places
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.request_id import id_of, write_id
 from tailrace.api.request_record import MAX_TRACEPARENT, MAX_TRACESTATE, RequestOrigin
@@ -45,6 +45,7 @@ class Received(Generic[R]):
     - names: field → the client's name for it.
     - request_id: the name of the request. user: the id of the user who sent it.
     - warnings: for the answer's headers.
+    - tool_places: where the body has each tool; empty if all are where they were.
     """
 
     def __init__(self, request: Request, body: Body[R], service: Service) -> None:
@@ -56,12 +57,18 @@ class Received(Generic[R]):
             self.warn(f"ignored, because no such field is known: {list_names(body.names.unknown)}")
         if kinds := replace_foreign_content(body.ask, service.config.foreign_content):
             self.warn(foreign_content.WARNING.format(", ".join(kinds)))
-        dropped, self._tools_left = drop_foreign_tools(body.ask) if service.config.foreign_tools == "drop" else ([], [])
+        dropped, self.tool_places = drop_foreign_tools(body.ask) if service.config.foreign_tools == "drop" else ([], [])
         if dropped:
             self.warn(foreign_tools.WARNING.format(list_names(dropped)))
             service.warn_once(
                 "tools that only a vendor can run are dropped; --foreign-tools refuse makes them an error"
             )
+
+    def move_tools(self, places: Sequence[str]) -> None:
+        """Note where the body has each of the tools that the endpoint made of the body's tools."""
+        if self.tool_places:
+            places = [rename_places(place, self.tool_places) for place in places]
+        self.tool_places = [*places]
 
     @property
     def front(self) -> FrontEnd:
@@ -135,7 +142,7 @@ class Received(Generic[R]):
         if not isinstance(error, RequestError):
             return error
         error = error.rename_fields(self.names)
-        return restore_places(error, self._tools_left) if self._tools_left else error
+        return restore_places(error, self.tool_places) if self.tool_places else error
 
 
 async def read_request(request: Request, reader: BodyReader[R]) -> Received[R]:

@@ -3,7 +3,8 @@ done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from msgspec import UNSET
 
 from tailrace.api.response_logprobs import Reports
 from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
+from tailrace.api.tool_kinds import CustomInput, Offered
 from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ToolCall
 
@@ -20,15 +22,26 @@ KINDS = {
     "content": ("message", "msg", "output_text", "response.output_text"),
     "reasoning": ("reasoning", "rs", "reasoning_text", "response.reasoning_text"),
 }
+SUMMARY = "summary_text"
+NO_OFFERS: Mapping[str, Offered] = MappingProxyType({})
 # finish reason → (status, why it is incomplete)
 ENDS = {"stop": ("completed", None), "length": ("incomplete", "max_output_tokens")}
 
 
 class ResponseEvents:
-    """One response as it grows. Each method returns the events to send. note: called with each, as it is made."""
+    """One response as it grows. Each method returns the events to send.
 
-    def __init__(self, response: ResponseObject, note: Callable[[Event], None]) -> None:
-        self.response, self._note = response, note
+    Args:
+        note: called with each event, as it is made. offered: see FlatTools.
+    """
+
+    def __init__(
+        self, response: ResponseObject, note: Callable[[Event], None], offered: Mapping[str, Offered] = NO_OFFERS
+    ) -> None:
+        self.response, self._note, self._offered = response, note, offered
+        reasoning = response.reasoning or None
+        self._summarised = reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
+        self._custom: CustomInput | None = None  # Of the call that is open, if it is one of a custom tool.
         self._count = 0
         self._channel = ""  # of the item that is open, if any
         self._text: list[str] = []
@@ -57,11 +70,13 @@ class ResponseEvents:
             yield self._make_event(
                 "response.content_part.added", **self._locate_item(), content_index=0, part=self._make_part(part, "")
             )
+            yield from self._write_summary("part.added", part=OutputPart(SUMMARY, ""))
         self._text.append(segment.text)
         self._reports.logprobs.extend(reports.logprobs)
         self._reports.explanations.extend(reports.explanations)
         scored = make_logprobs_field(part, reports.logprobs) | make_explanations_field(reports.explanations)
         yield self._make_event(f"{events}.delta", **self._locate_item(), content_index=0, delta=segment.text, **scored)
+        yield from self._write_summary("text.delta", delta=segment.text)
 
     def end(self, finish_reason: str, stop_reason: Any, usage: ResponseUsage, whole: bool = True) -> Iterator[Event]:
         """The response is over, for this reason. whole: False if its last item is a call that was cut off."""
@@ -93,20 +108,42 @@ class ResponseEvents:
     def _write_call(self, call: ToolCall) -> Iterator[Event]:
         if call.name:
             yield from self._close_item()
-            id, call_id = f"fc_{uuid4().hex}", call.id or f"call_{uuid4().hex[:24]}"
-            item = OutputItem(id, "function_call", "in_progress", call_id=call_id, name=call.name, arguments="")
-            yield from self._open_item(item)
+            yield from self._open_item(self._make_call(call.name, call.id))
             self._channel = "tool"
         if call.arguments:
-            self._text.append(call.arguments)
-            yield self._make_event(
-                "response.function_call_arguments.delta", **self._locate_item(), delta=call.arguments
-            )
+            yield from self._write_arguments(self._custom.feed(call.arguments) if self._custom else call.arguments)
+
+    def _make_call(self, name: str, id: str | None) -> OutputItem:
+        offered, call_id = self._offered.get(name, Offered(name)), id or f"call_{uuid4().hex[:24]}"
+        kind, prefix = ("custom_tool_call", "ctc") if offered.custom else ("function_call", "fc")
+        item = OutputItem(f"{prefix}_{uuid4().hex}", kind, "in_progress", call_id=call_id, name=offered.name)
+        if offered.namespace:
+            item.namespace = offered.namespace
+        self._custom = CustomInput() if offered.custom else None
+        if offered.custom:
+            item.input = ""
+        else:
+            item.arguments = ""
+        return item
+
+    def _write_arguments(self, text: str) -> Iterator[Event]:
+        if text:
+            self._text.append(text)
+            kind = "custom_tool_call_input" if self._custom else "function_call_arguments"
+            yield self._make_event(f"response.{kind}.delta", **self._locate_item(), delta=text)
 
     def _close_call(self, status: str) -> Iterator[Event]:
-        item, arguments = self.response.output[-1], "".join(self._text)
-        yield self._make_event("response.function_call_arguments.done", **self._locate_item(), arguments=arguments)
-        item.arguments, item.status = arguments, status
+        item = self.response.output[-1]
+        if self._custom:
+            yield from self._write_arguments(self._custom.end())
+            item.input = "".join(self._text)
+            yield self._make_event("response.custom_tool_call_input.done", **self._locate_item(), input=item.input)
+        else:
+            item.arguments = "".join(self._text)
+            yield self._make_event(
+                "response.function_call_arguments.done", **self._locate_item(), arguments=item.arguments
+            )
+        item.status = status
         yield self._make_event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
         self._text = []
@@ -123,10 +160,21 @@ class ResponseEvents:
         scored = make_logprobs_field(kind, self._reports.logprobs) | make_explanations_field(self._reports.explanations)
         yield self._make_event(f"{events}.done", **self._locate_item(), content_index=0, text=text, **scored)
         yield self._make_event("response.content_part.done", **self._locate_item(), content_index=0, part=part)
+        yield from self._write_summary("text.done", text=text)
+        yield from self._write_summary("part.done", part=OutputPart(SUMMARY, text))
+        if self._summarised and item.type == "reasoning":
+            item.summary = [OutputPart(SUMMARY, text)]
         item.content, item.status = [part], status
         yield self._make_event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
         self._text, self._reports = [], Reports([], [])
+
+    def _write_summary(self, kind: str, **fields: Any) -> Iterator[Event]:
+        """The thought is its own summary, if a summary is asked for."""
+        if self._summarised and self._channel == "reasoning":
+            yield self._make_event(
+                f"response.reasoning_summary_{kind}", **self._locate_item(), summary_index=0, **fields
+            )
 
     def _make_part(self, kind: str, text: str) -> OutputPart:
         found = make_explanations_field(self._reports.explanations)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
 from tailrace.api.chat_prompt import check_messages
+from tailrace.api.foreign_tools import restore_places
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.responses import InputItem, InputPart, OutputItem, ResponsesRequest
 from tailrace.api.schema.structured import FlatJsonSchemaFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from tailrace.api.thinking_fields import GivenField, read_agreed_value
+from tailrace.api.tool_choice import ToolChoice, choice_of
+from tailrace.api.tool_kinds import (
+    FlatTools,
+    flatten_tools,
+    make_function_name,
+    rename_choice,
+    write_custom_arguments,
+)
 from tailrace.errors import ParameterError, format_json
+from tailrace.text.tool_parsers.functions import check_tools
 
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # type of an item → its field
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # reports of tokens that have no place in the answer
 ABSENT = (
     *("prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids", "report_entropy"),
@@ -23,8 +35,31 @@ ABSENT = (
 )
 
 
-def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
+class ResponseChat(NamedTuple):
+    """A request as a chat, which tools the model may call, and the tools as functions."""
+
+    ask: ChatRequest
+    choice: ToolChoice
+    tools: FlatTools
+
+
+def read_chat(ask: ResponsesRequest, before: bytes) -> ResponseChat:
     """Return the request as a chat. before: the messages of the conversation that it continues, as JSON, or b"".
+
+    Raises:
+        ParameterError: naming the field.
+    """
+    tools = flatten_tools(ask.tools)
+    try:
+        check_tools(tools.functions, nested=False)
+        choice = choice_of(rename_choice(ask.tool_choice, tools.offered), tools.functions, ask.parallel_tool_calls)
+    except ParameterError as error:
+        raise restore_places(error, tools.places) from None
+    return ResponseChat(to_chat(ask, before, tools), choice, tools)
+
+
+def to_chat(ask: ResponsesRequest, before: bytes, tools: FlatTools) -> ChatRequest:
+    """Return the request as a chat, with these tools. before: see `read_chat`.
 
     Raises:
         ParameterError: naming the field.
@@ -45,8 +80,8 @@ def to_chat(ask: ResponsesRequest, before: bytes) -> ChatRequest:
     chat = ChatRequest(
         **shared,
         messages=messages,
-        tools=[tool_of(tool) for tool in ask.tools or ()] or None,
-        tool_choice=ask.tool_choice,
+        tools=[tool_of(tool) for tool in tools.functions or ()] or None,
+        tool_choice=rename_choice(ask.tool_choice, tools.offered),
         chat_template_kwargs=ask.chat_template_kwargs,
         reasoning=ask.reasoning,
         enable_thinking=ask.enable_thinking,
@@ -85,9 +120,9 @@ def check_results(items: list[InputItem], made: set[str | None]) -> None:
         made: ids of the calls before the items.
     """
     for place, item in enumerate(items):
-        if item.type == "function_call":
+        if item.type in CALLS:
             made.add(item.call_id)
-        elif (item.type == "function_call_output" or item.role == "tool") and item.call_id not in made:
+        elif (item.type in OUTPUTS or item.role == "tool") and item.call_id not in made:
             name = f"input[{place}].call_id"
             id = format_json(item.call_id)
             raise ParameterError(f"{name}: no tool call found for function call output with call_id {id}", name)
@@ -146,14 +181,17 @@ def message_of(item: InputItem, name: str) -> ChatMessage | None:
         whole = item.content if isinstance(item.content, list) else ()
         thought = join_input_text(whole, f"{name}.content") or join_input_text(item.summary or (), f"{name}.summary")
         return ChatMessage(role="assistant", content="", reasoning_content=thought) if thought else None
-    if item.type == "function_call":
-        if item.name is None or item.arguments is None:
-            raise ParameterError(f"{name}: a function_call needs name and arguments", name)
-        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+    if item.type in CALLS:
+        text = item.input if item.type == "custom_tool_call" else item.arguments
+        if item.name is None or text is None:
+            raise ParameterError(f"{name}: a {item.type} needs name and {CALLS[item.type]}", name)
+        arguments = write_custom_arguments(text) if item.type == "custom_tool_call" else text
+        function = {"name": make_function_name(item.name, item.namespace), "arguments": arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
         return ChatMessage(role="assistant", content="", tool_calls=[call])
-    if item.type == "function_call_output":
+    if item.type in OUTPUTS:
         if item.output is None:
-            raise ParameterError(f"{name}: a function_call_output needs output", name)
+            raise ParameterError(f"{name}: a {item.type} needs output", name)
         output = item.output if isinstance(item.output, str) else texts_of(item.output, f"{name}.output")
         return ChatMessage(role="tool", content=output, tool_call_id=item.call_id)
     if item.role is None or item.content is None:
@@ -198,7 +236,7 @@ def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:
 
 def sent_back(item: OutputItem) -> InputItem:
     """An item of an output as one of an input."""
-    names = ("type", "role", "call_id", "name", "arguments")
+    names = ("type", "role", "call_id", "name", "namespace", "arguments", "input")
     fields = {name: value for name in names if (value := getattr(item, name)) is not UNSET}
     parts = [{"type": part.type, "text": part.text} for part in item.content or ()]
     return msgspec.convert(fields | {"content": parts}, InputItem)

@@ -31,7 +31,7 @@ from tailrace.api.prepare import (
 )
 from tailrace.api.received import Received, answers
 from tailrace.api.response_events import ResponseEvents
-from tailrace.api.response_input import to_chat
+from tailrace.api.response_input import read_chat
 from tailrace.api.response_logprobs import ScoredSegments
 from tailrace.api.response_saver import ResponseSaver
 from tailrace.api.routes.tokenize import check_body_size
@@ -52,12 +52,11 @@ from tailrace.api.schema.responses import (
 )
 from tailrace.api.service import Service
 from tailrace.api.streaming import NAMED, json_response, make_response
-from tailrace.api.tool_choice import ToolChoice, choice_of
+from tailrace.api.tool_kinds import Offered
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
 from tailrace.errors import ParameterError, TailraceError
 from tailrace.text.splitter import ReasoningTokens
-from tailrace.text.tool_parsers.functions import check_tools
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
 
@@ -66,26 +65,29 @@ READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
 async def create_response(received: Received[ResponsesRequest]) -> Response:
     """A response, streamed or whole."""
     ask, service = received.ask, received.service
-    prepared, channels, chat = await prepare_response(received)
+    prepared, channels, chat, offered = await prepare_response(received)
     check_gathered(prepared)  # the last events have the whole response
     top = prepared.params.logprobs
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = received.origin("chat", ask)
     generation = start_generation(service, f"resp_{uuid4().hex}", prepared, origin)
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
-    messages: list[dict[str, Any]] = msgspec.to_builtins(chat.ask.messages[instructions:])
+    messages: list[dict[str, Any]] = msgspec.to_builtins(chat.messages[instructions:])
     share = received.front.responses.share_of(received.user)
     response = response_of(service, ask, generation)
     saver = ResponseSaver(share, received.front.file, response, messages, ask.streamed)
     splitter = channels.make_splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
     segments = ScoredSegments(splitter, service.labels_for(ask), top, explains=generation.params.explain is not None)
-    chunks = stream_events(generation, saver, segments)
+    chunks = stream_events(generation, saver, segments, offered)
     return await make_response(received.request, generation, chunks, last_response, ask.streamed, NAMED)
 
 
-async def prepare_response(received: Received[ResponsesRequest]) -> tuple[PreparedRequest, Channels, ChatInput]:
-    """The request as the engine takes it, the channels of the answer, and the chat that it is.
+async def prepare_response(
+    received: Received[ResponsesRequest],
+) -> tuple[PreparedRequest, Channels, ChatRequest, dict[str, Offered]]:
+    """The request as the engine takes it, the channels of the answer, the chat that it is, and how its tools were
+    offered.
 
     Raises:
         RequestError: naming the field.
@@ -93,15 +95,12 @@ async def prepare_response(received: Received[ResponsesRequest]) -> tuple[Prepar
     ask, before = received.ask, await fetch_conversation(received)
     await resolve_references(received)
 
-    def make_chat_input() -> ChatInput:
-        check_tools(ask.tools, nested=False)
-        choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-        limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
-        return ChatInput(to_chat(ask, before), choice, ask.tools, limit, "input", "text.format")
-
-    chat = await received.run(make_chat_input, received.size // JSON_BYTES)
+    chat, choice, tools = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
+    received.move_tools(tools.places)
+    limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
+    given = ChatInput(chat, choice, tools.functions, limit, "input", "text.format")
     top = logprobs_asked(ask, received.service.config.max_logprobs)
-    return *await prepare_chat(received, chat, top), chat
+    return *await prepare_chat(received, given, top), chat, tools.offered
 
 
 def response_of(service: Service, ask: ResponsesRequest, generation: Generation) -> ResponseObject:
@@ -128,14 +127,14 @@ def response_of(service: Service, ask: ResponsesRequest, generation: Generation)
 
 
 async def stream_events(
-    generation: Generation, saver: ResponseSaver, segments: ScoredSegments
+    generation: Generation, saver: ResponseSaver, segments: ScoredSegments, offered: dict[str, Offered]
 ) -> AsyncGenerator[Event, None]:
     """The response as it comes.
 
     Raises:
         TailraceError: it failed before its first event. Later it ends with an event that says so.
     """
-    response, writer, begun = saver.response, ResponseEvents(saver.response, saver.note), False
+    response, writer, begun = saver.response, ResponseEvents(saver.response, saver.note, offered), False
     ids: list[int] = []
     try:
         async with aclosing(generation.deltas()) as deltas:
@@ -185,12 +184,7 @@ async def count_input_tokens(received: Received[ResponsesRequest]) -> Response:
     check_body_size(received, "input")
     ask, before = received.ask, await fetch_conversation(received)
     await resolve_references(received)
-
-    def make_chat_request() -> tuple[ChatRequest, ToolChoice]:
-        check_tools(ask.tools, nested=False)
-        return to_chat(ask, before), choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-
-    chat, choice = await received.run(make_chat_request, received.size // JSON_BYTES)
+    chat, choice, _ = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
     ids = await encode_chat(received, chat, choice.mode != "none", "input", bound=False)
     return json_response(ResponseTokens(len(ids)))
 

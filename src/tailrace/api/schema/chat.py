@@ -41,8 +41,8 @@ class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """OpenRouter's and OpenAI's names. `max_tokens`: `thinking_token_budget`. `enabled`: `enable_thinking`. `summary`,
-    `generate_summary` are accepted: the answer has the whole thought. `exclude`: leave what the model thinks out of the
-    answer of a chat."""
+    `generate_summary`: /v1/responses sends the thought as its summary too. `exclude`: leave what the model thinks out
+    of the answer of a chat."""
 
     effort: ReasoningEffort | None = None
     max_tokens: Budget | None = None

@@ -32,14 +32,27 @@ class InputItem(msgspec.Struct, kw_only=True):
     """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its `content`, or
     where that is missing its `summary`. An item_reference (`type` may be left out) names a stored item by its `id`."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
+    type: (
+        Literal[
+            "message",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "reasoning",
+            "item_reference",
+        ]
+        | None
+    ) = None
     id: str | None = None
     role: Role | None = None
     content: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
 
     @property
@@ -129,7 +142,7 @@ class OutputPart(msgspec.Struct, omit_defaults=True):
 
 
 class OutputItem(msgspec.Struct, omit_defaults=True):
-    """A message, a stretch of reasoning, or a function call."""
+    """A message, a stretch of reasoning, or a call of a function or a custom tool."""
 
     id: str
     type: str
@@ -139,7 +152,9 @@ class OutputItem(msgspec.Struct, omit_defaults=True):
     summary: list[Any] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
 
 class InputDetails(msgspec.Struct, frozen=True):
@@ -217,11 +232,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[msgspec.Raw] | UnsetType = UNSET  # of output_text events
     explanations: list[ExplanationJson] | UnsetType = UNSET  # of output_text and reasoning_text events
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
 
 class ItemList(msgspec.Struct, frozen=True):

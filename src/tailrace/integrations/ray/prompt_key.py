@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tailrace.api.chat_prompt import chat_text
 from tailrace.api.messages_input import conversation_of
-from tailrace.api.response_input import to_chat
+from tailrace.api.response_input import read_chat
 from tailrace.api.routes import chat, completions, generate, messages, responses
 from tailrace.api.tool_choice import choice_of
 from tailrace.engine.block_hash import prefix_hash
@@ -101,9 +101,8 @@ def of_response(raw: bytes, most: int) -> Beginning | None:
         ask.input = list(takewhile(lambda item: not item.is_reference, ask.input))
         if not ask.input:
             return None
-    conversation = to_chat(ask, b"")
-    with_tools = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls).mode != "none"
-    return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, conversation, with_tools))
+    chat = read_chat(ask, b"")
+    return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, chat.ask, chat.choice.mode != "none"))
 
 
 def of_completion(raw: bytes, most: int) -> Beginning:

@@ -140,4 +140,4 @@ def test_any_arguments_give_the_same_in_any_pieces(arguments: str, cuts: list[in
 
 def test_a_torn_pair_loses_nothing_else():
     found, rest = read_in_pieces('{"input": "a\\ud83d b\\q \\u12"}', [3, 14, 17])
-    assert ("".join(found), rest) == ('a� b\\q \\u12', "")
+    assert ("".join(found), rest) == ("a� b\\q \\u12", "")

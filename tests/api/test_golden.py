@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from api.harness import LocalClient, front_of, saying
-from tailrace.api import chunks, response_events
+from tailrace.api import chunks, response_events, service
 from tailrace.api.routes import chat, responses
-from tailrace.api.service import Service
 from tailrace.config import ServerConfig
 
 FOLDER = Path(__file__).parent / "golden"
@@ -68,7 +67,7 @@ def fixed(monkeypatch):
     for module in (chat, response_events, responses):
         monkeypatch.setattr(module, "uuid4", lambda: SimpleNamespace(hex=f"{next(names):032x}"))
     clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
-    monkeypatch.setattr(Service, "fingerprint", "fp_golden")
+    monkeypatch.setattr(service, "fingerprint_of", lambda name: "fp_golden")
     monkeypatch.setattr(chunks, "time", clock)
     monkeypatch.setattr(responses, "time", clock)
 

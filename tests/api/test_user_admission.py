@@ -89,7 +89,14 @@ def test_the_paths_that_count():
     posted = {path for method, path, _ in ROUTES if method == "POST"}
     assert set(BODIES) == GENERATING_PATHS <= posted
     assert set(COUNTED) == COUNTING_PATHS <= posted
-    assert posted - GENERATING_PATHS - COUNTING_PATHS == {"/ping", "/v1/responses/{id:path}/cancel"}
+    assert posted - GENERATING_PATHS - COUNTING_PATHS == {
+        "/ping",
+        "/v1/responses/{id:path}/cancel",
+        "/v1/chat/completions/control",
+        "/v1/chat/completions/{id:path}/control",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
 
 
 @pytest.mark.parametrize("path", BODIES)

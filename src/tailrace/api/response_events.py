@@ -114,9 +114,10 @@ class ResponseEvents:
             yield from self._write_arguments(self._custom.feed(call.arguments) if self._custom else call.arguments)
 
     def _make_call(self, name: str, id: str | None) -> OutputItem:
-        offered, call_id = self._offered.get(name, Offered(name)), id or f"call_{uuid4().hex[:24]}"
+        offered = self._offered.get(name, Offered(name))
         kind, prefix = ("custom_tool_call", "ctc") if offered.custom else ("function_call", "fc")
-        item = OutputItem(f"{prefix}_{uuid4().hex}", kind, "in_progress", call_id=call_id, name=offered.name)
+        own_id, call_id = f"{prefix}_{uuid4().hex}", id or f"call_{uuid4().hex[:24]}"
+        item = OutputItem(own_id, kind, "in_progress", call_id=call_id, name=offered.name)
         if offered.namespace:
             item.namespace = offered.namespace
         self._custom = CustomInput() if offered.custom else None

@@ -22,6 +22,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]  # finite, as all numbers of JSON
 MODEL_NAME = re.compile(r"[A-Za-z0-9._:@/+-]{1,128}")
+NAME_RULE = "1 to 128 letters, digits or any of . _ : @ / + -"  # MODEL_NAME in words
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 MAX_WEIGHT = 100  # of a user
 PerMinute = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
@@ -103,10 +104,7 @@ class ModelConfig(Section, frozen=True):
         """
         for name in (names := split_commas(self.aliases)):
             if not MODEL_NAME.fullmatch(name):
-                raise ConfigError(
-                    "model.aliases (--aliases): a name must be 1 to 128 letters, digits or any of . _ : @ / + -, got "
-                    f"{name!r:.200}"
-                )
+                raise ConfigError(f"model.aliases (--aliases): a name must be {NAME_RULE}, got {name!r:.200}")
         return names
 
     @property

@@ -47,7 +47,7 @@ class Operation(NamedTuple):
     streams: bool = False
 
 
-CONTROLLING = (400, 401, 404, 413, 415, 503)
+CHANGING = (400, 401, 404, 413, 415, 503)  # of endpoints that change what runs
 GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
 COUNTING = (400, 401, 404, 413, 415, 429, 503)  # of endpoints that tokenize, and run no step
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -79,19 +79,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "End a running request, keeping what it has said", None, Cancelled, (400, 401, 404)
     ),
     ("POST", "/v1/chat/completions/control"): Operation(
-        "End a running thought or answer", ControlRequest, Controlled, CONTROLLING
+        "End a running thought or answer", ControlRequest, Controlled, CHANGING
     ),
     ("POST", "/v1/chat/completions/{id}/control"): Operation(
-        "End a running thought or answer", ControlRequest, Controlled, CONTROLLING
+        "End a running thought or answer", ControlRequest, Controlled, CHANGING
     ),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),
-    ("POST", "/v1/load_lora_adapter"): Operation(
-        "Load a LoRA adapter", LoadAdapterRequest, None, (400, 401, 404, 413, 415, 503)
-    ),
-    ("POST", "/v1/unload_lora_adapter"): Operation(
-        "Unload a LoRA adapter", UnloadAdapterRequest, None, (400, 401, 404, 413, 415, 503)
-    ),
+    ("POST", "/v1/load_lora_adapter"): Operation("Load a LoRA adapter", LoadAdapterRequest, None, CHANGING),
+    ("POST", "/v1/unload_lora_adapter"): Operation("Unload a LoRA adapter", UnloadAdapterRequest, None, CHANGING),
     ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, COUNTING),
     ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, COUNTING),
     ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),

@@ -52,14 +52,17 @@ def read_chat(ask: ResponsesRequest, before: bytes) -> ResponseChat:
     tools = flatten_tools(ask.tools)
     try:
         check_tools(tools.functions, nested=False)
-        choice = choice_of(rename_choice(ask.tool_choice, tools.offered), tools.functions, ask.parallel_tool_calls)
+        wanted = rename_choice(ask.tool_choice, tools.offered)
+        choice = choice_of(wanted, tools.functions, ask.parallel_tool_calls)
     except ParameterError as error:
         raise restore_places(error, tools.places) from None
-    return ResponseChat(to_chat(ask, before, tools), choice, tools)
+    return ResponseChat(to_chat(ask, before, tools.functions, wanted), choice, tools)
 
 
-def to_chat(ask: ResponsesRequest, before: bytes, tools: FlatTools) -> ChatRequest:
-    """Return the request as a chat, with these tools. before: see `read_chat`.
+def to_chat(
+    ask: ResponsesRequest, before: bytes, functions: list[dict[str, Any]] | None, tool_choice: Any
+) -> ChatRequest:
+    """Return the request as a chat, with these functions as its tools. before: see `read_chat`.
 
     Raises:
         ParameterError: naming the field.
@@ -80,8 +83,8 @@ def to_chat(ask: ResponsesRequest, before: bytes, tools: FlatTools) -> ChatReque
     chat = ChatRequest(
         **shared,
         messages=messages,
-        tools=[tool_of(tool) for tool in tools.functions or ()] or None,
-        tool_choice=rename_choice(ask.tool_choice, tools.offered),
+        tools=[tool_of(tool) for tool in functions or ()] or None,
+        tool_choice=tool_choice,
         chat_template_kwargs=ask.chat_template_kwargs,
         reasoning=ask.reasoning,
         enable_thinking=ask.enable_thinking,

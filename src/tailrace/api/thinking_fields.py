@@ -148,8 +148,8 @@ def with_thinking(tokenizer: Tokenizer, ask: C) -> C:
 
 
 def list_defaults(tokenizer: Tokenizer, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operator's variables of the template for a request. A request that gives a variable of thinking
-    replaces all such variables: {"reasoning_effort": "none"} does not contradict its {"enable_thinking": true}."""
+    """Return the operator's variables of the template for a request. If the request gives any variable of thinking, all
+    of the operator's variables of thinking are left out, because the two could contradict each other."""
     thinks = any(name in KNOWN for name in given)
     defaults = tokenizer.default_variables.items()
     return {name: value for name, value in defaults if not (thinks and name in KNOWN)}

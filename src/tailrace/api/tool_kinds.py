@@ -153,24 +153,26 @@ class CustomInput:
     """
 
     def __init__(self) -> None:
-        self._arguments, self._at, self._over = "", -1, False
+        self._unread, self._begun, self._over = "", False, False
 
     def feed(self, arguments: str) -> str:
         """Return the text that further arguments give."""
-        self._arguments += arguments
-        if self._at < 0:
-            if (opening := OPENING.match(self._arguments)) is None:
+        if self._over:
+            return ""
+        self._unread += arguments
+        if not self._begun:
+            if (opening := OPENING.match(self._unread)) is None:
                 return ""
-            self._at = opening.end()
-        return "" if self._over else self._read()
+            self._begun, self._unread = True, self._unread[opening.end() :]
+        return self._read()
 
     def end(self) -> str:
         """Return what is left of the text after the last argument."""
-        return self._arguments if self._at < 0 else ""
+        return "" if self._begun else self._unread
 
     def _read(self) -> str:
         """Decode up to the end of the text, or to what may be a part of an escape."""
-        text, at = self._arguments, self._at
+        text, at = self._unread, 0
         while at < len(text) and text[at] != '"':
             if text[at] != "\\":
                 at += 1
@@ -188,7 +190,7 @@ class CustomInput:
                 continue
             at = escape.end()
         self._over = at < len(text) and text[at] == '"'
-        found, self._at = text[self._at : at], at
+        found, self._unread = text[:at], text[at:]
         return ESCAPE.sub(decode_escape, found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

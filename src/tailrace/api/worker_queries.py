@@ -111,7 +111,7 @@ def read_counts(front: FrontEnd, user: str, argument: str) -> bytes | None:
 
 
 def confirm_messages(front: FrontEnd, user: str, argument: str) -> bytes | None:
-    """An answer that says nothing: whoever answers has read what the engine sent before."""
+    """Return an empty answer. A front end that answers has read all earlier messages of the engine."""
     return b""
 
 

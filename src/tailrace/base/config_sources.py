@@ -17,6 +17,7 @@ from tailrace.config import (
     ENGINE_SECTIONS,
     MODEL_NAME,
     MODELS,
+    NAME_RULE,
     OTHER_USERS,
     SECTIONS,
     TABLES,
@@ -133,10 +134,7 @@ def check_users(users: Any) -> None:
     for name, user in users.items() if isinstance(users, Mapping) else ():
         key = user.get("api_key") if isinstance(user, Mapping) else None
         if not MODEL_NAME.fullmatch(name) or name == OTHER_USERS:
-            raise ConfigError(
-                "server.users: a name must be 1 to 128 letters, digits or any of . _ : @ / + -, and not "
-                f"{OTHER_USERS}, got {name!r:.200}"
-            )
+            raise ConfigError(f"server.users: a name must be {NAME_RULE}, and not {OTHER_USERS}, got {name!r:.200}")
         if not isinstance(key, str):
             continue  # the error about its type comes later
         if not (key and key.isascii() and key.isprintable() and key == key.strip()):
@@ -152,7 +150,7 @@ def check_users(users: Any) -> None:
 def model_sections(name: str, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of one model: its own fields over the common ones, with its name."""
     if not MODEL_NAME.fullmatch(name):
-        raise ConfigError(f"a model's name must be 1 to 128 letters, digits or any of . _ : @ / + -, got {name!r:.200}")
+        raise ConfigError(f"a model's name must be {NAME_RULE}, got {name!r:.200}")
     if "name" in own.get("model", {}) or common["model"].get("name") is not None:
         raise ConfigError(
             f"the model {name!r} has its name already; it takes no other (--served-model-name, model.name)"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tailrace.config import MODEL_NAME, ModelConfig
+from tailrace.config import MODEL_NAME, NAME_RULE, ModelConfig
 from tailrace.engine.cache_size import measure_available_memory
 from tailrace.engine.engine import Engine
 from tailrace.engine.validation import adapter_number
@@ -27,14 +27,14 @@ from tailrace.errors import (
     describe_error,
     format_json,
 )
-from tailrace.models.footprint import ADAPTER
+from tailrace.models.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tailrace.wire.messages import AdapterChange, AdapterOutcome, PeerCount, PeerQuery, PeerReply, Ready
 
 log = logging.getLogger(__name__)
 
 LOAD, UNLOAD = "load_adapter", "unload_adapter"
 SHARE = 0.5  # of the available memory, that the file of one adapter may have
-FILES = ("adapter_config.json", ADAPTER)
+FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 
 class PendingLoad(NamedTuple):
@@ -100,11 +100,7 @@ class AdapterChanges:
         if self._folder is None:
             raise ParameterError("lora_name: the operator allows no changes of adapters (--lora-folder)", "lora_name")
         if not MODEL_NAME.fullmatch(change.name):
-            raise ParameterError(
-                "lora_name must be 1 to 128 letters, digits or any of . _ : @ / + -, got "
-                f"{format_json(change.name, 200)}",
-                "lora_name",
-            )
+            raise ParameterError(f"lora_name must be {NAME_RULE}, got {format_json(change.name, 200)}", "lora_name")
         if question == UNLOAD:
             if change.name not in self._engine.runner.adapters:
                 raise ModelNotFoundError(f"lora_name: there is no adapter {format_json(change.name)}", "lora_name")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tailrace.models.class_settings import read_language_settings
 from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, nested_config, read_json
-from tailrace.models.local import list_indexed
+from tailrace.models.local import ADAPTER_WEIGHTS, list_indexed
 from tailrace.models.tensors import BLOCKS_METHOD, FLOATS, SIZES, index_tensors
 
 # by quant_method: how many floats become of an entry, where transformers widens it at load
@@ -17,7 +17,6 @@ WIDENED = {"fp8": {"F8_E4M3": 1, "F8_E5M2": 1}, "mxfp4": {"U8": 2}}
 SCALE_BYTES = 4  # of keys, or of values, in eight bits: a float32 per token and head
 KEY_PROJECTION = "self_attn.k_proj.weight"
 PANEL = 64  # outputs that the CPU's kernels pack together
-ADAPTER = "adapter_model.safetensors"  # in a LoRA adapter's folder, as runners/lora_files.py has it
 
 
 def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
@@ -51,7 +50,9 @@ def adapters_bytes(folders: Iterable[str | Path], itemsize: int, packed: bool) -
     """
     sizes = SIZES | dict.fromkeys(FLOATS, itemsize)
     rows = PANEL if packed else 1
-    return sum(tensors_bytes(path, sizes, rows) for folder in folders if (path := Path(folder) / ADAPTER).is_file())
+    return sum(
+        tensors_bytes(path, sizes, rows) for folder in folders if (path := Path(folder) / ADAPTER_WEIGHTS).is_file()
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -15,6 +15,8 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 SETTINGS += ("added_tokens.json", "chat_template.jinja", "chat_template.json", "processor_config.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")  # any one will do
+# of a LoRA adapter, in the layout of PEFT; runners/lora_files.py may not import them
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def list_missing_files(folder: Path) -> list[str]:
 
 def refuse_adapter(folder: Path) -> None:
     """Raise ModelLoadError if the folder holds a LoRA adapter (PEFT's layout) and no model: say how to serve it."""
-    config = folder / "adapter_config.json"
+    config = folder / ADAPTER_CONFIG
     if not config.is_file() or (folder / "config.json").is_file():
         return
     try:

@@ -277,6 +277,9 @@ class ServerConfig(Section, frozen=True):
     - stream_interval_ms: send the available tokens after this time; 0: only their number decides.
     - stream_buffer_kib: unread data of a slow client.
     - slow_readers: beyond stream_buffer_kib, end the request with its output so far ("cut") or keep all data ("keep").
+    - resume_s: how long a resumable request runs without a reader, and how long its events are kept after its end; 0:
+      no request is resumable.
+    - resume_mib: size of the events of resumable requests of all users, in the memory of one front end.
     - stored_responses_mib: size of the stored responses of all users: in the file, or in the memory of one front end.
     - stored_responses_file: a file for stored responses, so that they survive a restart. None: they are in memory.
     - stored_responses_days: age at which a stored response is dropped; 0: never.
@@ -332,6 +335,8 @@ class ServerConfig(Section, frozen=True):
     stored_responses_file: str | None = None
     stored_responses_days: Amount = 30.0
     slow_readers: Literal["cut", "keep"] = "cut"
+    resume_s: Amount = 60.0
+    resume_mib: Positive = 64
     reasoning_field: Literal["both", "reasoning_content", "reasoning"] = "both"
     foreign_tools: Literal["drop", "refuse"] = "drop"
     foreign_content: Literal["auto", "placeholder", "refuse"] = "auto"

@@ -263,3 +263,58 @@ def test_a_front_end_that_dies_leaves_no_running_requests(launch):
         for _ in range(4 - running):
             server.stream()
         assert everyone(server, "POST", "/v1/completions", json=body) == {429}
+
+
+@pytest.mark.long
+def test_a_stream_is_resumed_wherever_it_runs(launch):
+    """Each of them gives the events behind any event, while the request runs and afterwards."""
+    with launch(front_ends=FRONT_ENDS, api_keys="one, two") as server:
+        ready(server)
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        body = ENDLESS | {"resumable": True, "request_id": "a", "max_tokens": 300}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=one, timeout=300) as answer:
+            got = next(answer.iter_raw()).rsplit(b"\n\n", 1)[0] + b"\n\n"
+        path, count = "/v1/completions/cmpl-a", got.count(b"\n\n")
+        assert everyone(server, "GET", path, headers=two) == {404}
+        with ThreadPoolExecutor(TRIES) as pool:
+            headers = one | {"last-event-id": str(count)}
+            rests = [pool.submit(alone, server, "GET", path, headers=headers) for _ in range(TRIES)]
+            [rest] = {rest.result().content for rest in rests}
+        assert b'"finish_reason":"length"' in rest
+        assert rest.startswith(b"id: %d\n" % (count + 1))
+        assert {alone(server, "GET", path, headers=one).content for _ in range(TRIES)} == {got + rest}
+        assert everyone(server, "GET", path, headers=two) == {404}
+
+
+@pytest.mark.long
+def test_a_stream_without_a_reader_is_read_by_another_front_end(launch):
+    """Who polls is a reader, wherever."""
+    with launch(front_ends=FRONT_ENDS, resume_s=2.0) as server:
+        ready(server)
+        body = ENDLESS | {"resumable": True, "request_id": "a", "max_tokens": 1500}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as answer:
+            next(answer.iter_raw())
+        with ThreadPoolExecutor(TRIES) as pool:
+            rests = [pool.submit(alone, server, "GET", "/v1/completions/cmpl-a") for _ in range(TRIES)]
+            [rest] = {rest.result().content for rest in rests}
+        assert b'"finish_reason":"length"' in rest
+
+
+@pytest.mark.long
+def test_thoughts_and_answers_are_ended_by_whoever_is_asked(launch):
+    with launch(front_ends=FRONT_ENDS) as server:
+        ready(server)
+        chat = {"messages": [{"role": "user", "content": "a"}], "allowed_token_ids": [97], "stream": True}
+        for number in range(TRIES):
+            body = chat | {"request_id": f"r{number}"}
+            with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=300) as answer:
+                pieces = answer.iter_raw()
+                text = next(pieces)
+                path = f"/v1/chat/completions/chatcmpl-r{number}/control"
+                thought = alone(server, "POST", path, json={"action": "reasoning_end"})
+                assert (thought.status_code, thought.json()["success"]) == (200, False)
+                ended = alone(server, "POST", path, json={"action": "answer_end"})
+                assert ended.json() == {"id": f"chatcmpl-r{number}", "success": True}
+                text += b"".join(pieces)
+            assert b'"stop_reason":"cancelled"' in text
+            assert alone(server, "POST", path, json={"action": "answer_end"}).status_code == 404

@@ -36,6 +36,7 @@ from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.page import get_asset, get_fields, get_index, get_status, redirect_page
 from tailrace.api.routes.requests import cancel_request, control_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
+from tailrace.api.routes.resume import resume_stream
 from tailrace.api.routes.stored_responses import (
     cancel_response,
     delete_response,
@@ -75,6 +76,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("DELETE", "/v1/requests/{id:path}", cancel_request),
     ("POST", "/v1/chat/completions/control", control_request),
     ("POST", "/v1/chat/completions/{id:path}/control", control_request),
+    ("GET", "/v1/chat/completions/{id:path}", resume_stream),
+    ("GET", "/v1/completions/{id:path}", resume_stream),
     ("POST", "/tokenize", tokenize_input),
     ("POST", "/detokenize", detokenize_tokens),
     ("GET", "/openapi.json", get_openapi),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from tailrace.api.access_log import Observer
 from tailrace.api.formats import check_parsers
+from tailrace.api.kept_streams import KeptStreams
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.api.response_file import ResponseFile
 from tailrace.api.response_store import ResponseStore, make_bounds
@@ -60,6 +61,7 @@ class FrontEnd:
         self._adapted: dict[str, Service] = {}
         bounds = make_bounds(config)
         self.work_queue, self.responses = WorkQueue(), ResponseStore(*bounds)
+        self.streams = KeptStreams(config.resume_mib << 20, config.resume_s)
         path = config.stored_responses_file
         self.file = None if path is None else ResponseFile(path, bounds, owner=not attached)
         self.observer = Observer(config, named)
@@ -78,6 +80,8 @@ class FrontEnd:
         for name, text, held in (
             ("num_responses_stored", "Responses kept for retrieval.", lambda: self.count_stored()[0]),
             ("responses_stored_bytes", "Bytes that they take.", lambda: self.count_stored()[1]),
+            ("num_streams_kept", "Resumable requests whose events are kept.", lambda: len(self.streams.store)),
+            ("streams_kept_bytes", "Bytes that they take.", lambda: self.streams.store.bytes),
             (
                 "num_responses_not_stored",
                 "Responses that could not be stored in the file, since the start.",
@@ -176,6 +180,7 @@ class FrontEnd:
         """Drop stored responses that are too old, again and again, until cancelled."""
         while True:
             self.responses.expire(CLEAN_SLICE)
+            self.streams.store.expire(CLEAN_SLICE)
             if self.file is not None:
                 await self.file.clean()
             await asyncio.sleep(CLEAN_S)
@@ -192,6 +197,7 @@ class FrontEnd:
     async def close(self) -> None:
         """End the engines and their open requests; then close the file of stored responses."""
         await asyncio.gather(*(service.client.close() for service in self.services.values()))
+        await self.streams.close()
         if self.file is not None:
             await self.file.close()
 

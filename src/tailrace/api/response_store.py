@@ -138,13 +138,16 @@ class ResponseShare:
         before = self._stored.get(response.id)
         frames = ([] if streamed else None) if before is None else before.frames
         created = self._store.clock() if before is None else before.created
-        self.discard(response.id)
-        entry = make_stored(response, messages, inputs, frames, origin, created)
+        self.put_entry(response.id, make_stored(response, messages, inputs, frames, origin, created))
+
+    def put_entry(self, id: str, entry: Stored) -> None:
+        """Store an entry. It replaces one of the same id."""
+        self.discard(id)
         if len(self) >= self._store.bounds.max_responses:
             self.drop_oldest()
-        self._stored[response.id] = entry
-        self._store.ages[self.user, response.id] = created
-        self._of_item |= dict.fromkeys(entry.items, response.id)
+        self._stored[id] = entry
+        self._store.ages[self.user, id] = entry.created
+        self._of_item |= dict.fromkeys(entry.items, id)
         self._store.count_bytes(self, entry.size)
         self._store.trim()
 

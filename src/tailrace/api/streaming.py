@@ -64,8 +64,20 @@ def named_frame(event: msgspec.Struct) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encode(event) + b"\n\n"
 
 
+class Frame(msgspec.Struct):
+    """An event that is written already."""
+
+    data: bytes
+
+
+def keep_frame(event: msgspec.Struct) -> bytes:
+    """The bytes of an event that is written already; an error is written now."""
+    return event.data if isinstance(event, Frame) else frame_chunk(event)
+
+
 PLAIN = EventFormat(frame_chunk, DONE)
 NAMED = EventFormat(named_frame, b"")
+KEPT = EventFormat(keep_frame, b"")
 
 
 async def make_response(

@@ -67,7 +67,8 @@ class UserAdmission:
         try:
             await self._app(scope, receive, send_with_standing)
         finally:
-            admission.finish()
+            if not admission.outlives:
+                admission.finish()
 
 
 def openai_headers(standing: Standing) -> dict[str, str]:

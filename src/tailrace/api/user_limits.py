@@ -196,12 +196,13 @@ class Admission:
     """A request that is admitted. Call `finish` once it has ended; further calls have no effect.
 
     Attributes:
-        rates: the user's limits.
+        rates: the user's limits. outlives: it may run longer than its connection; then its generation finishes it.
     """
 
     def __init__(self, limits: UserLimits, user: str, rates: Rates, place: int) -> None:
         self._limits, self._user, self._place = limits, user, place
         self.rates = rates
+        self.outlives = False
         self._reserved = 0
         self._open = True
 

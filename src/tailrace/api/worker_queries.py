@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from tailrace.api.front_end import FrontEnd, front_of
+from tailrace.api.kept_streams import StreamPart
 from tailrace.api.response_store import Responses
 from tailrace.api.service import OpenRequest
 from tailrace.api.stored import make_missing_error, select_frames
@@ -115,10 +116,19 @@ def confirm_messages(front: FrontEnd, user: str, argument: str) -> bytes | None:
     return b""
 
 
+def read_stream(front: FrontEnd, user: str, argument: str) -> bytes | None:
+    """A StreamPart of a resumable request, in msgpack. argument: the number of the event before, a blank, and the
+    id."""
+    number, _, id = argument.partition(" ")
+    part = front.streams.read_part(user, id, int(number))
+    return None if part is None else msgspec.msgpack.encode(part)
+
+
 QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
     "cut": cut_requests,
     "end thoughts": end_thoughts,
     "forget": forget_response,
+    "stream": read_stream,
     "counts": read_counts,
     "settled": confirm_messages,
 }
@@ -157,6 +167,15 @@ async def ask_first(request: Request, question: str, argument: str) -> bytes | N
     if found is None and front.file is not None:
         found = await front.file.read(READS[question], user, argument, ended=False)
     return found
+
+
+async def ask_stream(request: Request, id: str, number: int) -> StreamPart | None:
+    """The events of a resumable request of the request's user behind event `number`; None if no front end has them."""
+    front, user = front_of(request), user_of(request.scope)
+    part = front.streams.read_part(user, id, number)
+    if part is None and (found := await front.ask("stream", f"{user} {number} {id}")):
+        part = msgspec.msgpack.decode(found[0], type=StreamPart)
+    return part
 
 
 async def forget_stored(request: Request, id: str) -> None:

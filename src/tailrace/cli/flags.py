@@ -136,6 +136,10 @@ HELP: dict[str, str] = {
     "memory",
     "server.stored_responses_days": "days after which a stored response is dropped; 0: never",
     "server.slow_readers": "what happens where more waits: end the request with what it has, or keep all of it",
+    "server.resume_s": "seconds that a resumable request runs without a reader, and its events are kept after its "
+    "end; 0: no request is resumable",
+    "server.resume_mib": "MiB of events of resumable requests in each front end's memory; the user with the most "
+    "loses first",
     "server.reasoning_field": "what a chat's answer calls what the model thinks",
     "server.foreign_tools": "tools that only a vendor's server can run: drop them with a warning where other tools are "
     "left, or refuse the request",

@@ -21,6 +21,7 @@ from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.prepare import UNLIMITED, ChatInput, PreparedRequest, TokenLimit, prepare_chat, start_request
 from tailrace.api.received import Received, answers
+from tailrace.api.resumption import answer_resumably, check_resumable
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.chat import (
@@ -53,12 +54,15 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 @answers(READER)
 async def create_chat_completion(received: Received[ChatRequest]) -> Response:
     """A chat completion, streamed or whole."""
+    check_resumable(received)
     ask, service = received.ask, received.service
     prepared, channels, choice = await prepare_completion(received)
     origin = received.origin("chat", ask)
     generation = start_request(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
     called = "stop" if choice.mode == "named" else "tool_calls"
     chunks = ChatChunks(service, ask, generation, channels, called).stream()
+    if ask.resumable:
+        return await answer_resumably(received, generation, chunks)
     return await make_response(received.request, generation, chunks, fold_chat, ask.streamed)
 
 

@@ -29,6 +29,7 @@ from tailrace.api.prepare import (
 )
 from tailrace.api.prompt_length import check_length
 from tailrace.api.received import Received, answers
+from tailrace.api.resumption import answer_resumably, check_resumable
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.common import PromptLogprobEntries
@@ -53,6 +54,7 @@ Prompt = str | list[int]
 async def create_completion(received: Received[CompletionRequest]) -> Response:
     """A completion of each prompt, streamed or whole."""
     ask, service = received.ask, received.service
+    check_resumable(received)
     prompts = prompts_of(ask.prompt)
     prepared = await prepare_texts(received, ask, prompts)
     fold, top = fold_completion, ask.logprobs
@@ -67,6 +69,8 @@ async def create_completion(received: Received[CompletionRequest]) -> Response:
     generation = start_request(service, ask, f"cmpl-{origin.request_id}", prepared, origin)
     echoes = await decode_prompts(received, prompts) if ask.echo else None
     chunks = CompletionChunks(service, ask, generation, echoes).stream()
+    if ask.resumable:
+        return await answer_resumably(received, generation, chunks)
     return await make_response(received.request, generation, chunks, fold, ask.streamed)
 
 

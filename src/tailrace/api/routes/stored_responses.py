@@ -16,7 +16,7 @@ from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
 from tailrace.api.stored import is_last, make_missing_error
-from tailrace.api.streaming import EventFormat, json_response, make_response, named_frame
+from tailrace.api.streaming import EventFormat, Frame, json_response, make_response, named_frame
 from tailrace.api.user import user_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first, ask_stored, forget_stored
@@ -45,12 +45,6 @@ async def retrieve_response(request: Request) -> Response:
     if after >= 0 and (after >= len(so_far) or is_last(so_far[after])):
         raise ParameterError(f"starting_after: there is no event behind {after} so far", "starting_after")
     return await make_response(request, SecondReader(), replay_events(request, id, after + 1), last_frame, True, FRAMES)
-
-
-class Frame(msgspec.Struct):
-    """An event that is written already."""
-
-    data: bytes
 
 
 class SecondReader:

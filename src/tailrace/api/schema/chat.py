@@ -100,7 +100,9 @@ class Conversation(Protocol):
 class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `include_reasoning`: false
-    leaves it out of the answer. `timings_per_token`: the last chunk says how long the answer took.
+    leaves it out of the answer. `timings_per_token`: the last chunk says how long the answer took. `resumable`: the
+    stream has event ids, and a client that lost it gets the rest. `return_progress`: chunks show how much of the prompt
+    is computed.
     `stop_scope`: "content" looks for stop strings and patterns neither in what it thinks nor in tool calls.
     `thinking_token_budget`: tokens after which a thought is closed. `reasoning_budget_message`: what is written at the
     end of a thought that the server closes. `reasoning_control`: a request may end the thought while it is written.
@@ -132,6 +134,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    resumable: bool | None = None
     stop_scope: StopScope | None = None
     thinking_token_budget: int | None = None
     reasoning_budget_message: str | None = None

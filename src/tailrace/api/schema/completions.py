@@ -34,6 +34,8 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    resumable: bool | None = None
     negative_prompt: str | list[TokenId] | None = None
 
 

@@ -287,20 +287,6 @@ def test_a_stream_is_resumed_wherever_it_runs(launch):
 
 
 @pytest.mark.long
-def test_a_stream_without_a_reader_is_read_by_another_front_end(launch):
-    """Who polls is a reader, wherever."""
-    with launch(front_ends=FRONT_ENDS, resume_s=2.0) as server:
-        ready(server)
-        body = ENDLESS | {"resumable": True, "request_id": "a", "max_tokens": 1500}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as answer:
-            next(answer.iter_raw())
-        with ThreadPoolExecutor(TRIES) as pool:
-            rests = [pool.submit(alone, server, "GET", "/v1/completions/cmpl-a") for _ in range(TRIES)]
-            [rest] = {rest.result().content for rest in rests}
-        assert b'"finish_reason":"length"' in rest
-
-
-@pytest.mark.long
 def test_thoughts_and_answers_are_ended_by_whoever_is_asked(launch):
     with launch(front_ends=FRONT_ENDS) as server:
         ready(server)

@@ -21,6 +21,7 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "echo": (),
     "preset": (),
     "return_sampling_params": (),
+    "return_progress": (),
     "cfg_scale": (1.0,),
 }
 NO_NOISE = 0.0  # a temperature that a search has anyway: it draws nothing

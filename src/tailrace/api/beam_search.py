@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tailrace.api import error_handlers
-from tailrace.api.generation import details_of
-from tailrace.api.request_record import UNKNOWN, RequestOrigin
+from tailrace.api.request_record import UNKNOWN, RequestOrigin, details_of
 from tailrace.api.schema.common import EarlyStopping, PromptTokensDetails, Timings, Usage
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import FIELDS, SamplingParams

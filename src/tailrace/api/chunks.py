@@ -4,18 +4,21 @@ chunks."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.beam_search import BeamRequest
 from tailrace.api.generation import Generation
+from tailrace.api.prompt_progress import show_progress
 from tailrace.api.schema.common import GenerateRequest, Timings, Usage
 from tailrace.api.service import Service
 from tailrace.text.output import Delta
+
+C = TypeVar("C")
 
 Work = Generation | BeamRequest  # a request that is being generated
 
@@ -92,3 +95,13 @@ def split_delta(delta: Delta, with_ids: bool) -> Iterator[Delta]:
     if has_content:
         yield msgspec.structs.replace(delta, finish_reason=None, stop_reason=None)
     yield Delta("", (), None, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
+
+
+def add_progress(
+    service: Service, ask: Any, generation: Work, chunks: AsyncGenerator[C, None], kind: Callable[..., C]
+) -> AsyncGenerator[C, None]:
+    """The chunks of an answer; before the first one, if asked for, chunks of this kind with the prompt's progress."""
+    if not ask.return_progress or isinstance(generation, BeamRequest):
+        return chunks
+    head = make_chunk_head(service, generation.id)
+    return show_progress(chunks, generation.progress, lambda report: kind(**head, choices=[], prompt_progress=report))

@@ -11,13 +11,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import UNSET, UnsetType
-
 from tailrace.api import error_handlers
 from tailrace.api.merge_iterators import merge_iterators
+from tailrace.api.prompt_progress import ProgressCounter
 from tailrace.api.prompt_scores import PromptScores
-from tailrace.api.request_record import UNKNOWN, RequestOrigin
-from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from tailrace.api.request_record import UNKNOWN, RequestOrigin, details_of
+from tailrace.api.schema.common import PromptTokensDetails, Timings, Usage
 from tailrace.api.stored import OutputOrigin
 from tailrace.api.token_clock import TokenClock
 from tailrace.api.work_queue import SLICE_S
@@ -25,7 +24,16 @@ from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
 from tailrace.text.splitter import ReasoningTokens
-from tailrace.wire.messages import Failed, Finished, PromptLogprobs, Replayed, SequenceEvent, TokenLogprobs, Tokens
+from tailrace.wire.messages import (
+    Failed,
+    Finished,
+    PromptLogprobs,
+    PromptProgress,
+    Replayed,
+    SequenceEvent,
+    TokenLogprobs,
+    Tokens,
+)
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
@@ -64,6 +72,7 @@ class Generation:
         self._drafted = self._accepted = 0  # draft tokens
         self._keys: dict[int, int] = {}  # of each choice's noise
         self._scores = [PromptScores(params, len(prompt)) for prompt in prompts]
+        self.progress = ProgressCounter([*map(len, prompts)])
         self._open = 0
         self._failure: TailraceError | None = None
         self._cut: str | None = None
@@ -262,13 +271,15 @@ class Generation:
             raise self._failure or EngineError("the engine's stream ended before its sequences did")
 
     def _filter_events(self, p: int, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """Store the logprobs of the prompt. Return the other events."""
-        if not self.params.scores_prompt:
+        """Store the logprobs of the prompt, and its progress. Return the other events."""
+        if not self.params.scores_prompt and not self._origin.reports_progress:
             return events
         for event in events:
             if isinstance(event, PromptLogprobs):
                 self._scores[p].keep(event)
-        return [event for event in events if not isinstance(event, PromptLogprobs)]
+            elif isinstance(event, PromptProgress):
+                self.progress.update(p, event)
+        return [event for event in events if not isinstance(event, (PromptLogprobs, PromptProgress))]
 
     def _make_delta(self, p: int, event: SequenceEvent, clock: TokenClock) -> Delta:
         text = self._texts[p * self.params.n + event.index]
@@ -280,15 +291,5 @@ class Generation:
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
                 raise error_handlers.of_failed(event, self._grammar_field)
-            case PromptLogprobs() | Replayed():
+            case PromptLogprobs() | PromptProgress() | Replayed():
                 raise AssertionError("_filter_events has kept these")
-
-
-def details_of(
-    accepted: int, drafted: int, thoughts: Sequence[ReasoningTokens] | None
-) -> CompletionTokensDetails | UnsetType:
-    """Return the kinds of output tokens; UNSET if the request has neither drafts nor thoughts."""
-    if not drafted and thoughts is None:
-        return UNSET
-    counted = UNSET if thoughts is None else sum(counter.count for counter in thoughts)
-    return CompletionTokensDetails(accepted, drafted - accepted, counted)

@@ -123,6 +123,7 @@ class Received(Generic[R]):
             self.user,
             ask.cache_salt or "",
             self.request.scope.get(ADMISSION),
+            bool(getattr(ask, "return_progress", None)),
         )
 
     async def answer(self, endpoint: Endpoint[R]) -> Response:

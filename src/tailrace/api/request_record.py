@@ -8,16 +8,19 @@ sees a prompt or an answer, and nothing is done per token.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
-from tailrace.api.schema.common import Timings, Usage
+from msgspec import UNSET, UnsetType
+
+from tailrace.api.schema.common import CompletionTokensDetails, Timings, Usage
 from tailrace.errors import TailraceError
 from tailrace.params import SamplingParams
 
 if TYPE_CHECKING:
     from tailrace.api.user_limits import Admission
+    from tailrace.text.splitter import ReasoningTokens
 
 MAX_TRACEPARENT = 128  # characters; W3C's own has 55. A longer header is ignored
 MAX_TRACESTATE = 512  # characters: so many must be passed on. A longer header is ignored
@@ -33,6 +36,7 @@ class RequestOrigin(NamedTuple):
     interval, interval_ms: tokens, and milliseconds, of one event of its stream. None: the server's setting.
     user: the id of the user who sent it (user.py). cache_salt: the client's, for cached prefixes; "": none.
     admission: what it has of its user's limits; None: there are no limits.
+    reports_progress: its client wants to know how much of the prompt is computed.
     """
 
     operation: str = "chat"
@@ -48,6 +52,7 @@ class RequestOrigin(NamedTuple):
     user: str = ""
     cache_salt: str = ""
     admission: Admission | None = None
+    reports_progress: bool = False
 
 
 UNKNOWN = RequestOrigin()  # of what did not come over HTTP
@@ -147,3 +152,13 @@ class RequestRecord:
 def divide(amount: float, by: float) -> float:
     """Return the quotient; 0 where there is nothing to divide by."""
     return amount / by if by else 0.0
+
+
+def details_of(
+    accepted: int, drafted: int, thoughts: Sequence[ReasoningTokens] | None
+) -> CompletionTokensDetails | UnsetType:
+    """Return the kinds of output tokens; UNSET if the request has neither drafts nor thoughts."""
+    if not drafted and thoughts is None:
+        return UNSET
+    counted = UNSET if thoughts is None else sum(counter.count for counter in thoughts)
+    return CompletionTokensDetails(accepted, drafted - accepted, counted)

@@ -25,17 +25,17 @@ from tailrace.errors import ParameterError
 POLL_S, MAX_POLL_S = 0.02, 0.16  # between two looks at a stream of another front end
 
 
-def check_resumable(received: Received[Any]) -> None:
-    """Refuse a request that asks to be resumable, and can't be.
+def check_stream_fields(received: Received[Any]) -> None:
+    """Refuse fields that a whole answer, or this server, can't have.
 
     Raises:
-        ParameterError: it is not streamed, or the server keeps no events.
+        ParameterError: naming the field.
     """
-    if not received.ask.resumable:
-        return
-    if not received.ask.streamed:
-        raise ParameterError("resumable needs stream to be true", "resumable", mentions=["stream"])
-    if not received.service.config.resume_s:
+    ask = received.ask
+    for name in ("resumable", "return_progress"):
+        if getattr(ask, name) and not ask.streamed:
+            raise ParameterError(f"{name} needs stream to be true", name, mentions=["stream"])
+    if ask.resumable and not received.service.config.resume_s:
         raise ParameterError("resumable: this server keeps no events (--resume-s 0)", "resumable")
 
 

@@ -187,6 +187,7 @@ class Service:
             adapter=self.adapter,
             replay=replay,
             owner=Owner(salt, origin.user, origin.priority, named.weight),
+            reports_progress=origin.reports_progress,
         )
 
     @contextlib.contextmanager

@@ -138,6 +138,7 @@ class Engine:
             owner=message.owner,
             min_host_s=list_s(message.params.watermark, vocab_size) + record_s(message.params, vocab_size),
             replay=message.replay,
+            reports_progress=message.reports_progress,
         )
         falls_back = beyond_device(message.params, self.runner.device)
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)

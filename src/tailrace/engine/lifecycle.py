@@ -28,7 +28,7 @@ from tailrace.errors import TailraceError
 from tailrace.grammar.service import Grammars
 from tailrace.sampling import Slots
 from tailrace.sampling.validation import CALLER_FIELDS
-from tailrace.wire.messages import FromEngine
+from tailrace.wire.messages import FromEngine, PromptProgress
 
 
 class Lifecycle:
@@ -86,6 +86,7 @@ class Lifecycle:
         if sequence.num_output == 0:
             sequence.num_cached = sequence.num_computed
             self.counters.cached_tokens += sequence.num_computed
+            self._report_progress(sequence)
         for member in (m for s in (sequence, *sequence.forks) for m in s.pair):
             member.slot = self.free_slots.pop()
             self.tables.clear(member.slot)
@@ -166,6 +167,7 @@ class Lifecycle:
                 self.cache.publish_blocks(sequence)
                 if sequence.num_charged < sequence.num_prompt:
                     self._charge_prompt(sequence)
+                    self._report_progress(sequence)
         for sequence, _ in work:
             if sequence.phase is Phase.RUNNING and not any(member.num_uncomputed for member in sequence.pair):
                 self.fork(sequence)
@@ -175,6 +177,13 @@ class Lifecycle:
         charged = max(member.num_charged, min(member.num_computed, member.num_prompt))
         self.shares.take_turn(member.user, charged - member.num_charged)
         member.num_charged = charged
+
+    def _report_progress(self, member: Sequence) -> None:
+        """Tell the client how much of the prompt is computed, if it wants to know."""
+        request = member.request
+        if request.reports_progress and not member.started and member.is_conditional:
+            computed = min(member.num_computed, member.num_prompt)
+            self.send(member, PromptProgress(request.id, request.epoch, member.num_cached, computed, member.index))
 
     def fork(self, leader: Sequence) -> None:
         """Start the forks after the shared prefill. They share its blocks."""

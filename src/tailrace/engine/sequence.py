@@ -96,6 +96,7 @@ class Request:
     grown_bytes: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     replay: Replay | None = None  # an earlier output to explain; nothing is generated
+    reports_progress: bool = False  # its client wants to know how much of the prompt is computed
     cost_unknown: bool = True  # the cost of a sample is an estimate until a first one is timed
 
     @property

@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import count
 
+import msgspec
+
 from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError, describe_error
 from tailrace.params import SamplingParams
@@ -187,6 +189,7 @@ class AsyncClient:
         adapter: str = "",
         replay: Replay | None = None,
         owner: Owner = NOBODY,
+        reports_progress: bool = False,
     ) -> AsyncStream:
         """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
         open_stream, message = self._streams.add_stream(
@@ -195,7 +198,7 @@ class AsyncClient:
         if self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:
-            self._socket.send(message)
+            self._socket.send(msgspec.structs.replace(message, reports_progress=True) if reports_progress else message)
         return AsyncStream(open_stream, self._streams, self._cancel_request, self._cancel_threadsafe)
 
     async def ask(self, question: str, argument: str, timeout_s: float = 1.0) -> list[bytes]:

@@ -5,8 +5,8 @@ never meets an old output. A request has n sequences, 0 … n−1; each ends in 
 `Aborted` acknowledges an `Abort`. It is always sent, even if the engine does not know the request (any more).
 
     front end → engine   Hello, Submit, EndThoughts, Abort, Drain, PeerQuery, PeerReply
-    engine → front end   Ready, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats, Drained, PeerCount,
-                         PeerQuery, PeerReply
+    engine → front end   Ready, PromptProgress, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats,
+                         Drained, PeerCount, PeerQuery, PeerReply
 
 If there are several front ends, the engine also passes on their questions to each other, without reading them.
 (More than 300 lines: all messages in one file.)
@@ -76,7 +76,7 @@ class Submit(Message, frozen=True):
 
     - priority: among all users, smaller runs first; of equal ones the user who got least is next. arrival_s: Unix time.
     - adapter: its name; "": none.
-    - replay: generate nothing; explain this earlier output.
+    - replay: generate nothing; explain this earlier output. reports_progress: send PromptProgress.
     """
 
     id: str
@@ -88,6 +88,7 @@ class Submit(Message, frozen=True):
     adapter: str = ""
     replay: Replay | None = None
     owner: Owner = NOBODY
+    reports_progress: bool = False
 
 
 class EndThoughts(Message, frozen=True):
@@ -173,6 +174,17 @@ class PromptLogprobs(Message, frozen=True):
     entries: list[TokenLogprobs]
     index: int = 0
     named: list[list[float]] = []
+
+
+class PromptProgress(Message, frozen=True):
+    """How many of a prompt's tokens are in the cache: when the request is admitted, and after each step that computes
+    some. cached: those that came from the prefix cache."""
+
+    id: str
+    epoch: int
+    cached: int
+    computed: int
+    index: int = 0
 
 
 Why = Literal["drawn", "forced", "grammar", "ended"]
@@ -361,6 +373,7 @@ class PeerReply(Message, frozen=True):
 ToEngine = Hello | Submit | EndThoughts | Abort | Drain | PeerQuery | PeerReply
 FromEngine = (
     Ready
+    | PromptProgress
     | PromptLogprobs
     | Tokens
     | Replayed
@@ -373,7 +386,7 @@ FromEngine = (
     | PeerQuery
     | PeerReply
 )
-SequenceEvent = PromptLogprobs | Tokens | Replayed | Finished | Failed
+SequenceEvent = PromptProgress | PromptLogprobs | Tokens | Replayed | Finished | Failed
 
 to_engine = msgspec.msgpack.Decoder(list[ToEngine])  # messages travel in lists: one frame per step
 from_engine = msgspec.msgpack.Decoder(list[FromEngine])

@@ -29,6 +29,7 @@ from tailrace.wire.messages import (
     PeerQuery,
     PeerReply,
     PromptLogprobs,
+    PromptProgress,
     Ready,
     Replay,
     Replayed,
@@ -176,7 +177,7 @@ class StreamTable:
                     if not isinstance(message, Tokens):
                         open_stream.open.discard(message.index)
                     woken[open_stream] = None
-                case PromptLogprobs() | Replayed():
+                case PromptProgress() | PromptLogprobs() | Replayed():
                     open_stream = self.open_streams.get((message.id, message.epoch))
                     if open_stream is not None:
                         open_stream.add(message)

@@ -16,12 +16,12 @@ from tailrace.api.aggregate import fold_chat
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import check_messages
-from tailrace.api.chunks import UsageReporter, Work, dump_params, make_chunk_head, split_delta
+from tailrace.api.chunks import UsageReporter, Work, add_progress, dump_params, make_chunk_head, split_delta
 from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
 from tailrace.api.prepare import UNLIMITED, ChatInput, PreparedRequest, TokenLimit, prepare_chat, start_request
 from tailrace.api.received import Received, answers
-from tailrace.api.resumption import answer_resumably, check_resumable
+from tailrace.api.resumption import answer_resumably, check_stream_fields
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.chat import (
@@ -54,13 +54,14 @@ READER = BodyReader(ChatRequest, CHAT_REFUSED)
 @answers(READER)
 async def create_chat_completion(received: Received[ChatRequest]) -> Response:
     """A chat completion, streamed or whole."""
-    check_resumable(received)
+    check_stream_fields(received)
     ask, service = received.ask, received.service
     prepared, channels, choice = await prepare_completion(received)
     origin = received.origin("chat", ask)
     generation = start_request(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
     called = "stop" if choice.mode == "named" else "tool_calls"
     chunks = ChatChunks(service, ask, generation, channels, called).stream()
+    chunks = add_progress(service, ask, generation, chunks, ChatChunk)
     if ask.resumable:
         return await answer_resumably(received, generation, chunks)
     return await make_response(received.request, generation, chunks, fold_chat, ask.streamed)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tailrace.api.aggregate import fold_completion
 from tailrace.api.best_of import best_of
 from tailrace.api.body import BodyReader
-from tailrace.api.chunks import UsageReporter, Work, dump_params, make_chunk_head, split_delta
+from tailrace.api.chunks import UsageReporter, Work, add_progress, dump_params, make_chunk_head, split_delta
 from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tailrace.api.negative_prompt import negative_of_text
@@ -29,7 +29,7 @@ from tailrace.api.prepare import (
 )
 from tailrace.api.prompt_length import check_length
 from tailrace.api.received import Received, answers
-from tailrace.api.resumption import answer_resumably, check_resumable
+from tailrace.api.resumption import answer_resumably, check_stream_fields
 from tailrace.api.sampling import check_scores, num_logprobs
 from tailrace.api.sampling_masks import mask_size, written_masks
 from tailrace.api.schema.common import PromptLogprobEntries
@@ -54,7 +54,7 @@ Prompt = str | list[int]
 async def create_completion(received: Received[CompletionRequest]) -> Response:
     """A completion of each prompt, streamed or whole."""
     ask, service = received.ask, received.service
-    check_resumable(received)
+    check_stream_fields(received)
     prompts = prompts_of(ask.prompt)
     prepared = await prepare_texts(received, ask, prompts)
     fold, top = fold_completion, ask.logprobs
@@ -69,6 +69,7 @@ async def create_completion(received: Received[CompletionRequest]) -> Response:
     generation = start_request(service, ask, f"cmpl-{origin.request_id}", prepared, origin)
     echoes = await decode_prompts(received, prompts) if ask.echo else None
     chunks = CompletionChunks(service, ask, generation, echoes).stream()
+    chunks = add_progress(service, ask, generation, chunks, Completion)
     if ask.resumable:
         return await answer_resumably(received, generation, chunks)
     return await make_response(received.request, generation, chunks, fold, ask.streamed)

@@ -11,6 +11,7 @@ from tailrace.api.schema.common import (
     REFUSED,
     EarlyStopping,
     GenerateRequest,
+    ProgressReport,
     PromptLogprobEntries,
     SamplingMaskJson,
     Timings,
@@ -20,12 +21,8 @@ from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponseFormat
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
 StopScope = Literal["all", "content"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
 Verbosity = Literal["low", "medium", "high"]
 Budget = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -101,8 +98,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; giving both with different values is refused.
     `separate_reasoning`: false leaves what the model thinks in the content, markers and all. `include_reasoning`: false
     leaves it out of the answer. `timings_per_token`: the last chunk says how long the answer took. `resumable`: the
-    stream has event ids, and a client that lost it gets the rest. `return_progress`: chunks show how much of the prompt
-    is computed.
+    stream's events have ids, and the rest can be got again. `return_progress`: chunks show the prompt's progress.
     `stop_scope`: "content" looks for stop strings and patterns neither in what it thinks nor in tool calls.
     `thinking_token_budget`: tokens after which a thought is closed. `reasoning_budget_message`: what is written at the
     end of a thought that the server closes. `reasoning_control`: a request may end the thought while it is written.
@@ -260,11 +256,11 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_id_logprobs: list[list[float]] | UnsetType = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: ProgressReport | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    """The content, the reasoning, and the tool calls. `content` is null where there are calls and nothing
-    else."""
+    """The content, the reasoning, and the tool calls. `content` is null where there are only calls."""
 
     content: str | None
     role: str = "assistant"

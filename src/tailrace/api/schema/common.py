@@ -204,6 +204,16 @@ class Timings(msgspec.Struct, frozen=True):
     draft_n_accepted: int
 
 
+class ProgressReport(msgspec.Struct, frozen=True):
+    """How much of the prompt is computed, in llama.cpp's shape: tokens of the prompt, those that came from the prefix
+    cache, all computed ones with them, and milliseconds since the request was accepted."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request: each prompt once, every choice's tokens, the stopping token included.
     completion_tokens_details: where tokens were guessed ahead, or tokens of thoughts are counted."""

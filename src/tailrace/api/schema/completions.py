@@ -11,6 +11,7 @@ from tailrace.api.schema.common import (
     REFUSED,
     EarlyStopping,
     GenerateRequest,
+    ProgressReport,
     PromptLogprobEntries,
     SamplingMaskJson,
     Timings,
@@ -89,3 +90,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     sampling_params: dict[str, Any] | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: ProgressReport | UnsetType = UNSET

@@ -84,7 +84,7 @@ HARMLESS = frozenset(
         *("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type"),
         *("speculative.ngram_size_n", "speculative.ngram_size_m", "speculative.ngram_min_hits"),
         # more about the way than about the answer
-        *("verbose", "return_progress", "sse_ping_interval", "return_flat_raw_top_logprobs_b64"),
+        *("verbose", "sse_ping_interval", "return_flat_raw_top_logprobs_b64"),
         # newlines are penalised like other tokens, as in llama.cpp, which ignores it too
         *("penalize_nl", "penalize_newline"),
         # ends of a range that dynamic_temperature switches on: api/aliases.py reads them there

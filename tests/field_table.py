@@ -387,7 +387,7 @@ UNTESTED = frozenset(
         *("continue_final_message", "reasoning_effort", "chat_template_kwargs", "request_id", "priority"),
         *("enable_thinking", "thinking", "reasoning", "verbosity", "return_tokens_as_token_ids"),
         *("stream", "stream_options", "stream_interval", "stream_interval_ms", "deadline_s", "return_token_ids"),
-        *("truncation_length", "num_ctx", "cache_salt", "timings_per_token"),
+        *("truncation_length", "num_ctx", "cache_salt", "timings_per_token", "return_progress", "resumable"),
         *("tools", "tool_choice", "parallel_tool_calls", "use_beam_search", "guided_decoding_backend"),
         *("response_format", "structural_tag", "guided_json", "guided_json_object", "guided_regex", "guided_choice"),
         *("guided_grammar", "grammar", "json_schema", "regex", "ebnf"),

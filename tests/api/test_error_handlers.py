@@ -22,6 +22,8 @@ from tailrace.wire.messages import Failed
 
 JSON = {"content-type": "application/json"}
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+CHATTED = '"messages": [{"role": "user", "content": "a"}]'
+OUTPUT = '{"request_id": "a", "choices": [{"index": 0, "finish_reason": "length", "token_ids": [97]}]}'
 # valid bodies, without the braces
 BODIES = {
     CHAT: '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
@@ -31,6 +33,11 @@ BODIES = {
     "/v1/messages/count_tokens": '"messages": [{"role": "user", "content": "a"}]',
     "/generate": '"text": "x="',
     "/v1/responses/input_tokens": '"input": "a"',
+    "/v1/chat/completions/render": '"messages": [{"role": "user", "content": "a"}]',
+    "/v1/completions/render": '"prompt": "x="',
+    "/inference/v1/generate": '"token_ids": [97, 61], "sampling_params": {"max_tokens": 2}',
+    "/v1/chat/completions/derender": f'"generate_response": {OUTPUT}, "chat_request": {{{CHATTED}}}',
+    "/v1/completions/derender": f'"generate_responses": [{OUTPUT}], "completion_request": {{"prompt": "x="}}',
     "/tokenize": '"prompt": "a"',
     "/detokenize": '"tokens": [97]',
 }
@@ -180,7 +187,12 @@ async def test_a_number_that_no_double_can_be(front, path, field, param, words):
     assert error.get("param", param) == param
 
 
-REFUSED_FIELDS = {"/v1/messages/count_tokens": "reasoning", "/tokenize": "chat_template"}
+REFUSED_FIELDS = {
+    "/v1/messages/count_tokens": "reasoning",
+    "/tokenize": "chat_template",
+    "/inference/v1/generate": "features",
+}
+WITHOUT_REFUSED = {"/detokenize", "/v1/chat/completions/derender", "/v1/completions/derender"}
 
 
 def test_every_endpoint_with_a_body_has_one_here():
@@ -195,7 +207,7 @@ def test_every_endpoint_with_a_body_has_one_here():
     assert {*BODIES} | others == {path for (_, path), operation in OPERATIONS.items() if operation.takes}
 
 
-@pytest.mark.parametrize("path", [path for path in BODIES if path != "/detokenize"])
+@pytest.mark.parametrize("path", sorted(BODIES.keys() - WITHOUT_REFUSED))
 @pytest.mark.parametrize("value", ["1e400", "[1, -1e400]", '1e400, "nobody_knows": 1'])
 async def test_an_endless_number_in_a_field_that_is_refused(front, path, value):
     name = REFUSED_FIELDS.get(path, "return_hidden_states")

@@ -257,7 +257,7 @@ def test_each_field_of_completions_is_a_sampling_parameter_or_not():
         "cache_salt",
         *("logprobs", "prompt_logprobs", "prompt_logprob_start"),  # at the top, by other names
         *("stream_options", "echo", "best_of", "explain", "return_token_ids", "return_sampling_params"),
-        "timings_per_token",
+        *("timings_per_token", "return_progress", "resumable"),
         "return_tokens_as_token_ids",
         *("prompt_logprob_token_ids", "logprob_token_ids", "report_entropy", "negative_prompt"),
         *("use_beam_search", "length_penalty", "early_stopping"),

@@ -71,6 +71,8 @@ def test_every_field_of_the_schema_is_in_this_test():
         "preset",
         "return_sampling_params",
         "timings_per_token",
+        "return_progress",  # test_prompt_progress.py
+        "resumable",  # test_resume.py
         "cfg_scale",  # test_guidance_fields.py
         "structured_outputs",
         "guided_decoding_backend",

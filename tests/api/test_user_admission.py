@@ -21,17 +21,23 @@ from tailrace.api.user_limits import UserLimits, format_duration
 from tailrace.config import ServerConfig, UserConfig
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+OUTPUT = {"request_id": "a", "choices": [{"index": 0, "finish_reason": "stop", "token_ids": [*b"Hello"]}]}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT | {"max_tokens": 9},
     "/v1/completions": {"prompt": "x=", "max_tokens": 9},
     "/generate": {"text": "x=", "sampling_params": {"max_new_tokens": 9}},
     "/v1/responses": {"input": "hi", "max_output_tokens": 9},
     "/v1/messages": CHAT | {"max_tokens": 9},
+    "/inference/v1/generate": {"token_ids": [*b"x="], "sampling_params": {"max_tokens": 9}},
     "/v1/explain": {"prompt": "x=", "seed": 1, "output_token_ids": [*b"Hello"]},
 }
 COUNTED: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": CHAT,
     "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/chat/completions/render": CHAT | {"max_tokens": 9},
+    "/v1/completions/render": {"prompt": "x="},
+    "/v1/chat/completions/derender": {"generate_response": OUTPUT, "chat_request": CHAT},
+    "/v1/completions/derender": {"generate_responses": [OUTPUT], "completion_request": {"prompt": "x="}},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [65]},
 }

@@ -43,6 +43,13 @@ from tailrace.api.routes.stored_responses import (
     list_input_items,
     retrieve_response,
 )
+from tailrace.api.routes.token_io import (
+    derender_chat,
+    derender_completion,
+    generate_tokens,
+    render_chat,
+    render_completion,
+)
 from tailrace.api.routes.tokenize import detokenize_tokens, tokenize_input
 from tailrace.api.trace_exporters import start_tracing
 from tailrace.api.trailing_slash import TrailingSlash
@@ -78,6 +85,11 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions/{id:path}/control", control_request),
     ("GET", "/v1/chat/completions/{id:path}", resume_stream),
     ("GET", "/v1/completions/{id:path}", resume_stream),
+    ("POST", "/v1/chat/completions/render", render_chat),
+    ("POST", "/v1/chat/completions/derender", derender_chat),
+    ("POST", "/v1/completions/render", render_completion),
+    ("POST", "/v1/completions/derender", derender_completion),
+    ("POST", "/inference/v1/generate", generate_tokens),
     ("POST", "/tokenize", tokenize_input),
     ("POST", "/detokenize", detokenize_tokens),
     ("GET", "/openapi.json", get_openapi),

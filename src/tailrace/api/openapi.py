@@ -25,6 +25,15 @@ from tailrace.api.schema.messages import CountRequest, InputTokens, MessageObjec
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.schema.requests import Cancelled, Controlled, ControlRequest
 from tailrace.api.schema.responses import Deleted, ItemList, ResponseObject, ResponsesRequest, ResponseTokens
+from tailrace.api.schema.token_io import (
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    RenderChatRequest,
+    RenderCompletionRequest,
+    Rendered,
+    TokensAnswer,
+    TokensRequest,
+)
 from tailrace.api.schema.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.params import FIELDS
 
@@ -83,6 +92,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/chat/completions/{id}/control"): Operation(
         "End a running thought or answer", ControlRequest, Controlled, CHANGING
+    ),
+    ("GET", "/v1/chat/completions/{id}"): Operation("The rest of a resumable chat", None, None, (400, 401, 404), True),
+    ("GET", "/v1/completions/{id}"): Operation("The rest of a resumable completion", None, None, (400, 401, 404), True),
+    ("POST", "/v1/chat/completions/render"): Operation("A chat as token ids", RenderChatRequest, Rendered, COUNTING),
+    ("POST", "/v1/completions/render"): Operation(
+        "A completion's prompts as token ids", RenderCompletionRequest, list[Rendered], COUNTING
+    ),
+    ("POST", "/inference/v1/generate"): Operation(
+        "The outputs of token ids", TokensRequest, TokensAnswer, GENERATING, True
+    ),
+    ("POST", "/v1/chat/completions/derender"): Operation(
+        "An answer made of tokens", DerenderChatRequest, ChatCompletion, COUNTING
+    ),
+    ("POST", "/v1/completions/derender"): Operation(
+        "A completion made of tokens", DerenderCompletionRequest, Completion, COUNTING
     ),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),

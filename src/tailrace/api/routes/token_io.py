@@ -1,0 +1,261 @@
+"""Token in, token out: POST /v1/chat/completions/render and /derender, /v1/completions/render and /derender, and
+/inference/v1/generate (decision 0107)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from tailrace.api.aggregate import fold_chat, fold_completion
+from tailrace.api.body import BodyReader
+from tailrace.api.channels import channels_of
+from tailrace.api.chat_prompt import chat_text
+from tailrace.api.prepare import PreparedRequest, Prompts, TokenLimit, prepare_request, start_generation
+from tailrace.api.received import Received, answers
+from tailrace.api.routes.chat import READER as CHAT_READER
+from tailrace.api.routes.chat import ChatChunks, prepare_completion
+from tailrace.api.routes.completions import READER as COMPLETION_READER
+from tailrace.api.routes.completions import CompletionChunks, make_completion_additions, prepare_texts, prompts_of
+from tailrace.api.sampling import num_logprobs
+from tailrace.api.schema.chat import ChatRequest
+from tailrace.api.schema.completions import CompletionRequest
+from tailrace.api.schema.token_io import (
+    RENDER_CHAT_REFUSED,
+    RENDER_COMPLETION_REFUSED,
+    TOKENS_IGNORED,
+    TOKENS_REFUSED,
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    GivenTokens,
+    RenderChatRequest,
+    RenderCompletionRequest,
+    Rendered,
+    TokensRequest,
+)
+from tailrace.api.streaming import json_response, make_response
+from tailrace.api.token_answer import TokenAnswer, TokenOutput
+from tailrace.api.token_params import find_difference, nest_params, read_params, write_params
+from tailrace.api.token_stream import fold_tokens, stream_tokens
+from tailrace.errors import ParameterError, RequestError, nest_error
+
+RENDER_CHAT = BodyReader(RenderChatRequest, RENDER_CHAT_REFUSED)
+RENDER_COMPLETION = BodyReader(RenderCompletionRequest, RENDER_COMPLETION_REFUSED)
+TOKENS = BodyReader(TokensRequest, TOKENS_REFUSED, TOKENS_IGNORED)
+DERENDER_CHAT = BodyReader(DerenderChatRequest, {})
+DERENDER_COMPLETION = BodyReader(DerenderCompletionRequest, {})
+
+
+# ---- render
+
+
+@answers(RENDER_CHAT)
+async def render_chat(received: Received[RenderChatRequest]) -> Response:
+    """A chat's prompt as token ids, with the sampling parameters that generate the same tokens."""
+    ask = received.ask
+    prepared, _, choice = await prepare_completion(received)
+    text = None
+    if ask.return_token_offsets:
+        tools = choice.mode != "none"
+        text = await received.render(lambda: chat_text(received.service.tokenizer, ask, tools))
+    special = bool(ask.add_special_tokens)
+    [rendered] = await make_rendered(received, f"chatcmpl-{received.request_id}", prepared, [text], special)
+    return json_response(rendered)
+
+
+@answers(RENDER_COMPLETION)
+async def render_completion(received: Received[RenderCompletionRequest]) -> Response:
+    """The same of each prompt of a completion."""
+    ask = received.ask
+    for name in ("echo", "best_of"):
+        if getattr(ask, name):
+            raise ParameterError(f"{name} can't be rendered", name)
+    prompts = prompts_of(ask.prompt)
+    prepared = await prepare_texts(received, ask, prompts)
+    texts = [prompt if isinstance(prompt, str) and ask.return_token_offsets else None for prompt in prompts]
+    special = ask.add_special_tokens is not False
+    return json_response(await make_rendered(received, f"cmpl-{received.request_id}", prepared, texts, special))
+
+
+async def make_rendered(
+    received: Received[Any], id: str, prepared: PreparedRequest, texts: list[str | None], special: bool
+) -> list[Rendered]:
+    """What generates the same tokens as a prepared request, prompt by prompt.
+
+    Args:
+        texts: of the prompts whose offsets are asked for. special: they have special tokens.
+
+    Raises:
+        ParameterError: the request needs more than sampling parameters.
+    """
+    ask, service = received.ask, received.service
+    if ask.use_beam_search:
+        raise ParameterError("use_beam_search can't be rendered", "use_beam_search")
+    params = write_params(ask, prepared.params, ask.response_format)
+    again = await prepare_tokens(received, read_params(params), prepared.prompts)
+    if (name := find_difference(prepared.params, again.params)) is not None:
+        field = prepared.grammar_field if name == "grammar" else name
+        raise ParameterError(f"{field}: a request with it can't be rendered; send it to its own endpoint", field)
+
+    def find_offsets(text: str | None, ids: list[int]) -> list[tuple[int, int]] | None:
+        if text is None:
+            return None
+        found = service.tokenizer.backend.encode(text, add_special_tokens=special)
+        return found.offsets if found.ids == ids else None
+
+    several, size = len(prepared.prompts) > 1, sum(len(text or "") for text in texts)
+    pairs = [*zip(texts, prepared.prompts, strict=True)]
+    offsets = await received.run(lambda: [find_offsets(*pair) for pair in pairs], size)
+    return [
+        Rendered(
+            request_id=f"{id}-{place}" if several else id,
+            token_ids=ids,
+            token_offsets=offsets[place],
+            sampling_params=params,
+            model=service.model_name,
+            stream=ask.streamed,
+            stream_options=ask.stream_options if ask.streamed else None,
+            cache_salt=ask.cache_salt,
+            priority=ask.priority or 0,
+            return_token_ids=ask.return_token_ids,
+        )
+        for place, ids in enumerate(prepared.prompts)
+    ]
+
+
+# ---- generate
+
+
+async def prepare_tokens(received: Received[Any], ask: CompletionRequest, prompts: list[list[int]]) -> PreparedRequest:
+    """A request for tokens as the engine takes it.
+
+    Raises:
+        RequestError: naming the parameter.
+    """
+    top = None if ask.logprobs is None else num_logprobs(ask.logprobs, received.service.config.max_logprobs, "logprobs")
+    limit = TokenLimit(ask.max_tokens, "max_tokens")
+    additions = lambda: make_completion_additions(ask)  # noqa: E731
+    return await prepare_request(received, ask, Prompts(prompts, "token_ids"), limit, top, additions)
+
+
+@answers(TOKENS)
+async def generate_tokens(received: Received[TokensRequest]) -> Response:
+    """The outputs of a prompt as token ids, streamed or whole."""
+    ask, service = received.ask, received.service
+    if not ask.token_ids:
+        raise ParameterError("token_ids must not be empty", "token_ids")
+    check_ids(received, ask.token_ids, "token_ids")
+    request = msgspec.structs.replace(
+        read_params(ask.sampling_params),
+        **{name: getattr(ask, name) for name in ("request_id", "stream", "stream_options", "cache_salt", "priority")},
+    )
+    try:
+        prepared = await prepare_tokens(received, request, [ask.token_ids])
+    except RequestError as error:
+        raise error if error.field in ("token_ids", None) else nest_params(error) from error
+    origin = received.origin("generate", request)
+    generation = start_generation(service, origin.request_id, prepared, origin)
+    chunks = stream_tokens(generation, request, service.model_name, bool(ask.return_token_ids))
+    return await make_response(received.request, generation, chunks, fold_tokens, request.streamed)
+
+
+# ---- derender
+
+
+@contextmanager
+def nested_errors(field: str) -> Iterator[None]:
+    """Errors about a request inside the body name it."""
+    try:
+        yield
+    except RequestError as error:
+        raise nest_error(field, error) from error
+
+
+@answers(DERENDER_CHAT)
+async def derender_chat(received: Received[DerenderChatRequest]) -> Response:
+    """The answer to a chat, made of the tokens of its outputs."""
+    asked, given = received.ask, received.ask.generate_response
+    inner: Received[ChatRequest] = await read_inner(received, CHAT_READER, asked.chat_request, "chat_request")
+    with nested_errors("chat_request"):
+        prepared, channels, choice = await prepare_completion(inner)
+    prompt = prepared.prompts[0] if asked.prompt_token_ids is None else asked.prompt_token_ids
+    check_ids(inner, prompt, "prompt_token_ids")
+    if asked.prompt_token_ids is not None:
+        channels = channels_of(inner.service, inner.ask, prompt)
+    outputs = list_outputs(inner, [given], "generate_response")
+    count = len(prompt) if asked.prompt_tokens is None else asked.prompt_tokens
+    answer = TokenAnswer(inner.service, given.request_id, [prompt], prepared.params, outputs, count)
+    called = "stop" if choice.mode == "named" else "tool_calls"
+    return json_response(await fold_chat(ChatChunks(inner.service, inner.ask, answer, channels, called).stream()))
+
+
+@answers(DERENDER_COMPLETION)
+async def derender_completion(received: Received[DerenderCompletionRequest]) -> Response:
+    """The answer to a completion, made of the tokens of its outputs."""
+    asked, given = received.ask, received.ask.generate_responses
+    field = "completion_request"
+    inner: Received[CompletionRequest] = await read_inner(received, COMPLETION_READER, asked.completion_request, field)
+    with nested_errors(field):
+        prepared = await prepare_texts(inner, inner.ask, prompts_of(inner.ask.prompt))
+    for name in ("generate_responses", "prompt_tokens", "prompt_token_ids"):
+        values: list[Any] | None = getattr(asked, name)
+        if values is not None and len(values) != len(prepared.prompts):
+            raise ParameterError(f"{name} must have one entry per prompt, {len(prepared.prompts)}", name)
+    prompts = [
+        rendered if ids is None else ids
+        for rendered, ids in zip(
+            prepared.prompts, asked.prompt_token_ids or [None] * len(prepared.prompts), strict=False
+        )
+    ]
+    outputs = list_outputs(inner, given, "generate_responses")
+    count = sum(map(len, prompts)) if asked.prompt_tokens is None else sum(asked.prompt_tokens)
+    answer = TokenAnswer(inner.service, given[0].request_id, prompts, prepared.params, outputs, count)
+    return json_response(await fold_completion(CompletionChunks(inner.service, inner.ask, answer, None).stream()))
+
+
+async def read_inner(received: Received[Any], reader: BodyReader[Any], raw: msgspec.Raw, field: str) -> Received[Any]:
+    """The request inside a body.
+
+    Raises:
+        ParameterError: naming its field, or one that has no meaning here.
+    """
+    with nested_errors(field):
+        body = await reader.decode(received.request, bytes(raw))
+        front, named = received.front, received.ask.model or body.ask.model
+        inner: Received[Any] = Received(received.request, body, front.find(named))
+        inner.service.supervisor.check()
+        for name in ("echo", "best_of", "use_beam_search", "explain", "timings_per_token", "return_sampling_mask"):
+            if getattr(body.ask, name, None):
+                raise ParameterError(f"{name} can't be had of tokens", name)
+        inner.ask = msgspec.structs.replace(body.ask, stream=None, stream_options=None, prompt_logprobs=None)
+    return inner
+
+
+def list_outputs(received: Received[Any], given: list[GivenTokens], field: str) -> list[TokenOutput]:
+    """The outputs of all prompts in order.
+
+    Raises:
+        ParameterError: an output is too long, or has an unknown token.
+    """
+    found: list[TokenOutput] = []
+    for p, response in enumerate(given):
+        place = field if field == "generate_response" else f"{field}[{p}]"
+        for i, choice in enumerate(sorted(response.choices, key=lambda choice: choice.index)):
+            name = f"{place}.choices[{i}]"
+            check_ids(received, choice.token_ids or [], f"{name}.token_ids")
+            found.append(TokenOutput(p, choice, name))
+    if not found:
+        raise ParameterError(f"{field}: there is no choice", field)
+    return found
+
+
+def check_ids(received: Received[Any], ids: list[int], field: str) -> None:
+    """Raise ParameterError for token ids that no output can have."""
+    info = received.service.client.model
+    if len(ids) > info.max_model_len:
+        raise ParameterError(f"{field} must have at most {info.max_model_len} ids, got {len(ids)}", field)
+    if ids and (largest := max(ids)) >= info.vocab_size:
+        raise ParameterError(f"{field} must be in 0 … {info.vocab_size - 1}, got {largest}", field)

@@ -41,7 +41,8 @@ BODIES = {
     "/tokenize": '"prompt": "a"',
     "/detokenize": '"tokens": [97]',
 }
-GENERATING = [path for path in BODIES if path in GENERATING_PATHS]
+# tests/api/test_token_io.py has the bad values of /inference/v1/generate
+GENERATING = [path for path in BODIES if path in GENERATING_PATHS - {"/inference/v1/generate"}]
 USER = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -222,7 +223,8 @@ async def test_an_endless_number_in_a_field_that_is_refused(front, path, value):
 async def test_one_rule_for_the_json_of_all_endpoints(front, path):
     async def post(body: str) -> tuple[int, str]:
         answer = await front.http.post(path, content=body, headers=JSON)
-        return answer.status_code, (answer.json().get("error") or {}).get("message", "")
+        found = answer.json()  # a list of rendered prompts
+        return answer.status_code, "" if isinstance(found, list) else (found.get("error") or {}).get("message", "")
 
     begin = "the body is not valid JSON: "
     assert await post("") == await post("{") == (400, f"{begin}it ends too early")

@@ -196,6 +196,12 @@ async def test_what_is_refused_of_a_generation(front, fields, param):
     assert error["param"] == param, error
 
 
+async def test_a_number_that_no_double_can_be(front):
+    body = '{"token_ids": [97, 61], "sampling_params": {"temperature": 1e400}}'
+    answer = await front.http.post("/inference/v1/generate", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "sampling_params.temperature")
+
+
 async def test_the_defaults_of_vllms_parameters_ask_for_nothing(front):
     """As its own struct writes them."""
     defaults = {

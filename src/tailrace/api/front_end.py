@@ -60,11 +60,10 @@ class FrontEnd:
         self._first_adapters: dict[str, tuple[str, ...]] = {}
         self._adapted: dict[str, Service] = {}
         bounds = make_bounds(config)
-        self.work_queue, self.responses = WorkQueue(), ResponseStore(*bounds)
+        self.work_queue, self.responses, self.observer = WorkQueue(), ResponseStore(*bounds), Observer(config, named)
         self.streams = KeptStreams(config.resume_mib << 20, config.resume_s)
         path = config.stored_responses_file
         self.file = None if path is None else ResponseFile(path, bounds, owner=not attached)
-        self.observer = Observer(config, named)
         if table is None and config.tracks_users:
             table = UserTable(TableLayout(1, config.metrics_by_user))
         self.limits = UserLimits(config, table) if table is not None and config.limits_users else None

@@ -21,6 +21,7 @@ from tailrace.api.kept_streams import KeptStreams
 from tailrace.config import ServerConfig
 
 WAIT_S = 300
+NUMBER = re.compile(rb"^id: (\d+)\ndata: ", re.MULTILINE)
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "x="},
@@ -42,9 +43,11 @@ class Server:
         body = ASKED[path] | {"temperature": 0, "stream": True, "resumable": True, "request_id": name} | fields
         return httpx.stream("POST", self.url + path, json=body, timeout=WAIT_S)
 
-    def resume(self, path: str, name: str, number: int | None = None, **headers: str) -> httpx.Response:
+    def resume(
+        self, path: str, name: str, number: int | str | None = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """The rest of a stream."""
-        headers |= {} if number is None else {"last-event-id": str(number)}
+        headers = (headers or {}) | ({} if number is None else {"last-event-id": str(number)})
         return httpx.get(f"{self.url}{path}/{PREFIX[path]}{name}", headers=headers, timeout=WAIT_S)
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -92,7 +95,7 @@ def test_a_stream_that_is_cut_at_any_event_is_whole_again(tokenizer, free_port, 
             whole = b"".join(answer.iter_raw())
         found = split(whole)
         assert len(found) > 10
-        assert [int(re.match(rb"id: (\d+)\ndata: ", event)[1]) for event in found] == [*range(1, len(found) + 1)]
+        assert [*map(int, NUMBER.findall(whole))] == [*range(1, len(found) + 1)]
         assert found[-1].endswith(b"\ndata: [DONE]\n\n")
         assert join(server.resume(path, "a").content) == whole
         for number in range(len(found)):
@@ -207,7 +210,9 @@ async def test_the_time_without_a_reader(leaps):
     begin_s = leaps()
     kept.start("user", request, request.chunks())
     await asyncio.sleep(9.5)
-    assert kept.read_part("user", request.id, 3).total == 9
+    part = kept.read_part("user", request.id, 3)
+    assert part is not None
+    assert part.total == 9
     await asyncio.sleep(9.5)
     with kept.reading("user", request.id):
         await asyncio.sleep(100)
@@ -218,6 +223,7 @@ async def test_the_time_without_a_reader(leaps):
     await asyncio.sleep(3)
     assert request.causes == ["disconnect"]
     part = kept.read_part("user", request.id, 0)
+    assert part is not None
     assert part.ended
     assert part.events[0] == b'id: 1\ndata: {"text":"a"}\n\n'
     await asyncio.sleep(11)
@@ -279,11 +285,11 @@ def test_another_users_stream_does_not_exist(tokenizer, free_port):
         body = ASKED[path] | {"stream": True, "resumable": True, "request_id": "a", "max_tokens": 100}
         with httpx.stream("POST", server.url + path, json=body, headers=KEYS, timeout=WAIT_S) as answer:
             next(answer.iter_raw())
-            assert server.resume(path, "a", **OTHER).status_code == 404
-            assert server.resume(path, "a", 1, **OTHER).status_code == 404
-        whole = server.resume(path, "a", **KEYS)
+            assert server.resume(path, "a", headers=OTHER).status_code == 404
+            assert server.resume(path, "a", 1, headers=OTHER).status_code == 404
+        whole = server.resume(path, "a", headers=KEYS)
         assert whole.status_code == 200
-        assert server.resume(path, "a", **OTHER).json()["error"]["code"] == "request_not_found"
+        assert server.resume(path, "a", headers=OTHER).json()["error"]["code"] == "request_not_found"
         assert server.resume(path, "a").status_code == 401
 
 

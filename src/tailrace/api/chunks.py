@@ -16,11 +16,12 @@ from tailrace.api.generation import Generation
 from tailrace.api.prompt_progress import show_progress
 from tailrace.api.schema.common import GenerateRequest, Timings, Usage
 from tailrace.api.service import Service
+from tailrace.api.token_answer import TokenAnswer
 from tailrace.text.output import Delta
 
 C = TypeVar("C")
 
-Work = Generation | BeamRequest  # a request that is being generated
+Work = Generation | BeamRequest | TokenAnswer  # a request that is being generated, or was
 
 
 class ChunkHead(TypedDict):
@@ -101,7 +102,7 @@ def add_progress(
     service: Service, ask: Any, generation: Work, chunks: AsyncGenerator[C, None], kind: Callable[..., C]
 ) -> AsyncGenerator[C, None]:
     """The chunks of an answer; before the first one, if asked for, chunks of this kind with the prompt's progress."""
-    if not ask.return_progress or isinstance(generation, BeamRequest):
+    if not ask.return_progress or not isinstance(generation, Generation):
         return chunks
     head = make_chunk_head(service, generation.id)
     return show_progress(chunks, generation.progress, lambda report: kind(**head, choices=[], prompt_progress=report))

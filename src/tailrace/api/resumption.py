@@ -11,9 +11,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api.chunks import Work
+from tailrace.api.beam_search import BeamRequest
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.front_end import front_of
+from tailrace.api.generation import Generation
 from tailrace.api.kept_streams import StreamPart, make_lost_error
 from tailrace.api.received import Received
 from tailrace.api.streaming import KEPT, EventStream, Frame
@@ -40,7 +41,7 @@ def check_stream_fields(received: Received[Any]) -> None:
 
 
 async def answer_resumably(
-    received: Received[Any], generation: Work, chunks: AsyncGenerator[msgspec.Struct, None]
+    received: Received[Any], generation: Generation | BeamRequest, chunks: AsyncGenerator[msgspec.Struct, None]
 ) -> Response:
     """The answer's stream. The request goes on if its client leaves.
 

@@ -48,8 +48,8 @@ class EventFormat(NamedTuple):
     silence: bytes = COMMENT
 
 
-def json_response(body: msgspec.Struct, status: int = 200) -> Response:
-    """A struct as a JSON answer."""
+def json_response(body: msgspec.Struct | list[Any], status: int = 200) -> Response:
+    """A struct, or a list of some, as a JSON answer."""
     return Response(_encode(body), status, media_type="application/json")
 
 

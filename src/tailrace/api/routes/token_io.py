@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.responses import Response
@@ -55,8 +55,8 @@ DERENDER_COMPLETION = BodyReader(DerenderCompletionRequest, {})
 @answers(RENDER_CHAT)
 async def render_chat(received: Received[RenderChatRequest]) -> Response:
     """A chat's prompt as token ids, with the sampling parameters that generate the same tokens."""
-    ask = received.ask
-    prepared, _, choice = await prepare_completion(received)
+    ask, chat = received.ask, cast(Received[ChatRequest], received)
+    prepared, _, choice = await prepare_completion(chat)
     text = None
     if ask.return_token_offsets:
         tools = choice.mode != "none"

@@ -7,6 +7,7 @@ no drafter.
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_object
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError, take_first_line
+from tailrace.runners.load_errors import MORE_THAN_TENSORS
 
 IGNORED = ("rotary_emb.inv_freq", "t2d")  # derived from the configuration, or from another tensor
 
@@ -117,6 +119,8 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
             tensors |= torch.load(path, map_location="cpu", weights_only=True)
     except ModelLoadError:
         raise
+    except UnpicklingError as error:
+        raise ModelLoadError(f"{folder}: its pickle files {MORE_THAN_TENSORS}") from error
     except Exception as error:  # the libraries raise many kinds
         raise ModelLoadError(f"{path} can't be read: {take_first_line(error)}") from error
     if not tensors:

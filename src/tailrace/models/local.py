@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tailrace.base.json_files import read_object
 from tailrace.base.stand_ins import refuse_stand_in
-from tailrace.errors import ModelLoadError
+from tailrace.errors import ModelLoadError, format_json
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")  # sharded weights: parameter → file
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -83,6 +83,16 @@ def refuse_adapter(folder: Path) -> None:
     )
 
 
+def refuse_other_weights(folder: Path) -> None:
+    """Raise ModelLoadError if config.json names the file of weights: nothing but the usual ones is checked here."""
+    named = read_object(folder / "config.json").get("transformers_weights")
+    if named not in (None, INDEXES[0], WEIGHTS[0]):
+        raise ModelLoadError(
+            f"{folder}: config.json: transformers_weights must be {WEIGHTS[0]} or {INDEXES[0]}, "
+            f"got {format_json(named)}"
+        )
+
+
 def check_folder(folder: Path) -> Path:
     """Return the folder itself.
 
@@ -98,6 +108,7 @@ def check_folder(folder: Path) -> Path:
         found = sorted(path.name for path in folder.glob("*.gguf"))
         hint = f"; to load {found[0]}, name that file itself" if found else ""
         raise ModelLoadError(f"{folder} is not a whole model folder: it lacks {'; '.join(lacks)}{hint}")
+    refuse_other_weights(folder)
     for name in weight_names(folder):
         refuse_stand_in(folder / name)
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -12,11 +13,17 @@ from torch import nn
 from tailrace.base.extras import require_extra
 from tailrace.errors import ModelLoadError
 
+MORE_THAN_TENSORS = "hold more than tensors, which could be code; use safetensors"  # torch.load, of pickle files
+
 
 def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bool) -> ModelLoadError:
     """Return the error for an exception of transformers, which names tensors that don't fit only in its log."""
+    if "trust_remote_code" in str(error):
+        return ModelLoadError(f"{folder}: its config.json needs Python code (auto_map), which --trust-remote-code runs")
+    if isinstance(error, UnpicklingError):
+        return ModelLoadError(f"{folder}: its pickle files {MORE_THAN_TENSORS}")
     if isinstance(error, OSError | ValueError | ImportError):  # these are written for people
-        return ModelLoadError(f"{folder}: {error}")
+        return ModelLoadError(f"{folder}: {' '.join(str(error).split())}")
     problem = None
     if config is not None and "mismatched" in str(error):
         problem = find_shape_mismatch(folder, config, remote_code)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.base.extras import require_extra
+from tailrace.base.json_files import read_optional_object
 from tailrace.base.panics import raise_panics_as
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import MissingExtraError, ModelLoadError, describe_error
-from tailrace.text.special_tokens import add_tokens
+from tailrace.text.special_tokens import CONFIG, MAP, add_tokens
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,6 +27,7 @@ FOREIGN = {
     "tekken.json": "a vocabulary of mistral-common",
     "tiktoken.model": "a vocabulary of tiktoken",
 }
+OPENED = ("vocab", "merges", "entity_vocab")  # arguments of transformers' classes: each opens a text as a file's name
 
 
 def read_backend(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> tokenizers.Tokenizer:
@@ -44,10 +46,27 @@ def read_backend(folder: Path, config: dict[str, Any], trust_remote_code: bool) 
         backend.no_padding()
         add_tokens(backend, folder, config)
         return backend
+    refuse_paths(folder, config)
     with require_extra("serve"):
         from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).backend_tokenizer
+
+
+def refuse_paths(folder: Path, config: dict[str, Any]) -> None:
+    """Raise ModelLoadError if the folder's settings name a file for transformers to read. It would read any file of the
+    machine, and anybody could read that file in the vocabulary. config: of tokenizer_config.json."""
+    for name in OPENED:
+        if isinstance(config.get(name), str):
+            raise ModelLoadError(f"{CONFIG}: {name} must be a vocabulary, not the name of a file")
+    if config.get("init_inputs"):  # arguments without names
+        raise ModelLoadError(f"{CONFIG}: init_inputs is not supported")
+    listed = config.get("fast_tokenizer_files") or []
+    if not isinstance(listed, list) or any(not isinstance(file, str) or Path(file).name != file for file in listed):
+        raise ModelLoadError(f"{CONFIG}: fast_tokenizer_files must be names of files in the folder")
+    for name in read_optional_object(folder / MAP):  # transformers takes every entry for an argument
+        if not name.endswith(("_token", "_tokens")):
+            raise ModelLoadError(f"{MAP}: {name} is no special token")
 
 
 @contextmanager

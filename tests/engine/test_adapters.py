@@ -163,7 +163,10 @@ def test_only_folders_below_the_operators(world, tmp_path):
         assert (refused.code, refused.param) == ("invalid_value", "lora_path"), path
         assert "below the one of --lora-folder" in refused.message
     for path in ("", "none", "x\0", "x" * 5000):
-        assert world.change("load_adapter", "z", path).param == "lora_path"
+        refused = world.change("load_adapter", "z", path)
+        assert refused.param == "lora_path"
+        assert str(world.root) not in refused.message
+        assert "Error" not in refused.message  # a client has nothing from Python's names
     os.symlink("x", world.root / "inside")  # as a hub's cache has it
     assert world.change("load_adapter", "z", "inside") == AdapterOutcome()
 

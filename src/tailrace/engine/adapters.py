@@ -161,7 +161,7 @@ def find_folder(root: str, asked: str) -> Path:
         missing = inside and not all(path.is_file() for path in paths)
         size = 0 if missing or not inside else paths[1].stat().st_size
     except (OSError, ValueError, RuntimeError) as error:  # a name with a NUL, a circle of links
-        raise ParameterError(f"lora_path: {describe_error(error)}", "lora_path") from error
+        raise ParameterError(f"lora_path: {format_json(asked, 200)} is no path of a folder", "lora_path") from error
     if not inside:
         raise ParameterError("lora_path must be a folder below the one of --lora-folder", "lora_path")
     if missing:

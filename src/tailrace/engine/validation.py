@@ -50,7 +50,8 @@ class RequestLimits:
             processors.find_processor(name)
         if submit.params.n > self.scheduler.max_num_seqs:
             raise ParameterError(
-                f"n must be at most {self.scheduler.max_num_seqs} (max_num_seqs), got {submit.params.n}", "n"
+                f"n must be at most {self.scheduler.max_num_seqs} (max_num_seqs; best_of counts as n), got {submit.params.n}",
+                "n",
             )
         if len(submit.prompt) >= self.max_len:
             raise ContextLengthError(

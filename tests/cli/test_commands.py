@@ -81,6 +81,25 @@ def test_a_start_fails_in_one_line_if_the_chat_template_takes_too_much(tmp_path)
     assert done.stderr == f"tailrace: {tmp_path}: {why}\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", "[]", "config.json should hold a JSON object, but holds a list"),
+        ("tokenizer.json", '{"model"', "no usable tokenizer"),
+        ("model.safetensors", "{" * 99, "model.safetensors is a message, not the file itself"),
+    ],
+)
+def test_a_start_fails_in_one_line_if_a_file_is_damaged(tmp_path, name, content, says):
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / name).write_text(content)
+    done = tailrace("serve", "--port", "0", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_error_of_the_machine_is_one_line(monkeypatch, capsys):
     def fail(args: object) -> int:
         raise OSError(28, "No space left on device", "/cache/model")

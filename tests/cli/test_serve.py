@@ -24,3 +24,9 @@ from tailrace.config import ServerConfig
 def test_open_server_is_warned_of(host: str, keys: str, warned: bool, caplog):
     warn_if_open(ServerConfig(host=host, api_keys=keys))
     assert [message.startswith("ANYBODY WHO REACHES") for message in caplog.messages] == [True] * warned
+
+
+def test_the_default_address_is_this_machines_alone(caplog):
+    assert ServerConfig().host == "127.0.0.1"
+    warn_if_open(ServerConfig())
+    assert caplog.messages == []

@@ -48,10 +48,9 @@ class RequestLimits:
         submit.params.scored_places(len(submit.prompt))
         for name in submit.params.processors:
             processors.find_processor(name)
-        if submit.params.n > self.scheduler.max_num_seqs:
+        if submit.params.n > (most := self.scheduler.max_num_seqs):
             raise ParameterError(
-                f"n must be at most {self.scheduler.max_num_seqs} (max_num_seqs; best_of counts as n), got {submit.params.n}",
-                "n",
+                f"n must be at most {most} (max_num_seqs; best_of counts as n), got {submit.params.n}", "n"
             )
         if len(submit.prompt) >= self.max_len:
             raise ContextLengthError(

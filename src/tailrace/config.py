@@ -283,6 +283,7 @@ class ServerConfig(Section, frozen=True):
     - stored_responses_mib: size of the stored responses of all users: in the file, or in the memory of one front end.
     - stored_responses_file: a file for stored responses, so that they survive a restart. None: they are in memory.
     - stored_responses_days: age at which a stored response is dropped; 0: never.
+    - encryption_key: for thoughts and compactions that clients keep. Empty: a random one, which ends with the server.
     - reasoning_parser, tool_parser: formats of reasoning and tool calls (text/reasoning.py, text/tool_parsers). auto
       reads the checkpoint's response template, or its vocabulary and chat template. none leaves everything in the
       content.
@@ -334,6 +335,7 @@ class ServerConfig(Section, frozen=True):
     stored_responses_mib: Positive = 64
     stored_responses_file: str | None = None
     stored_responses_days: Amount = 30.0
+    encryption_key: str = ""
     slow_readers: Literal["cut", "keep"] = "cut"
     resume_s: Amount = 60.0
     resume_mib: Positive = 64

@@ -111,8 +111,8 @@ class Agent:
         begin = find_last(ids, START) + 1 + len("assistant\n")
         said = len(ids) - begin
         if said == 0:
-            self.answers[begin, *ids[begin - 500 : begin]] = self.answer(ids)
-        answer = self.answers[begin, *ids[begin - 500 : begin]]
+            self.answers[begin, *ids[max(0, begin - 500) : begin]] = self.answer(ids)
+        answer = self.answers[begin, *ids[max(0, begin - 500) : begin]]
         logits = torch.zeros(VOCAB)
         logits[answer[said] if said < len(answer) else EOS] = 50.0
         return logits

@@ -26,7 +26,18 @@ from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.response_warnings import WARNING
 from tailrace.api.routes.adapters import load_adapter, unload_adapter
 from tailrace.api.routes.chat import create_chat_completion
+from tailrace.api.routes.compact import compact_response
 from tailrace.api.routes.completions import create_completion
+from tailrace.api.routes.conversations import (
+    create_conversation,
+    create_items,
+    delete_conversation,
+    delete_item,
+    list_items,
+    retrieve_conversation,
+    retrieve_item,
+    update_conversation,
+)
 from tailrace.api.routes.explain import explain_output
 from tailrace.api.routes.generate import generate_outputs
 from tailrace.api.routes.health import get_health, get_ping, get_version
@@ -73,10 +84,19 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("POST", "/v1/responses", create_response),
     ("POST", "/v1/responses/input_tokens", count_input_tokens),
+    ("POST", "/v1/responses/compact", compact_response),
     ("GET", "/v1/responses/{id:path}/input_items", list_input_items),
     ("POST", "/v1/responses/{id:path}/cancel", cancel_response),  # these before the next, whose ids they would be
     ("GET", "/v1/responses/{id:path}", retrieve_response),
     ("DELETE", "/v1/responses/{id:path}", delete_response),
+    ("POST", "/v1/conversations", create_conversation),
+    ("POST", "/v1/conversations/{id:path}/items", create_items),
+    ("GET", "/v1/conversations/{id:path}/items", list_items),
+    ("GET", "/v1/conversations/{id:path}/items/{item:path}", retrieve_item),
+    ("DELETE", "/v1/conversations/{id:path}/items/{item:path}", delete_item),
+    ("GET", "/v1/conversations/{id:path}", retrieve_conversation),
+    ("POST", "/v1/conversations/{id:path}", update_conversation),
+    ("DELETE", "/v1/conversations/{id:path}", delete_conversation),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/explain", explain_output),

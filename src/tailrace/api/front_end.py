@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from tailrace.api.access_log import Observer
+from tailrace.api.background import BackgroundRuns
 from tailrace.api.formats import check_parsers
 from tailrace.api.kept_streams import KeptStreams
 from tailrace.api.metrics import Exposition, Metrics
 from tailrace.api.response_file import ResponseFile
 from tailrace.api.response_store import ResponseStore, make_bounds
+from tailrace.api.sealed import Sealer
 from tailrace.api.service import Service, Shared
 from tailrace.api.user_limits import UserLimits
 from tailrace.api.user_metrics import UserMetrics
@@ -43,7 +45,7 @@ class FrontEnd:
         table: what all front ends know of users; None: this front end is the only one.
 
     Raises:
-        ConfigError: see check_parsers and ResponseFile.
+        ConfigError: see check_parsers, Sealer and ResponseFile.
 
     Attributes:
         over: set when the front end can't go on: a model could not be loaded at all, or no engine is left.
@@ -63,6 +65,7 @@ class FrontEnd:
         self.work_queue, self.responses, self.observer = WorkQueue(), ResponseStore(*bounds), Observer(config, named)
         self.streams = KeptStreams(config.resume_mib << 20, config.resume_s)
         path = config.stored_responses_file
+        self.sealer, self.background = Sealer(config.encryption_key), BackgroundRuns()
         self.file = None if path is None else ResponseFile(path, bounds, owner=not attached)
         if table is None and config.tracks_users:
             table = UserTable(TableLayout(1, config.metrics_by_user))
@@ -195,8 +198,11 @@ class FrontEnd:
 
     async def close(self) -> None:
         """End the engines and their open requests; then close the file of stored responses."""
+        for service in self.services.values():
+            service.end_requests()
         await asyncio.gather(*(service.client.close() for service in self.services.values()))
         await self.streams.close()
+        await self.background.close()
         if self.file is not None:
             await self.file.close()
 

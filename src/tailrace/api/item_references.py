@@ -40,7 +40,8 @@ async def resolve_references(received: Received[ResponsesRequest]) -> None:
                 f"input[{i}].id",
             )
         received.add_bytes(raw, "input")
-        ask.input[i] = msgspec.json.decode(raw, type=InputItem)
+        ask.input[i] = found = msgspec.json.decode(raw, type=InputItem)
+        found.encrypted_content = None  # the content is stored too
 
 
 async def stored_item(received: Received[ResponsesRequest], id: str) -> bytes | None:

@@ -18,6 +18,15 @@ from tailrace.api.routes.health import Version
 from tailrace.api.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from tailrace.api.schema.chat import ChatCompletion, ChatRequest
 from tailrace.api.schema.completions import Completion, CompletionRequest
+from tailrace.api.schema.conversations import (
+    CompactedResponse,
+    CompactRequest,
+    Conversation,
+    ConversationDeleted,
+    ConversationRequest,
+    ConversationUpdate,
+    ItemsRequest,
+)
 from tailrace.api.schema.errors import AnthropicError, ErrorBody
 from tailrace.api.schema.explain import ExplainAnswer, ExplainRequest, TokenExplanation
 from tailrace.api.schema.generate import NativeAnswer, NativeRequest
@@ -78,6 +87,25 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (400, 401, 404)),
     ("POST", "/v1/responses/{id}/cancel"): Operation(
         "End a response in progress", None, ResponseObject, (400, 401, 404)
+    ),
+    ("POST", "/v1/responses/compact"): Operation(
+        "A compacted conversation", CompactRequest, CompactedResponse, GENERATING
+    ),
+    ("POST", "/v1/conversations"): Operation("Create a conversation", ConversationRequest, Conversation, CHANGING),
+    ("GET", "/v1/conversations/{id}"): Operation("A conversation", None, Conversation, (400, 401, 404)),
+    ("POST", "/v1/conversations/{id}"): Operation(
+        "Replace the metadata of a conversation", ConversationUpdate, Conversation, CHANGING
+    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation(
+        "Delete a conversation", None, ConversationDeleted, (400, 401, 404)
+    ),
+    ("POST", "/v1/conversations/{id}/items"): Operation(
+        "Add items to a conversation", ItemsRequest, ItemList, CHANGING
+    ),
+    ("GET", "/v1/conversations/{id}/items"): Operation("Items of a conversation", None, ItemList, (400, 401, 404)),
+    ("GET", "/v1/conversations/{id}/items/{item}"): Operation("An item", None, None, (400, 401, 404)),
+    ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
+        "Delete an item of a conversation", None, Conversation, (400, 401, 404)
     ),
     ("POST", "/v1/messages"): Operation("A message", MessagesRequest, MessageObject, GENERATING, True),
     ("POST", "/v1/messages/count_tokens"): Operation(
@@ -162,10 +190,9 @@ def describe_operation(operation: Operation, path: str, refs: dict[type, dict[st
         "summary": operation.summary,
         "operationId": re.sub(r"\W+", "_", operation.summary.lower()),
     }
-    if "{id}" in path:
-        found["parameters"] = [
-            {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        ]
+    if names := re.findall(r"{(\w+)}", path):
+        schema = {"type": "string", "minLength": 1}
+        found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     if operation.takes is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": refs[operation.takes]}}}
     content: dict[str, Any] = {} if operation.gives is None else {"application/json": {"schema": refs[operation.gives]}}

@@ -107,8 +107,8 @@ class ResponseDatabase:
         """Return the user's responses. ended: only those that are over."""
         return DatabaseShare(self, user, ended)
 
-    def add(self, user: str, id: str, stored: Stored) -> None:
-        """Store a response that has begun, as it is if the server ends now."""
+    def add(self, user: str, id: str, stored: Stored, ended: int = 0) -> None:
+        """Store a response that has begun, as it is if the server ends now; or, if it has ended, a conversation."""
         with self._write() as run:
             self._expire(SLICE)
             if run(
@@ -124,7 +124,27 @@ class ResponseDatabase:
                 id=id,
                 created=stored.created,
             )
-            self._write_contents(user, id, stored, 0)
+            self._write_contents(user, id, stored, ended)
+
+    def change(self, user: str, id: str, change: Callable[[Stored], Stored | None]) -> bytes | None:
+        """Replace a conversation with what `change` returns, and return its body: b"" if `change` returns None, None if
+        the conversation is not stored."""
+        with self._write() as run:
+            found = self._find(user, id, False)
+            if found is None:
+                return None
+            row, body, messages, inputs, frames, origin, created = found
+            changed = change(Stored(body, messages, inputs, msgspec.msgpack.decode(frames), origin, created=created))
+            if changed is None:
+                return b""
+            run(
+                f"UPDATE responses SET created = :created, used = {NEXT_USE} WHERE row = :row",
+                user,
+                row=row,
+                created=changed.created,
+            )
+            self._write_row(row, changed, 1)
+            return changed.body
 
     def end(self, user: str, id: str, stored: Stored) -> bool:
         """Store the end of a response that was added. Return whether the response is stored: it may have been deleted
@@ -183,7 +203,10 @@ class ResponseDatabase:
         found = execute("SELECT row FROM responses WHERE user = ? AND id = ? AND ended = 0", (user, id)).fetchone()
         if found is None:
             return False
-        [row] = found
+        return self._write_row(found[0], stored, ended)
+
+    def _write_row(self, row: int, stored: Stored, ended: int) -> bool:
+        execute = self._connection.execute
         frames = msgspec.msgpack.encode(stored.frames)
         execute(
             "REPLACE INTO contents VALUES (?, ?, ?, ?, ?, ?)",

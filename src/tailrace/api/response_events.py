@@ -3,6 +3,7 @@ done."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,7 @@ KINDS = {
 SUMMARY = "summary_text"
 NO_OFFERS: Mapping[str, Offered] = MappingProxyType({})
 # finish reason → (status, why it is incomplete)
+FULL = "max_tool_calls"  # the cause of an end by a further call
 ENDS = {"stop": ("completed", None), "length": ("incomplete", "max_output_tokens")}
 
 
@@ -32,15 +34,25 @@ class ResponseEvents:
     """One response as it grows. Each method returns the events to send.
 
     Args:
-        note: called with each event, as it is made. offered: see FlatTools.
+        note: called with each event, as it is made. offered: see FlatTools. seal: encrypts a thought; None: thoughts
+            are not encrypted.
+
+    Attributes:
+        full: the response has as many calls as it may have, and the model began another one.
     """
 
     def __init__(
-        self, response: ResponseObject, note: Callable[[Event], None], offered: Mapping[str, Offered] = NO_OFFERS
+        self,
+        response: ResponseObject,
+        note: Callable[[Event], None],
+        offered: Mapping[str, Offered] = NO_OFFERS,
+        seal: Callable[[str], str] | None = None,
     ) -> None:
-        self.response, self._note, self._offered = response, note, offered
-        reasoning = response.reasoning or None
-        self._summarised = reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
+        self.response, self._note, self._offered, self._seal = response, note, offered, seal
+        self.full = False
+        self._calls = 0
+        reasoning = response.reasoning or {}
+        self._summarised = bool(reasoning.get("summary") or reasoning.get("generate_summary"))
         self._custom: CustomInput | None = None  # Of the call that is open, if it is one of a custom tool.
         self._count = 0
         self._channel = ""  # of the item that is open, if any
@@ -48,12 +60,20 @@ class ResponseEvents:
         self._reports = Reports([], [])
 
     def begin(self) -> Iterator[Event]:
-        """The response has been created."""
-        yield self._make_event("response.created", response=self.response)
+        """The response runs now."""
+        if not self._count:
+            yield self._make_event("response.created", response=self.response)
         yield self._make_event("response.in_progress", response=self.response)
+
+    def queue(self) -> Iterator[Event]:
+        """The response has been created, and runs later."""
+        yield self._make_event("response.created", response=self.response)
+        yield self._make_event("response.queued", response=self.response)
 
     def add(self, segment: Segment, reports: Reports) -> Iterator[Event]:
         """More text, or a tool call. reports: of the tokens of its text."""
+        if self.full:
+            return
         if segment.call is not None:
             yield from self._write_call(segment.call)
             return
@@ -82,8 +102,11 @@ class ResponseEvents:
         """The response is over, for this reason. whole: False if its last item is a call that was cut off."""
         cut = str(stop_reason)
         status, why = ENDS.get(finish_reason, ("cancelled" if cut == "cancelled" else "incomplete", cut))
+        if self.full and cut == FULL:
+            status, why = ENDS["stop"]
         yield from self._close_item("completed" if status == "completed" and whole else "incomplete")
         self.response.status, self.response.usage = status, usage
+        self.response.completed_at = int(time.time()) if status == "completed" else None
         self.response.incomplete_details = None if why is None else Incomplete(why)
         kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._make_event(kind, response=self.response)
@@ -108,6 +131,11 @@ class ResponseEvents:
     def _write_call(self, call: ToolCall) -> Iterator[Event]:
         if call.name:
             yield from self._close_item()
+            most = self.response.max_tool_calls
+            self.full = most is not None and self._calls >= most
+            if self.full:
+                return
+            self._calls += 1
             yield from self._open_item(self._make_call(call.name, call.id))
             self._channel = "tool"
         if call.arguments:
@@ -166,6 +194,8 @@ class ResponseEvents:
         if self._summarised and item.type == "reasoning":
             item.summary = [OutputPart(SUMMARY, text)]
         item.content, item.status = [part], status
+        if self._seal is not None and item.type == "reasoning":
+            item.encrypted_content = self._seal(text)
         yield self._make_event("response.output_item.done", output_index=self._at, item=item)
         self._channel = ""
         self._text, self._reports = [], Reports([], [])

@@ -27,6 +27,7 @@ from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import check_tools
 
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # type of an item → its field
+COMPACTIONS = ("compaction", "compaction_summary")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # reports of tokens that have no place in the answer
 ABSENT = (
@@ -180,6 +181,10 @@ def message_of(item: InputItem, name: str) -> ChatMessage | None:
     """
     if item.is_reference:
         raise ParameterError(f"{name}: an item_reference needs the id of a stored item", name)
+    if item.type in COMPACTIONS:
+        if not isinstance(item.content, list):
+            raise ParameterError(f"{name}.encrypted_content: required, but missing", f"{name}.encrypted_content")
+        return ChatMessage(role="assistant", content=join_input_text(item.content, f"{name}.content"))
     if item.type == "reasoning":
         whole = item.content if isinstance(item.content, list) else ()
         thought = join_input_text(whole, f"{name}.content") or join_input_text(item.summary or (), f"{name}.summary")

@@ -39,17 +39,18 @@ class ResponseSaver:
     ) -> None:
         self.response = response
         self._share, self._file, self._messages, self._streamed = share, file, messages, streamed
-        self._kept = response.store
+        self._kept, self._begun = response.store, False
         self._add_error: StorageError | None = None
         self._ending: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Store the response as it begins."""
-        if not self._kept:
+        """Store the response as it begins to wait, or to run. Once it was dropped, it stays dropped."""
+        id, again = self.response.id, self._begun
+        if not self._kept or (again and id not in self._share):
             return
         self._save(None)
-        entry = self._share.find(self.response.id)
-        if self._file is not None and entry is not None:
+        self._begun, entry = True, self._share.find(id)
+        if self._file is not None and entry is not None and not again:
             self._file.spawn(self._add(self._make_lost_state(entry.created)))
 
     def note(self, event: Event) -> None:

@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from secrets import token_hex
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILES = 65_536
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
+POLL_S = 0.1  # between two looks for a second signal
 FORCED_S = 1.0  # for error events to reach their clients after a second signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COLLECT_AFTER = (
@@ -69,6 +71,7 @@ def serve_models(
         ConfigError: the address can't be had, or the limit of open files is too low.
     """
     check_files()
+    config = msgspec.structs.replace(config, encryption_key=config.encryption_key or token_hex(32))  # of all front ends
     sockets = bind_sockets(config)
     users = make_shared_file(layout_of(config)) if config.tracks_users and config.front_ends > 1 else None
     table = None if users is None else UserTable(layout_of(config), users)
@@ -238,11 +241,13 @@ class Server(uvicorn.Server):
         log.info("%s: %s", signal.Signals(sig).name, "at once" if self.force_exit else "finishing what runs")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain while uvicorn waits for connections to end."""
+        """Drain while uvicorn waits for connections to end, and then for responses in the background."""
         self._workers.drain()
         draining = asyncio.create_task(self._front.drain(self._front.config.drain_timeout_s))
         try:
             await super().shutdown(sockets)
+            while self._front.background and not draining.done() and not self.force_exit:
+                await asyncio.wait({draining}, timeout=POLL_S)
         finally:
             await cancel_all(draining)
         if self.force_exit:

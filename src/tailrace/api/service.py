@@ -236,6 +236,10 @@ class Service:
             await asyncio.sleep(DRAIN_POLL_S)
         if self.open_requests:
             log.warning("%d requests did not finish within %g s and are aborted", len(self.open_requests), timeout_s)
+        self.end_requests()
+
+    def end_requests(self) -> None:
+        """End what runs with an error: the server ends."""
         for generation in list(self.open_requests):
             generation.fail(NotReadyError("the server is shutting down"), "shutdown")
 

@@ -12,6 +12,7 @@ from tailrace.errors import RequestNotFoundError, format_json
 from tailrace.params import SamplingParams
 
 ENTRY_BYTES = 1024  # about the memory of an entry besides its contents
+CONVERSATION = "conv_"  # the prefix of a conversation's id
 # the last event of a stream is one of these
 LAST = tuple(f"event: response.{name}\n" for name in ("completed", "incomplete", "failed"))
 
@@ -138,6 +139,12 @@ def plain_item(item: OutputItem) -> OutputItem:
 def plain_part(part: OutputPart) -> OutputPart:
     """Without records."""
     return part if part.explanations is UNSET else msgspec.structs.replace(part, explanations=UNSET)
+
+
+def check_response_id(id: str, param: str | None = None) -> None:
+    """Raise RequestNotFoundError for the id of a conversation, which is stored beside the responses."""
+    if id.startswith(CONVERSATION):
+        raise make_missing_error(id, param)
 
 
 def make_missing_error(id: str, param: str | None = None) -> RequestNotFoundError:

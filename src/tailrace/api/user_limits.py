@@ -196,7 +196,8 @@ class Admission:
     """A request that is admitted. Call `finish` once it has ended; further calls have no effect.
 
     Attributes:
-        rates: the user's limits. outlives: it may run longer than its connection; then its generation finishes it.
+        rates: the user's limits. outlives: it may run longer than its connection; then whatever runs it
+            finishes it.
     """
 
     def __init__(self, limits: UserLimits, user: str, rates: Rates, place: int) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import msgspec
 from starlette.requests import Request
 
+from tailrace.api.conversation_changes import change_in_memory
 from tailrace.api.front_end import FrontEnd, front_of
 from tailrace.api.kept_streams import StreamPart
 from tailrace.api.response_store import Responses
 from tailrace.api.service import OpenRequest
-from tailrace.api.stored import make_missing_error, select_frames
+from tailrace.api.stored import check_response_id, make_missing_error, select_frames
 from tailrace.api.user import user_of
 
 
@@ -101,6 +102,8 @@ def forget_response(front: FrontEnd, user: str, id: str) -> bytes | None:
     if share.find(id) is None:
         return None
     share.discard(id)
+    if front.background.has(user, id):  # nobody can read it any more
+        cut_requests(front, user, id)
     if front.file is not None:
         front.file.spawn(front.file.delete(user, id))
     return b""
@@ -129,6 +132,7 @@ QUESTIONS: dict[str, Callable[[FrontEnd, str, str], bytes | None]] = {
     "end thoughts": end_thoughts,
     "forget": forget_response,
     "stream": read_stream,
+    "change conversation": change_in_memory,
     "counts": read_counts,
     "settled": confirm_messages,
 }
@@ -199,6 +203,7 @@ async def ask_stored(request: Request, question: str, id: str, param: str | None
     Raises:
         RequestNotFoundError: it is not stored for the request's user (any more). StorageError: the file can't be read.
     """
+    check_response_id(id, param)
     found = await ask_first(request, question, id)
     if found is None:
         raise make_missing_error(id, param)

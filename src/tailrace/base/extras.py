@@ -31,6 +31,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "httpx",
         "prometheus_client",
         "pythonjsonlogger",
+        "cryptography",
     ),
     "conform": ("tailrace_conform",),
     "otel": ("opentelemetry.sdk",),

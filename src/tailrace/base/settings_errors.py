@@ -24,7 +24,7 @@ FLAGS: dict[str, str] = {  # where the field's own name would mislead
     **{f"grammar.{field}": f"--grammar-{field.replace('_', '-')}" for field in GrammarConfig.__struct_fields__},
 }
 PREFIX = "TAILRACE_"
-SECRETS = ("api_key", "api_keys")  # fields whose values no message shows
+SECRETS = ("api_key", "api_keys", "encryption_key")  # fields whose values no message shows
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 PLACE = re.compile(r"^(.*?)(?: - at `\$(.*)`)?$", re.DOTALL)  # the reason and the place of msgspec's message
 STEPS = re.compile(r"\.(\w+)|\[\.\.\.\]")  # a field, or an unnamed entry of a table

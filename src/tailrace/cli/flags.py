@@ -97,6 +97,8 @@ HELP: dict[str, str] = {
     "server.model_defaults": "take sampling defaults from the model's generation config",
     "server.api_keys": "keys that may call, separated by commas; none: anybody (better in "
     "TAILRACE_SERVER_API_KEYS than on a command line)",
+    "server.encryption_key": "secret for thoughts that clients keep encrypted; none: random at each start (better in "
+    "TAILRACE_SERVER_ENCRYPTION_KEY than on a command line)",
     "server.cors_origins": "sites whose pages may call, separated by commas; * for all",
     "server.max_request_s": "seconds after which a request ends with what it has; 0: never",
     "server.keep_alive_s": "seconds of silence after which a stream gets a comment",

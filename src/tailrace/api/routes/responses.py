@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
 from starlette.responses import Response
 
 from tailrace.api.aggregate import last_seen
@@ -18,7 +16,7 @@ from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import dump_params
-from tailrace.api.explanations import encode_records, size_of
+from tailrace.api.conversations import extend_conversation, fetch_messages, name_conversation
 from tailrace.api.generation import Generation
 from tailrace.api.item_references import resolve_references
 from tailrace.api.prepare import (
@@ -30,57 +28,97 @@ from tailrace.api.prepare import (
     start_generation,
 )
 from tailrace.api.received import Received, answers
-from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_input import read_chat
 from tailrace.api.response_logprobs import ScoredSegments
+from tailrace.api.response_run import ResponseRun
 from tailrace.api.response_saver import ResponseSaver
+from tailrace.api.routes.stored_responses import FRAMES, SecondReader, last_frame, replay_events
 from tailrace.api.routes.tokenize import check_body_size
 from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.responses import (
+    ENCRYPTED,
     LOGPROBS,
     RESPONSES_REFUSED,
+    ConversationName,
     Event,
-    InputDetails,
-    OutputDetails,
-    ResponseError,
     ResponseObject,
     ResponsesRequest,
     ResponseTokens,
-    ResponseUsage,
     TextOptions,
 )
+from tailrace.api.sealed_items import open_sealed_items
 from tailrace.api.service import Service
 from tailrace.api.streaming import NAMED, json_response, make_response
 from tailrace.api.tool_kinds import Offered
+from tailrace.api.truncation import prepare_truncated
+from tailrace.api.user_admission import ADMISSION
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_stored
-from tailrace.errors import ParameterError, TailraceError
+from tailrace.errors import ParameterError
 from tailrace.text.splitter import ReasoningTokens
 
 READER = BodyReader(ResponsesRequest, RESPONSES_REFUSED)
+NO_REASONING: dict[str, Any] = {"effort": None, "summary": None}
+FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
 
 
 @answers(READER)
 async def create_response(received: Received[ResponsesRequest]) -> Response:
-    """A response, streamed or whole."""
-    ask, service = received.ask, received.service
+    """A response, streamed or whole, or begun in the background."""
+    check_background(received)
+    run = await start_response(received)
+    if received.ask.background:
+        return await run_in_background(received, run)
+    return await make_response(
+        received.request, run.generation, run.events(), last_response, received.ask.streamed, NAMED
+    )
+
+
+def check_background(received: Received[ResponsesRequest]) -> None:
+    """Raise an error if the request asks for the background and can't have it.
+
+    Raises:
+        ParameterError: the response would not be stored. RateLimitError: too many run already.
+    """
+    if not received.ask.background:
+        return
+    if received.ask.store is False:
+        raise ParameterError("background needs store to be true: the response is read from the store", "background")
+    received.front.background.check(received.user)
+
+
+async def run_in_background(received: Received[ResponsesRequest], run: ResponseRun) -> Response:
+    """The response as it waits, or the stream that shows it. It goes on without its client."""
+    request, id, user = received.request, run.generation.id, received.user
+    await received.front.background.start(user, id, run.events(), request.scope.get(ADMISSION))
+    if received.ask.streamed:
+        return await make_response(request, SecondReader(), replay_events(request, id, 0), last_frame, True, FRAMES)
+    return Response(await ask_stored(request, "response", id), media_type="application/json")
+
+
+async def start_response(received: Received[ResponsesRequest]) -> ResponseRun:
+    """The response that the request asks for, before anything is generated.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    ask, service, front = received.ask, received.service, received.front
     prepared, channels, chat, offered = await prepare_response(received)
     check_gathered(prepared)  # the last events have the whole response
-    top = prepared.params.logprobs
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = received.origin("chat", ask)
     generation = start_generation(service, f"resp_{uuid4().hex}", prepared, origin)
     instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
     messages: list[dict[str, Any]] = msgspec.to_builtins(chat.messages[instructions:])
-    share = received.front.responses.share_of(received.user)
     response = response_of(service, ask, generation)
-    saver = ResponseSaver(share, received.front.file, response, messages, ask.streamed)
+    saver = ResponseSaver(front.responses.share_of(received.user), front.file, response, messages, ask.streamed)
     splitter = channels.make_splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
-    segments = ScoredSegments(splitter, service.labels_for(ask), top, explains=generation.params.explain is not None)
-    chunks = stream_events(generation, saver, segments, offered)
-    return await make_response(received.request, generation, chunks, last_response, ask.streamed, NAMED)
+    explains = generation.params.explain is not None
+    segments = ScoredSegments(splitter, service.labels_for(ask), prepared.params.logprobs, explains)
+    seal = partial(front.sealer.seal, "reasoning", received.user) if ENCRYPTED in (ask.include or ()) else None
+    return ResponseRun(generation, saver, segments, offered, seal, extend_conversation(received, response))
 
 
 async def prepare_response(
@@ -94,83 +132,51 @@ async def prepare_response(
     """
     ask, before = received.ask, await fetch_conversation(received)
     await resolve_references(received)
+    await open_sealed_items(received)
 
     chat, choice, tools = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
     received.move_tools(tools.places)
     limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
     given = ChatInput(chat, choice, tools.functions, limit, "input", "text.format")
     top = logprobs_asked(ask, received.service.config.max_logprobs)
-    return *await prepare_chat(received, given, top), chat, tools.offered
+    prepare = prepare_truncated if ask.truncation == "auto" else prepare_chat
+    return *await prepare(received, given, top), chat, tools.offered
 
 
 def response_of(service: Service, ask: ResponsesRequest, generation: Generation) -> ResponseObject:
     """The response before anything is generated."""
+    params = generation.params
     return ResponseObject(
         id=generation.id,
         created_at=int(time.time()),
+        background=ask.background is True,
         instructions=ask.instructions,
         max_output_tokens=ask.max_output_tokens,
+        max_tool_calls=ask.max_tool_calls,
         model=service.model_name,
         output=[],
         previous_response_id=ask.previous_response_id,
+        conversation=None if ask.conversation is None else ConversationName(name_conversation(ask.conversation)),
         store=ask.store is not False,
-        temperature=generation.params.temperature,
-        top_p=generation.params.top_p,
-        tools=ask.tools or [],
+        temperature=params.temperature,
+        top_p=params.top_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        top_logprobs=ask.top_logprobs or 0,
+        tools=[complete_tool(tool) for tool in ask.tools or ()],
         tool_choice=ask.tool_choice or "auto",
+        truncation=ask.truncation or "disabled",
         text=ask.text or TextOptions(),
         parallel_tool_calls=ask.parallel_tool_calls is not False,
         metadata=ask.metadata or {},
-        reasoning=UNSET if ask.reasoning is None else ask.reasoning,
+        reasoning=None if ask.reasoning is None else NO_REASONING | msgspec.to_builtins(ask.reasoning),
         sampling_params=dump_params(ask, generation),
     )
 
 
-async def stream_events(
-    generation: Generation, saver: ResponseSaver, segments: ScoredSegments, offered: dict[str, Offered]
-) -> AsyncGenerator[Event, None]:
-    """The response as it comes.
-
-    Raises:
-        TailraceError: it failed before its first event. Later it ends with an event that says so.
-    """
-    response, writer, begun = saver.response, ResponseEvents(saver.response, saver.note, offered), False
-    ids: list[int] = []
-    try:
-        async with aclosing(generation.deltas()) as deltas:
-            async for _, delta in deltas:
-                if not begun:
-                    begun = True
-                    saver.begin()
-                    for event in writer.begin():
-                        yield event
-                ids += delta.token_ids
-                for counter in generation.thoughts or ():
-                    counter.add(delta.offsets)
-                found: list[msgspec.Raw] = []
-                if delta.explanations:
-                    found = await generation.run(partial(encode_records, segments.labels.text, delta), size_of(delta))
-                for segment, reports in segments.feed(delta, found):
-                    for event in writer.add(segment, reports):
-                        yield event
-                if delta.finish_reason is not None:
-                    usage, whole = usage_of(generation), not segments.splitter.cut_call
-                    final = list(writer.end(delta.finish_reason, delta.stop_reason, usage, whole))
-                    await saver.finish(generation.origin_of(0, ids))
-                    for event in final:
-                        yield event
-    except TailraceError as error:
-        if not begun:
-            raise
-        response.error, response.usage = ResponseError(error.code, str(error)), usage_of(generation)
-        final = list(writer.fail_response())
-        await saver.finish()
-        for event in final:
-            yield event
-    finally:
-        if response.status == "in_progress" and begun:  # the client left
-            list(writer.end("abort", "cancelled", usage_of(generation)))
-            saver.end()
+def complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as an answer shows it: a function has all of its fields."""
+    return FUNCTION | tool if tool.get("type") == "function" else tool
 
 
 async def last_response(stream: AsyncGenerator[Event, None]) -> ResponseObject:
@@ -184,6 +190,7 @@ async def count_input_tokens(received: Received[ResponsesRequest]) -> Response:
     check_body_size(received, "input")
     ask, before = received.ask, await fetch_conversation(received)
     await resolve_references(received)
+    await open_sealed_items(received)
     chat, choice, _ = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
     ids = await encode_chat(received, chat, choice.mode != "none", "input", bound=False)
     return json_response(ResponseTokens(len(ids)))
@@ -193,23 +200,18 @@ async def fetch_conversation(received: Received[ResponsesRequest]) -> bytes:
     """Return the messages of the conversation that this request continues, as JSON; b"" if it continues none.
 
     Raises:
-        ParameterError: together they are larger than a body may be. RequestNotFoundError: the previous response is not
-            stored.
+        ParameterError: together they are larger than a body may be. RequestNotFoundError: the previous response, or the
+            conversation, is not stored.
     """
-    name, previous = "previous_response_id", received.ask.previous_response_id
+    ask = received.ask
+    if ask.conversation is not None:
+        return await fetch_messages(received)
+    name, previous = "previous_response_id", ask.previous_response_id
     if previous is None:
         return b""
     before = await ask_stored(received.request, "conversation", previous, name)
     received.add_bytes(before, name)
     return before
-
-
-def usage_of(generation: Generation) -> ResponseUsage:
-    """The usage so far, under the names of this endpoint."""
-    usage = generation.usage
-    details = InputDetails(usage.prompt_tokens_details.cached_tokens)
-    thoughts = OutputDetails(usage.reasoning_tokens)
-    return ResponseUsage(usage.prompt_tokens, details, usage.completion_tokens, thoughts, usage.total_tokens)
 
 
 def logprobs_asked(ask: ResponsesRequest, limit: int) -> int | None:

@@ -4,6 +4,7 @@ POST /v1/responses/{id}/cancel."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -11,18 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
+from tailrace.api.item_pages import make_page, read_page_query, read_query_choice, read_query_number
 from tailrace.api.response_input import to_items
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
-from tailrace.api.stored import is_last, make_missing_error
+from tailrace.api.stored import check_response_id, is_last, make_missing_error
 from tailrace.api.streaming import EventFormat, Frame, json_response, make_response, named_frame
 from tailrace.api.user import user_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first, ask_stored, forget_stored
-from tailrace.errors import ParameterError, format_json
+from tailrace.errors import ParameterError
 
 JSON = "application/json"
+RUNNING = re.compile(rb'"status":"(in_progress|queued)"')
 POLL_S = 0.02  # between two looks at a stream of another front end
 
 
@@ -34,7 +37,7 @@ async def retrieve_response(request: Request) -> Response:
     """
     id = request.path_params["id"]
     streamed = read_query_choice(request, "stream", ("false", "true")) == "true"
-    after = whole_number(request, "starting_after", -1, 0, 2**31 - 1)
+    after = read_query_number(request, "starting_after", -1, 0, 2**31 - 1)
     if not streamed:
         if after >= 0:
             raise ParameterError("starting_after needs stream to be true", "starting_after")
@@ -68,6 +71,7 @@ async def frames_from(request: Request, id: str, number: int) -> list[str] | Non
     Raises:
         RequestNotFoundError: it is not stored (any more).
     """
+    check_response_id(id)
     found = await ask_first(request, "events", f"{number} {id}")
     if found is None:
         raise make_missing_error(id)
@@ -102,53 +106,19 @@ async def list_input_items(request: Request) -> Response:
     Raises:
         ParameterError: naming the query's parameter. RequestNotFoundError: it is not stored.
     """
-    front, id = front_of(request), request.path_params["id"]
-    limit = whole_number(request, "limit", 20, 1, 100)
-    order, after = read_query_choice(request, "order", ("desc", "asc")), request.query_params.get("after")
+    front, id, query = front_of(request), request.path_params["id"], read_page_query(request)
     raw = await ask_stored(request, "inputs", id)
 
-    def make_page() -> ItemList:
-        items = to_items(msgspec.json.decode(raw, type=list[ChatMessage]), id)
-        items = items if order == "asc" else items[::-1]
-        names = [item["id"] for item in items]
-        if after is not None and after not in names:
-            raise ParameterError(f"after: there is no item {format_json(after)}", "after")
-        begin = 0 if after is None else names.index(after) + 1
-        shown, ids = items[begin : begin + limit], names[begin : begin + limit]
-        return ItemList(shown, ids[0] if ids else None, ids[-1] if ids else None, begin + limit < len(items))
+    def list_page() -> ItemList:
+        return make_page(to_items(msgspec.json.decode(raw, type=list[ChatMessage]), id), query)
 
-    return json_response(await front.work_queue.run(request, make_page, len(raw) // JSON_BYTES))
-
-
-def read_query_choice(request: Request, name: str, values: tuple[str, ...]) -> str:
-    """A parameter of the query; the first value where it is not given.
-
-    Raises:
-        ParameterError: it is none of the values.
-    """
-    given = request.query_params.get(name, values[0])
-    if given not in values:
-        raise ParameterError(f"{name} must be {' or '.join(values)}, got {format_json(given)}", name)
-    return given
-
-
-def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A parameter of the query.
-
-    Raises:
-        ParameterError: it is no whole number, or out of range.
-    """
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdecimal() and len(given) < 12 and low <= int(given) <= high):
-        raise ParameterError(f"{name} must be an integer in [{low}, {high}], got {format_json(given)}", name)
-    return int(given)
+    return json_response(await front.work_queue.run(request, list_page, len(raw) // JSON_BYTES))
 
 
 async def delete_response(request: Request) -> Response:
     """Delete a stored response."""
     id = request.path_params["id"]
+    check_response_id(id)
     await forget_stored(request, id)
     return json_response(Deleted(id))
 
@@ -162,4 +132,4 @@ async def cancel_response(request: Request) -> Response:
     body = await ask_first(request, "response", id)
     if body is None:  # no token has come yet, or the response is not to be stored
         return json_response(Cancelled(id))
-    return Response(body.replace(b'"status":"in_progress"', b'"status":"cancelled"', 1), media_type=JSON)
+    return Response(RUNNING.sub(b'"status":"cancelled"', body, count=1), media_type=JSON)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,8 +29,9 @@ class InputPart(msgspec.Struct):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its `content`, or
-    where that is missing its `summary`. An item_reference (`type` may be left out) names a stored item by its `id`."""
+    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its
+    `encrypted_content`, else its `content`, else its `summary`. A compaction has `encrypted_content`. An item_reference
+    (`type` may be left out) names a stored item by its `id`."""
 
     type: (
         Literal[
@@ -40,6 +41,8 @@ class InputItem(msgspec.Struct, kw_only=True):
             "custom_tool_call",
             "custom_tool_call_output",
             "reasoning",
+            "compaction",
+            "compaction_summary",
             "item_reference",
         ]
         | None
@@ -48,6 +51,7 @@ class InputItem(msgspec.Struct, kw_only=True):
     role: Role | None = None
     content: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
@@ -69,8 +73,15 @@ class TextOptions(msgspec.Struct):
     verbosity: Verbosity | UnsetType | None = UNSET
 
 
+class ConversationName(msgspec.Struct, frozen=True):
+    """Names a conversation."""
+
+    id: str
+
+
 LOGPROBS = "message.output_text.logprobs"
-# what OpenAI knows; all but the first are of items that no model here writes, or are in the items anyway
+ENCRYPTED = "reasoning.encrypted_content"
+# what OpenAI knows; all but the first two are of items that no model here writes, or are in the items anyway
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -85,7 +96,8 @@ Includable = Literal[
 
 class ResponsesRequest(GenerateRequest, kw_only=True):
     """Sampling fields as everywhere; `max_output_tokens` takes the place of `max_tokens`. `store`: keep it for
-    retrieval, true. `top_logprobs`: with `include` of "message.output_text.logprobs"."""
+    retrieval, true. `top_logprobs`: with `include` of "message.output_text.logprobs". `max_tool_calls`: of all tools
+    together; a further call ends the response."""
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -111,22 +123,22 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     reasoning_control: bool | None = None
     include: list[Includable] | None = None
     top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    background: bool | None = None
+    conversation: str | ConversationName | None = None
 
 
 RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
-    "background": (None, False),
     "best_of": (None, 1),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1.0),
     "echo": (None, False),
     "messages": (None,),
-    "conversation": (None,),
     "chat_template": (None,),
-    "max_tool_calls": (None,),
     "prompt": (None,),
     "logprobs": (None, False),
     "add_special_tokens": (None, False),
-    "truncation": (None, "disabled"),
     "response_format": (None, {"type": "text"}),
 }
 
@@ -150,6 +162,7 @@ class OutputItem(msgspec.Struct, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: list[OutputPart] | UnsetType = UNSET
     summary: list[Any] | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     namespace: str | UnsetType = UNSET
@@ -194,12 +207,15 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The response: in_progress, completed, incomplete, cancelled or failed."""
+    """The response: queued, in_progress, completed, incomplete, cancelled or failed. Open Responses requires the fields
+    that are always null."""
 
     id: str
     object: str = "response"
     created_at: int
+    completed_at: int | None = None
     status: str = "in_progress"
+    background: bool = False
     error: ResponseError | None = None
     incomplete_details: Incomplete | None = None
     instructions: str | None
@@ -207,16 +223,24 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     previous_response_id: str | None
+    conversation: ConversationName | None = None
     store: bool
     temperature: float
     top_p: float
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
     truncation: str = "disabled"
     text: TextOptions
     metadata: dict[str, str]
-    reasoning: ReasoningOptions | UnsetType = UNSET
+    reasoning: dict[str, Any] | None = None
+    service_tier: str = "default"
+    safety_identifier: None = None
+    prompt_cache_key: None = None
     usage: ResponseUsage | None = None
     sampling_params: dict[str, Any] | UnsetType = UNSET
 

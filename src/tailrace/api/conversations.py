@@ -1,0 +1,180 @@
+"""Conversations: items that responses continue and extend. They are stored as responses are, in the same store. See
+conversation_changes.py for their form."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+
+from tailrace.api.conversation_changes import NO_ITEM, Change, apply_change
+from tailrace.api.front_end import front_of
+from tailrace.api.received import Received
+from tailrace.api.response_input import message_of, turns_of
+from tailrace.api.schema.conversations import Conversation
+from tailrace.api.schema.responses import ConversationName, InputItem, ResponseObject, ResponsesRequest
+from tailrace.api.sealed_items import open_item
+from tailrace.api.stored import CONVERSATION, Stored, plain_item
+from tailrace.api.user import user_of
+from tailrace.api.work_queue import JSON_BYTES
+from tailrace.api.worker_queries import ask_all, ask_first
+from tailrace.errors import ParameterError, RequestNotFoundError, StorageError, format_json
+
+log = logging.getLogger(__name__)
+
+# type of an item → the prefix of its id
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+    "compaction_summary": "cmp",
+}
+
+
+async def change_conversation(request: Request, id: str, change: Change) -> bytes:
+    """Change a conversation of the request's user. Return its object as JSON.
+
+    Raises:
+        RequestNotFoundError: the conversation, or the item to remove, is not stored. StorageError: the file can't be
+            written.
+    """
+    front, user = front_of(request), user_of(request.scope)
+    found: bytes | None = None
+    if id.startswith(CONVERSATION) and front.file is not None:
+        found = await front.file.run(
+            lambda database: database.change(user, id, partial(apply_change, change=change)), user
+        )
+    elif id.startswith(CONVERSATION):
+        argument = f"{id} {msgspec.json.encode(change).decode()}"
+        found = next(iter(await ask_all(request, "change conversation", argument)), None)
+    if found == NO_ITEM:
+        raise make_item_error(change.remove or "")
+    if found is None:
+        raise make_conversation_error(id)
+    return found
+
+
+async def create_stored(request: Request, conversation: Conversation, items: list[dict[str, Any]]) -> None:
+    """Store a new conversation for the request's user.
+
+    Raises:
+        StorageError: the file can't be written.
+    """
+    front, user, id = front_of(request), user_of(request.scope), conversation.id
+    body, messages = msgspec.json.encode(conversation), msgspec.json.encode(items)
+    stored = Stored(body, messages, 0, None, b"", created=time.time())
+    if front.file is None:
+        front.responses.share_of(user).put_entry(id, stored)
+        return
+    await front.file.run(lambda database: database.add(user, id, stored, ended=1), user)
+
+
+async def read_conversation(request: Request, id: str, question: str, param: str | None = None) -> bytes:
+    """Return the object of a conversation ("response") or its items ("conversation"), as JSON.
+
+    Raises:
+        RequestNotFoundError: it is not stored for the request's user (any more). StorageError: the file can't be read.
+    """
+    found = await ask_first(request, question, id) if id.startswith(CONVERSATION) else None
+    if found is None:
+        raise make_conversation_error(id, param)
+    return found
+
+
+async def fetch_messages(received: Received[ResponsesRequest]) -> bytes:
+    """Return the messages of the conversation that a request names, as JSON.
+
+    Raises:
+        ParameterError: the request also names a response; or the conversation is larger than a body may be.
+            RequestNotFoundError: it is not stored.
+    """
+    ask = received.ask
+    assert ask.conversation is not None
+    if ask.previous_response_id is not None:
+        raise ParameterError("conversation and previous_response_id can't be given together", "conversation")
+    raw = await read_conversation(received.request, name_conversation(ask.conversation), "conversation", "conversation")
+    received.add_bytes(raw, "conversation")
+    return await received.run(
+        lambda: msgspec.json.encode(turns_of(msgspec.json.decode(raw, type=list[InputItem]))), len(raw) // JSON_BYTES
+    )
+
+
+def name_conversation(given: str | ConversationName) -> str:
+    """Return the id of a conversation as a request names it."""
+    return given if isinstance(given, str) else given.id
+
+
+def extend_conversation(
+    received: Received[ResponsesRequest], response: ResponseObject
+) -> Callable[[], Awaitable[None]] | None:
+    """Return a function that adds the response, once it has ended, and what it answers to its conversation; None if it
+    has none. If that can't be done, the function takes the conversation out of the response."""
+    ask, conversation = received.ask, response.conversation
+    if conversation is None:
+        return None
+    given = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
+
+    async def extend() -> None:
+        said = [
+            msgspec.to_builtins(msgspec.structs.replace(plain_item(item), encrypted_content=msgspec.UNSET))
+            for item in response.output
+            if item.status == "completed" or item.type in ("message", "reasoning")  # a call that was cut says nothing
+        ]
+        try:
+            await change_conversation(received.request, conversation.id, Change(append=[*map(make_item, given), *said]))
+        except (RequestNotFoundError, StorageError) as error:
+            log.warning("a conversation could not be extended: %s", error)
+            response.conversation = None
+
+    return extend
+
+
+def read_items(received: Received[Any], items: list[InputItem]) -> list[dict[str, Any]]:
+    """Return items as a conversation stores them.
+
+    Raises:
+        ParameterError: naming the item, and what it lacks.
+    """
+    for i, item in enumerate(items):
+        name = f"items[{i}]"
+        if item.is_reference:
+            raise ParameterError(f"{name}: a conversation holds items, not references; send the item itself", name)
+        if item.encrypted_content:
+            open_item(received, item, f"{name}.encrypted_content")
+        message_of(item, name)
+    return [make_item(item) for item in items]
+
+
+def make_item(item: InputItem) -> dict[str, Any]:
+    """Return an item of an input as a conversation lists it, with an id of its own."""
+    kind = item.type or "message"
+    fields = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
+    fields |= {"id": f"{PREFIXES[kind]}_{uuid4().hex}", "type": kind, "status": "completed"}
+    if kind == "message":
+        part = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
+        given = fields["content"]
+        texts = [given] if isinstance(given, str) else [each["text"] for each in given]
+        fields["content"] = [part | {"text": text} for text in texts]
+    if kind == "reasoning":
+        fields.setdefault("summary", [])
+    return fields
+
+
+def make_conversation_error(id: str, param: str | None = None) -> RequestNotFoundError:
+    """Return the error for a conversation that is not stored. param: the field that named it, if one did."""
+    return RequestNotFoundError(f"no conversation {format_json(id, 200)} is stored", param)
+
+
+def make_item_error(id: str) -> RequestNotFoundError:
+    """Return the error for an item that a conversation does not have."""
+    return RequestNotFoundError(f"the conversation has no item {format_json(id, 200)}")

@@ -1,0 +1,90 @@
+"""POST /v1/responses/compact: a conversation → the messages of the user and a summary of all else, which clients send
+back in place of the conversation (decision 0106)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.responses import Response
+
+from tailrace.api.aggregate import last_seen
+from tailrace.api.body import Body, BodyNames, BodyReader
+from tailrace.api.conversations import make_item
+from tailrace.api.disconnect import unless_disconnected
+from tailrace.api.received import Received, answers
+from tailrace.api.response_input import turns_of
+from tailrace.api.response_run import ResponseRun
+from tailrace.api.routes.responses import fetch_conversation, start_response
+from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.schema.conversations import CompactedResponse, CompactRequest
+from tailrace.api.schema.responses import InputItem, ResponseObject, ResponsesRequest
+from tailrace.api.streaming import json_response
+from tailrace.errors import EngineError, ParameterError
+
+READER = BodyReader(CompactRequest, {})
+ORDER = (
+    "Summarise this conversation for an assistant who will continue it and will see only your summary and the messages "
+    "of the user. State the task, what was decided, what was done and with what result, each fact, name, path and "
+    "value that is still needed, and what is left to do. Write the summary alone."
+)
+HEADING = "Summary of the conversation so far:\n\n"
+
+
+@answers(READER)
+async def compact_response(received: Received[CompactRequest]) -> Response:
+    """The model writes the summary. It is encrypted, because clients must send it back unchanged."""
+    asked, request = received.ask, received.request
+    given = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input or []
+    if not given and asked.previous_response_id is None:
+        raise ParameterError("input: a conversation to compact is missing", "input")
+    ask = ResponsesRequest(
+        model=asked.model,
+        input=[*given, InputItem(role="user", content=ORDER)],
+        instructions=asked.instructions,
+        previous_response_id=asked.previous_response_id,
+        store=False,
+    )
+    inner = Received(request, Body(ask, received.size, BodyNames(received.names, {})), received.service)
+    run = await start_response(inner)
+    made = await unless_disconnected(request.receive, finish_run(run), lambda: run.generation.abort("disconnect"))
+    received.warnings |= inner.warnings
+    said = list_user_messages(await fetch_conversation(inner), given)
+    sealed = received.front.sealer.seal("compaction", received.user, HEADING + read_summary(made))
+    item = {"id": f"cmp_{uuid4().hex}", "type": "compaction", "encrypted_content": sealed}
+    return json_response(
+        CompactedResponse(id=made.id, created_at=int(time.time()), output=[*said, item], usage=made.usage)
+    )
+
+
+async def finish_run(run: ResponseRun) -> ResponseObject:
+    """The response at its end."""
+    return await last_seen(run.events(), lambda event: event.response)
+
+
+def read_summary(made: ResponseObject) -> str:
+    """Return the text that the model wrote.
+
+    Raises:
+        EngineError: it failed, was cut, or wrote none.
+    """
+    texts = [part.text for item in made.output if item.type == "message" for part in item.content or ()]
+    if made.status != "completed" or not "".join(texts).strip():
+        why = made.error.message if made.error else made.incomplete_details and made.incomplete_details.reason
+        raise EngineError(f"the model wrote no whole summary: {why or 'its answer is empty'}")
+    return "\n\n".join(texts)
+
+
+def list_user_messages(before: bytes, given: list[InputItem]) -> list[dict[str, Any]]:
+    """Return the user's messages of a conversation, as items."""
+    messages = msgspec.json.decode(before, type=list[ChatMessage]) if before else []
+    texts = [join_text(message) for message in [*messages, *turns_of(given)] if message.role == "user"]
+    return [make_item(InputItem(type="message", role="user", content=text)) for text in texts]
+
+
+def join_text(message: ChatMessage) -> str:
+    """Return the text of a message."""
+    content = message.content
+    return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())

@@ -107,7 +107,7 @@ class ResponseEvents:
         yield from self._close_item("completed" if status == "completed" and whole else "incomplete")
         self.response.status, self.response.usage = status, usage
         self.response.completed_at = int(time.time()) if status == "completed" else None
-        self.response.incomplete_details = None if why is None else Incomplete(why)
+        self.response.incomplete_details = Incomplete(why) if why is not None and status == "incomplete" else None
         kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._make_event(kind, response=self.response)
 

@@ -27,6 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x=", "max_tokens": 9},
     "/generate": {"text": "x=", "sampling_params": {"max_new_tokens": 9}},
     "/v1/responses": {"input": "hi", "max_output_tokens": 9},
+    "/v1/responses/compact": {"model": "scripted", "input": "hi"},
     "/v1/messages": CHAT | {"max_tokens": 9},
     "/inference/v1/generate": {"token_ids": [*b"x="], "sampling_params": {"max_tokens": 9}},
     "/v1/explain": {"prompt": "x=", "seed": 1, "output_token_ids": [*b"Hello"]},
@@ -102,6 +103,9 @@ def test_the_paths_that_count():
         "/v1/chat/completions/{id:path}/control",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        "/v1/conversations",
+        "/v1/conversations/{id:path}",
+        "/v1/conversations/{id:path}/items",
     }
 
 

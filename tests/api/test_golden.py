@@ -69,7 +69,8 @@ def fixed(monkeypatch):
     clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
     monkeypatch.setattr(service, "fingerprint_of", lambda name: "fp_golden")
     monkeypatch.setattr(chunks, "time", clock)
-    monkeypatch.setattr(responses, "time", clock)
+    for module in (responses, response_events):
+        monkeypatch.setattr(module, "time", clock)
 
 
 @pytest.mark.parametrize("name", STREAMS)

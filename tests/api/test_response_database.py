@@ -238,7 +238,7 @@ def test_a_missing_folder(tmp_path: Path):
 
 
 def test_a_locked_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(response_database, "BUSY_S", 0.0)
+    monkeypatch.setattr(database_file, "BUSY_S", 0.0)
     with opened(tmp_path / "responses"):
         pass
     other = sqlite3.connect(tmp_path / "responses", isolation_level=None)

@@ -1,5 +1,5 @@
-"""The acceptance tests of Open Responses (openresponses.org): their requests, in their order, with every answer and event
-read by types that are made of the specification (the package openresponses-types).
+"""The acceptance tests of Open Responses (openresponses.org): their requests, and every answer and event read by types
+that are made of the specification (the package openresponses-types).
 
 The specification's own program needs Bun and is in no package. docs/clients.md says what it reported.
 """
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from .conftest import NAME, Server
 
 EVENTS = [kind for name, kind in vars(spec).items() if name.endswith("StreamingEvent")]
-EVENT: TypeAdapter[Any] = TypeAdapter(Union[tuple(EVENTS)])
+EVENT: TypeAdapter[Any] = TypeAdapter(Union[tuple(EVENTS)])  # noqa: UP007, the types are known at run time
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 WEATHER = {
     "type": "function",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tailrace.api.schema.conversations import Conversation
+from tailrace.api.schema.conversations import ConversationObject
 from tailrace.api.stored import Stored
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NO_ITEM = b""  # the answer to a change whose item the conversation does not have
 
 
-class Change(msgspec.Struct):
+class ConversationChange(msgspec.Struct):
     """A change of a conversation.
 
     - append: items. remove: the id of an item. metadata: in place of those that it has; None: they stay.
@@ -31,7 +31,7 @@ class Change(msgspec.Struct):
     metadata: dict[str, str] | None = None
 
 
-def apply_change(stored: Stored, change: Change) -> Stored | None:
+def apply_change(stored: Stored, change: ConversationChange) -> Stored | None:
     """Return the changed conversation; None if it does not have the item to remove."""
     items = msgspec.json.decode(stored.messages, type=list[dict[str, Any]])
     left = [item for item in items if item["id"] != change.remove]
@@ -39,7 +39,7 @@ def apply_change(stored: Stored, change: Change) -> Stored | None:
         return None
     body = stored.body
     if change.metadata is not None:
-        conversation = msgspec.json.decode(body, type=Conversation)
+        conversation = msgspec.json.decode(body, type=ConversationObject)
         conversation.metadata = change.metadata
         body = msgspec.json.encode(conversation)
     messages = msgspec.json.encode([*left, *change.append])
@@ -47,13 +47,13 @@ def apply_change(stored: Stored, change: Change) -> Stored | None:
 
 
 def change_in_memory(front: FrontEnd, user: str, argument: str) -> bytes | None:
-    """Change a conversation in the memory of this front end. Return its object; None if it is not here."""
+    """ConversationChange a conversation in the memory of this front end. Return its object; None if it is not here."""
     id, _, change = argument.partition(" ")
     share = front.responses.share_of(user)
     stored = share.find(id)
     if stored is None:
         return None
-    changed = apply_change(stored, msgspec.json.decode(change, type=Change))
+    changed = apply_change(stored, msgspec.json.decode(change, type=ConversationChange))
     if changed is None:
         return NO_ITEM
     share.put_entry(id, changed)

@@ -13,11 +13,11 @@ from uuid import uuid4
 import msgspec
 from starlette.requests import Request
 
-from tailrace.api.conversation_changes import NO_ITEM, Change, apply_change
+from tailrace.api.conversation_changes import NO_ITEM, ConversationChange, apply_change
 from tailrace.api.front_end import front_of
 from tailrace.api.received import Received
 from tailrace.api.response_input import message_of, turns_of
-from tailrace.api.schema.conversations import Conversation
+from tailrace.api.schema.conversations import ConversationObject
 from tailrace.api.schema.responses import ConversationName, InputItem, ResponseObject, ResponsesRequest
 from tailrace.api.sealed_items import open_item
 from tailrace.api.stored import CONVERSATION, Stored, plain_item
@@ -41,8 +41,8 @@ PREFIXES = {
 }
 
 
-async def change_conversation(request: Request, id: str, change: Change) -> bytes:
-    """Change a conversation of the request's user. Return its object as JSON.
+async def change_conversation(request: Request, id: str, change: ConversationChange) -> bytes:
+    """ConversationChange a conversation of the request's user. Return its object as JSON.
 
     Raises:
         RequestNotFoundError: the conversation, or the item to remove, is not stored. StorageError: the file can't be
@@ -64,7 +64,7 @@ async def change_conversation(request: Request, id: str, change: Change) -> byte
     return found
 
 
-async def create_stored(request: Request, conversation: Conversation, items: list[dict[str, Any]]) -> None:
+async def create_stored(request: Request, conversation: ConversationObject, items: list[dict[str, Any]]) -> None:
     """Store a new conversation for the request's user.
 
     Raises:
@@ -130,8 +130,9 @@ def extend_conversation(
             for item in response.output
             if item.status == "completed" or item.type in ("message", "reasoning")  # a call that was cut says nothing
         ]
+        change = ConversationChange(append=[*map(make_item, given), *said])
         try:
-            await change_conversation(received.request, conversation.id, Change(append=[*map(make_item, given), *said]))
+            await change_conversation(received.request, conversation.id, change)
         except (RequestNotFoundError, StorageError) as error:
             log.warning("a conversation could not be extended: %s", error)
             response.conversation = None

@@ -21,8 +21,8 @@ from tailrace.api.schema.completions import Completion, CompletionRequest
 from tailrace.api.schema.conversations import (
     CompactedResponse,
     CompactRequest,
-    Conversation,
     ConversationDeleted,
+    ConversationObject,
     ConversationRequest,
     ConversationUpdate,
     ItemsRequest,
@@ -91,10 +91,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/responses/compact"): Operation(
         "A compacted conversation", CompactRequest, CompactedResponse, GENERATING
     ),
-    ("POST", "/v1/conversations"): Operation("Create a conversation", ConversationRequest, Conversation, CHANGING),
-    ("GET", "/v1/conversations/{id}"): Operation("A conversation", None, Conversation, (400, 401, 404)),
+    ("POST", "/v1/conversations"): Operation("A new conversation", ConversationRequest, ConversationObject, CHANGING),
+    ("GET", "/v1/conversations/{id}"): Operation("A conversation", None, ConversationObject, (400, 401, 404)),
     ("POST", "/v1/conversations/{id}"): Operation(
-        "Replace the metadata of a conversation", ConversationUpdate, Conversation, CHANGING
+        "Replace the metadata of a conversation", ConversationUpdate, ConversationObject, CHANGING
     ),
     ("DELETE", "/v1/conversations/{id}"): Operation(
         "Delete a conversation", None, ConversationDeleted, (400, 401, 404)
@@ -105,7 +105,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/conversations/{id}/items"): Operation("Items of a conversation", None, ItemList, (400, 401, 404)),
     ("GET", "/v1/conversations/{id}/items/{item}"): Operation("An item", None, None, (400, 401, 404)),
     ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
-        "Delete an item of a conversation", None, Conversation, (400, 401, 404)
+        "Delete an item of a conversation", None, ConversationObject, (400, 401, 404)
     ),
     ("POST", "/v1/messages"): Operation("A message", MessagesRequest, MessageObject, GENERATING, True),
     ("POST", "/v1/messages/count_tokens"): Operation(

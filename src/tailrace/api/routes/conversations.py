@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
-from tailrace.api.conversation_changes import Change
+from tailrace.api.conversation_changes import ConversationChange
 from tailrace.api.conversations import (
     change_conversation,
     create_stored,
@@ -24,8 +24,8 @@ from tailrace.api.front_end import front_of
 from tailrace.api.item_pages import PageQuery, make_page, read_page_query
 from tailrace.api.received import Received, answers
 from tailrace.api.schema.conversations import (
-    Conversation,
     ConversationDeleted,
+    ConversationObject,
     ConversationRequest,
     ConversationUpdate,
     ItemsRequest,
@@ -48,7 +48,9 @@ async def create_conversation(received: Received[ConversationRequest]) -> Respon
     """Store a conversation with its first items."""
     ask = received.ask
     items = await store_form(received, ask.items or [])
-    made = Conversation(id=f"{CONVERSATION}{uuid4().hex}", created_at=int(time.time()), metadata=ask.metadata or {})
+    made = ConversationObject(
+        id=f"{CONVERSATION}{uuid4().hex}", created_at=int(time.time()), metadata=ask.metadata or {}
+    )
     await create_stored(received.request, made, items)
     return json_response(made)
 
@@ -62,7 +64,7 @@ async def retrieve_conversation(request: Request) -> Response:
 async def update_conversation(received: Received[ConversationUpdate]) -> Response:
     """Replace the metadata of a conversation."""
     request = received.request
-    change = Change(metadata=received.ask.metadata or {})
+    change = ConversationChange(metadata=received.ask.metadata or {})
     return Response(await change_conversation(request, request.path_params["id"], change), media_type=JSON)
 
 
@@ -79,7 +81,7 @@ async def create_items(received: Received[ItemsRequest]) -> Response:
     """Add items to a conversation."""
     request = received.request
     items = await store_form(received, received.ask.items)
-    await change_conversation(request, request.path_params["id"], Change(append=items))
+    await change_conversation(request, request.path_params["id"], ConversationChange(append=items))
     return json_response(make_page(items, WHOLE._replace(limit=len(items))))
 
 
@@ -113,7 +115,7 @@ async def retrieve_item(request: Request) -> Response:
 
 async def delete_item(request: Request) -> Response:
     """Delete an item of a conversation. The answer is the conversation."""
-    change = Change(remove=request.path_params["item"])
+    change = ConversationChange(remove=request.path_params["item"])
     return Response(await change_conversation(request, request.path_params["id"], change), media_type=JSON)
 
 

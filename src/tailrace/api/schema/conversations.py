@@ -29,7 +29,7 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
     include: list[Includable] | None = None
 
 
-class Conversation(msgspec.Struct, kw_only=True):
+class ConversationObject(msgspec.Struct, kw_only=True):
     """A conversation, without its items."""
 
     id: str

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from api.stored import make_messages, make_response, make_state, store_whole
-from tailrace.api import response_database
+from tailrace.api import database_file, response_database
 from tailrace.api.response_database import ResponseDatabase
 from tailrace.api.response_store import ResponseStore, StoreBounds, make_bounds
 from tailrace.config import ServerConfig

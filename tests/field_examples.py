@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Any] = {
     "grammar": Grammar(kind="regex", source="a"),
     "negative_prompt": (1,),
     "speculation": Speculation(max_drafts=2),
+    "prediction": (5, 6),
     "shown_token_ids": (1,),
     "explain": ExplainOptions(top=3, ids=(5,)),
 }

@@ -274,6 +274,7 @@ ROWS: dict[str, Row] = {
     "negative_prompt": Row({"guidance_scale": 2.0, "negative_prompt": "NEGATIVE"}, without("d")),
     "cfg_scale": Row({"cfg_scale": 2.0, "negative_prompt": "NEGATIVE"}, without("d"), note="as `guidance_scale`"),
     "speculation": Row({"speculation": {"max_drafts": 2}}, same),
+    "prediction": Row({"prediction": {"type": "content", "content": "abcxdefgh"}}, same),
     "preset": Row({"preset": "greedy", "temperature": None}, same),
     "exponential_decay_length_penalty": Row(
         {**SHOWN, "exponential_decay_length_penalty": [2, 1.5]},

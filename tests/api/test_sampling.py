@@ -24,6 +24,7 @@ CONVERTED = {
     "explain": ({"top": 3, "ids": [5]}, ExplainOptions(top=3, ids=(5,))),
     "bad_words": (["no"], ((32, 110, 111), (110, 111))),
     "dry_sequence_breakers": (["a"], (97, 256)),
+    "prediction": ({"type": "content", "content": "ab"}, (97, 98)),
     "sequence_bias": ([["ab", 1.5], [[4, 5], -2.0]], (((4, 5), -2.0), ((32, 97, 98), 1.5), ((97, 98), 1.5))),
 }
 # whose values the endpoints find: test_guidance_fields.py, test_structured.py, test_channels.py, test_lengths.py,

@@ -6,7 +6,7 @@ import pytest
 
 from api.harness import LocalClient, events, front_of, saying
 from tailrace.api.request_record import RequestOrigin, RequestRecord
-from tailrace.api.schema.common import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from tailrace.api.schema.common import PromptTokensDetails, Timings, Usage
 from tailrace.params import SamplingParams
 
 NAMES = set(Timings.__struct_fields__)
@@ -47,9 +47,10 @@ async def test_nobody_has_them_unasked(tokenizer, path):
 
 def test_they_are_computed_from_the_usage_and_the_first_token(monkeypatch: pytest.MonkeyPatch):
     record = RequestRecord("m", RequestOrigin(), "id", SamplingParams(), lambda *_: None)
+    record.count_drafts([4, 4, 3, 1])
     monkeypatch.setattr(RequestRecord, "age_s", 3.0)
-    usage = Usage(30, 8, 38, PromptTokensDetails(10), CompletionTokensDetails(5, 2))
+    usage = Usage(30, 8, 38, PromptTokensDetails(10))
     nothing = Usage(30, 0, 30, PromptTokensDetails(30))
-    assert record.measure_timings(nothing) == Timings(30, 0, 3000.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0, 0)
+    assert record.measure_timings(nothing) == Timings(30, 0, 3000.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 7, 0)
     record.first_token_s = 1.0
     assert record.measure_timings(usage) == Timings(10, 20, 1000.0, 50.0, 20.0, 8, 2000.0, 250.0, 4.0, 7, 5)

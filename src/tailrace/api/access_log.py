@@ -58,7 +58,7 @@ class Observer:
         how += [f"ended by {record.cause}"] if record.cause else []
         how += [f"failed with {record.error}"] if record.error else []
         first = "no token" if record.first_token_s is None else f"first token after {record.first_token_s:.3f} s"
-        drafted, stood = usage.drafts
+        drafted, stood = record.drafted, min(record.accepted, usage.completion_tokens)
         whose = f"{record.model}: " if self._named else ""
         guessed = f" ({stood} of {drafted} drafts stood)" if drafted else ""
         access.info(

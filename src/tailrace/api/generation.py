@@ -69,7 +69,7 @@ class Generation:
         self._streams: list[AsyncStream] = []
         self._texts: list[TextStream] = []
         self._cached = [0] * len(prompts)
-        self._drafted = self._accepted = 0  # draft tokens
+        self._predicted: dict[int, int] = {}  # of each choice, how many predicted tokens it has
         self._keys: dict[int, int] = {}  # of each choice's noise
         self._scores = [PromptScores(params, len(prompt)) for prompt in prompts]
         self.progress = ProgressCounter([*map(len, prompts)])
@@ -106,8 +106,11 @@ class Generation:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))
         completion = sum(text.num_tokens for text in self._texts)
-        accepted = min(self._accepted, completion)  # a stop that only the front end finds also cuts accepted drafts
-        details = details_of(accepted, self._drafted, self.thoughts)
+        accepted, total = self._record.accepted, self._record.drafted
+        if self.params.prediction:
+            accepted, total = sum(self._predicted.values()), len(self.params.prediction) * len(self._texts)
+        # a stop that only the front end finds also cuts accepted tokens
+        details = details_of(min(accepted, completion), total, self.thoughts)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(sum(self._cached)), details)
 
     def origin_of(self, choice: int, output: list[int]) -> OutputOrigin | None:
@@ -243,8 +246,8 @@ class Generation:
                         if event.key is not None:
                             self._keys[p * n + event.index] = event.key
                     if isinstance(event, (Tokens, Finished)):
-                        self._drafted += sum(event.drafts[::2])
-                        self._accepted += sum(event.drafts[1::2])
+                        self._record.count_drafts(event.drafts)
+                        self._predicted[p * n + event.index] = event.num_predicted
                     if event.index not in open_:  # the text ended before the engine knew
                         continue
                     delta = self._make_delta(p, event, clock)

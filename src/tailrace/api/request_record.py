@@ -66,6 +66,7 @@ class RequestRecord:
 
     Attributes:
         engine_id: what the engine calls the request. No client can choose or guess it.
+        drafted, accepted: draft tokens, and those that verification accepted.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class RequestRecord:
         self.total_s = 0.0
         self.cause: str | None = None
         self.error: str | None = None
+        self.drafted = self.accepted = 0
         self._reasons: dict[int, str] = {}
 
     @property
@@ -112,7 +114,7 @@ class RequestRecord:
         prompt_ms = 1e3 * (now_s if first_s is None else first_s)
         predicted_ms = 0.0 if first_s is None else 1e3 * (now_s - first_s)
         cached, outputs = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
-        computed, drafts = usage.prompt_tokens - cached, usage.drafts
+        computed = usage.prompt_tokens - cached
         return Timings(
             cached,
             computed,
@@ -123,8 +125,14 @@ class RequestRecord:
             predicted_ms,
             divide(predicted_ms, outputs),
             divide(1e3 * outputs, predicted_ms),
-            *drafts,
+            self.drafted,
+            min(self.accepted, outputs),
         )
+
+    def count_drafts(self, drafts: Sequence[int]) -> None:
+        """Count drafts. drafts: of each step, their number and the number of accepted ones."""
+        self.drafted += sum(drafts[::2])
+        self.accepted += sum(drafts[1::2])
 
     def first_token(self) -> None:
         """A token has come. Only the first call counts."""
@@ -155,10 +163,13 @@ def divide(amount: float, by: float) -> float:
 
 
 def details_of(
-    accepted: int, drafted: int, thoughts: Sequence[ReasoningTokens] | None
+    accepted: int, total: int, thoughts: Sequence[ReasoningTokens] | None
 ) -> CompletionTokensDetails | UnsetType:
-    """Return the kinds of output tokens; UNSET if the request has neither drafts nor thoughts."""
-    if not drafted and thoughts is None:
+    """Return the kinds of output tokens; UNSET if the request has neither predicted tokens nor drafts nor thoughts.
+
+    total: of predicted tokens, or of drafts.
+    """
+    if not total and thoughts is None:
         return UNSET
     counted = UNSET if thoughts is None else sum(counter.count for counter in thoughts)
-    return CompletionTokensDetails(accepted, drafted - accepted, counted)
+    return CompletionTokensDetails(accepted, total - accepted, counted)

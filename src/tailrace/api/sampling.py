@@ -15,7 +15,7 @@ from tailrace.api.presets import PRESETS
 from tailrace.api.prompt_length import too_long
 from tailrace.api.sampler_lists import read_refinements
 from tailrace.api.schema.common import PLAIN, GenerateRequest
-from tailrace.api.token_fields import bad_words, find_breaker_ids, logit_bias, sequence_bias
+from tailrace.api.token_fields import bad_words, encode_prediction, find_breaker_ids, logit_bias, sequence_bias
 from tailrace.errors import ParameterError, format_json
 from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, check_range, find_idle, find_void
@@ -53,6 +53,7 @@ def sampling_params(
         "sequence_bias": sequences + sequence_bias(request.sequence_bias or (), tokenizer),
         "bad_words": bad_words(request.bad_words or (), tokenizer),
         "dry_sequence_breakers": find_breaker_ids(request, tokenizer, given.get("dry_multiplier")),
+        "prediction": encode_prediction(getattr(request, "prediction", None), tokenizer),  # of chats and completions
     }
     params = SamplingParams(**(given | converted | others))
     stop_search(params)  # refuses patterns that cannot be served; the automaton is cached for the request's streams

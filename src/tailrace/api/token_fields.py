@@ -1,4 +1,4 @@
-"""Fields of words and texts → token ids: logit_bias, sequence_bias, bad_words, dry_sequence_breakers."""
+"""Fields of words and texts → token ids: logit_bias, sequence_bias, bad_words, dry_sequence_breakers, prediction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tailrace.api.schema.common import GenerateRequest
+from tailrace.api.schema.common import GenerateRequest, PredictedOutput
 from tailrace.errors import ParameterError, format_json
 from tailrace.params import check_entries
 from tailrace.request.field_checks import MAX_PHRASE
@@ -20,6 +20,7 @@ MAX_API_BIAS = 100.0
 MAX_BAD_WORD_CHARS = 1000
 MAX_WORDS_CHARS = 32_768  # of a list of words, which become token ids
 MAX_BREAKERS = 64
+MAX_PREDICTED_CHARS = 1 << 19
 NUMBER = re.compile(r"[-+]?[0-9][0-9.]*")  # a key of logit_bias that must be a token id; any other is text
 
 Sequences = tuple[tuple[tuple[int, ...], float], ...]
@@ -111,3 +112,19 @@ def find_breaker_ids(request: GenerateRequest, tokenizer: Tokenizer, multiplier:
             "dry_sequence_breakers",
         )
     return () if multiplier == 0.0 else tokenizer.ids_with(tuple(strings))
+
+
+def encode_prediction(prediction: PredictedOutput | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the predicted text as token ids; () for none.
+
+    Raises:
+        ParameterError: the text is too long.
+    """
+    text = "" if prediction is None else prediction.text
+    if len(text) > MAX_PREDICTED_CHARS:
+        raise ParameterError(
+            f"prediction.content must have at most {MAX_PREDICTED_CHARS} characters, got {len(text)}", "prediction"
+        )
+    ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+    check_entries("prediction", len(ids), of="prediction.content")
+    return tuple(ids)

@@ -38,7 +38,8 @@ PRIOR_WEIGHT = 2.0  # weight, in observations, of the rates of all sequences in 
 
 
 class DraftLengthController:
-    """Decides how many drafts each sequence gets. Sequences are named by their slots. Times are in seconds.
+    """Decides how many drafts each sequence gets. A sequence is named by its slot, or by another number that stands for
+    another source of its drafts. Times are in seconds.
 
     For each step, first call `counts`, then `record_drafting`. Then call `record_step` if the step had no prefill, and
     `record_acceptance` for each sequence that was asked, in any order. If steps overlap, `record_step` may follow the
@@ -83,6 +84,10 @@ class DraftLengthController:
             self.step.asked = len(counts) - counts.count(0)
         return counts
 
+    def skip_step(self) -> None:
+        """Begin a step in which no sequence may have drafts. Its time is not recorded."""
+        self.counts([], 0)
+
     def record_acceptance(self, slot: int, offered: int, accepted: int) -> None:
         """Record that the first `accepted` of `offered` drafts were accepted. offered = 0: the drafter was asked, but
         returned no drafts."""
@@ -102,9 +107,9 @@ class DraftLengthController:
     def record_step(self, tokens: int, seconds: float, record: StepCost | None = None) -> None:
         """Record the time of a step without prefills: forward pass and sampling. tokens: with its drafts. record: the
         step's, if it is not the last one."""
-        if tokens < 1 or seconds <= 0.0:
-            return
         step = record or self.step
+        if tokens < 1 or seconds <= 0.0 or not step.tokens:
+            return
         step.plain = tokens <= step.tokens
         usual_s = self._step_time.add(tokens, seconds, step.plain)
         if step.plain:

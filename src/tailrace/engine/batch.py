@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 
+from tailrace.drafting.base import TargetStates
 from tailrace.engine.draws import NO_DRAFTS, Drafts
 from tailrace.engine.kv_cache import BlockTables
 from tailrace.engine.plan import Work
-from tailrace.engine.sequence import Sequence
-from tailrace.runners.base import Batch
+from tailrace.engine.sequence import Phase, Sequence
+from tailrace.runners.base import Batch, LayeredRunner
 from tailrace.runners.flat_batch import FlatTokens
 
 
@@ -101,3 +102,16 @@ def assemble_batch(
     table = tables.table[slots, : -(-max(flat.kv_len) // block_size)]
     adapters = tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items()))
     return Assembled(flat.make_batch(table, block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows)
+
+
+def find_hidden_states(rows: list[HiddenRows], runner: LayeredRunner) -> TargetStates | None:
+    """Return the hidden states of tokens that count as computed; None if this step computed no such token."""
+    there: list[tuple[Sequence, int, int, int]] = []
+    for sequence, computed_by, first, row in rows:
+        end = (computed_by if sequence.phase is Phase.FORK else sequence).num_computed
+        if sequence.slot >= 0 and end > first:
+            there.append((sequence, first, end - first, row))
+    if not there:
+        return None
+    sequences, first, count, row = zip(*there, strict=True)
+    return TargetStates([s.slot for s in sequences], [s.tokens for s in sequences], first, count, row, runner.hidden)

@@ -33,7 +33,7 @@ class DraftTokens:
     """Drafts of one sequence for verification in this step.
 
     - q: float32 [len(tokens), V], the distributions that the tokens were drawn from; None: they are one-hot.
-    - num_allowed: how many of the tokens the grammar allows, from the first on.
+    - num_allowed: how many of the tokens the grammar allows, from the first on. predicted: the request predicts them.
     - forced: almost no other token can follow, so these drafts do not count for the drafter's statistics.
     """
 
@@ -42,6 +42,7 @@ class DraftTokens:
     rule: Rule = "exact"
     num_allowed: int = 0
     forced: bool = False
+    predicted: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -133,8 +134,7 @@ class Masks:
 
         Sequences whose mask is not ready skip this step's sample, and so do all others of that grammar.
         """
-        filling = self._filling
-        if filling is None:
+        if (filling := self._filling) is None:
             return
         filling.wait(LATE_S + OWNER_S * len({sequence.request for sequence, _ in self.jobs}))
         done = list(filling.done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tailrace.engine.predicted import count_found
 from tailrace.engine.sequence import Sequence
 from tailrace.errors import TailraceError
 from tailrace.wire.messages import Failed, Finished, FinishReason
@@ -25,7 +26,8 @@ def make_ending_message(sequence: Sequence, ending: Ending) -> Failed | Finished
     if ending.error is not None:
         return make_failed_message(id, epoch, index, ending.error)
     assert ending.reason is not None
-    return Finished(id, epoch, index, ending.reason, ending.stop_token_id, ending.cause, sequence.draft_counts)
+    found = count_found(sequence)
+    return Finished(id, epoch, index, ending.reason, ending.stop_token_id, ending.cause, sequence.draft_counts, found)
 
 
 def make_failed_message(id: str, epoch: int, index: int, error: TailraceError) -> Failed:

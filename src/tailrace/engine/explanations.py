@@ -64,7 +64,7 @@ def make_disagreement_error(tokens: list[int], walked: list[int]) -> EngineError
 
 
 def name_drafter(record: Explanation, draft: DraftTokens, drafter: str, greedy: bool) -> Explanation:
-    """Return the record with the drafter's name.
+    """Return the record with the name of the drafter, or "prediction".
 
     Tokens that must come next are drafted too, so that they take no steps of their own. Their records name no drafter,
     since none guessed them.
@@ -72,7 +72,8 @@ def name_drafter(record: Explanation, draft: DraftTokens, drafter: str, greedy: 
     if record.draft is None:
         return record
     if not draft.forced:
-        return msgspec.structs.replace(record, draft=msgspec.structs.replace(record.draft, drafter=drafter))
+        name = "prediction" if draft.predicted else drafter
+        return msgspec.structs.replace(record, draft=msgspec.structs.replace(record.draft, drafter=name))
     plain = "greedy" if greedy else "drawn"
     return msgspec.structs.replace(record, draft=None, origin="forced" if record.origin == "forced" else plain)
 

@@ -19,6 +19,7 @@ from tailrace.engine.in_flight import SampledTokens
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.memory import MemoryLimit
+from tailrace.engine.predicted import count_found
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
 from tailrace.explain.record import Explanation
@@ -181,5 +182,6 @@ class OutputProcessor:
         counts, sequence.draft_counts = sequence.draft_counts, []
         ids = [new.id for new in out]
         reports = (key, records, survivors)
-        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, *reports)
+        found = count_found(sequence)
+        message = Tokens(request.id, request.epoch, sequence.index, ids, logprobs, *first, counts, *reports, found)
         self.lifecycle.send(sequence, message)

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 
 from tailrace.base.fair_threads import FairThreads
+from tailrace.drafting.prediction import Prediction, PredictionReader
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
 from tailrace.engine.checks.enders import Enders
 from tailrace.engine.checks.repetition import RepetitionCheck
@@ -33,6 +34,7 @@ def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, ho
     if message.replay is not None:
         add_replay(request, message, message.replay, token_bytes)
         return
+    prediction = Prediction(message.params.prediction) if message.params.prediction else None
     for index in range(message.params.n):
         key = request_key(message.params.seed, index)
         phase = Phase.FORK if index else Phase.WAITING
@@ -40,6 +42,7 @@ def add_sequences(request: Request, message: Submit, token_bytes: TokenBytes, ho
         if message.params.guided:
             other = negative_prompt(message)
             sequence.unconditional = Sequence(request, index, key, len(other), other, Phase.UNCONDITIONAL)
+        sequence.prediction = prediction and PredictionReader(prediction)
         if index == 0 and message.params.scores_prompt:
             sequence.wanted = WantedRows(message.params.scored_places(sequence.num_prompt), MAX_SCORED)
         add_checks(sequence, token_bytes)

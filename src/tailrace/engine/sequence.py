@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tailrace.drafting.prediction import PredictionReader
 from tailrace.engine.checks.banned_strings import BannedStringCheck, Bans
 from tailrace.engine.checks.structured_output import StructuredOutput
 from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
@@ -195,6 +196,7 @@ class Sequence:
     thinking: ThinkingBudgetCheck | None = None  # If thinking has a budget.
     stop_checks: tuple[StopCheck, ...] = ()  # In the order in which they run.
     constraint: StructuredOutput | None = None  # If a grammar constrains the text.
+    prediction: PredictionReader | None = None  # If its output is predicted.
     # With guidance: the same output after the negative prompt; no token is sampled from it.
     unconditional: Sequence | None = None
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from functools import partial
 
 from tailrace.config import SpeculationConfig
 from tailrace.drafting.adaptive import DraftLengthController, StepCost
-from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
-from tailrace.engine.batch import HiddenRows
+from tailrace.drafting.base import Draft, Drafter, DraftRequest
+from tailrace.engine.batch import HiddenRows, find_hidden_states
 from tailrace.engine.draws import NO_DRAFTS, Drafts, DraftTokens
 from tailrace.engine.isolation import call_or_default
 from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.plan import Work
-from tailrace.engine.sequence import Phase, Sequence
+from tailrace.engine.predicted import count_ready, name_source, predict_output
+from tailrace.engine.sequence import Sequence
 from tailrace.engine.stats import Counters
 from tailrace.grammar.jump_forward import LOOK_S
 from tailrace.request.options import MAX_DRAFTS, Rule
@@ -34,7 +36,7 @@ class Speculator:
     """The link between the engine's step and a drafter.
 
     Args:
-        drafter: None: only forced tokens are drafted.
+        drafter: None: only forced tokens, and predictions of requests, are drafted.
         cache, tables: drafts take blocks from them.
         host_s: processor time, without the model, that one request may take in a step.
     """
@@ -49,7 +51,7 @@ class Speculator:
         host_s: float,
     ) -> None:
         self.drafter, self.config = drafter, config
-        self.lengths = DraftLengthController(config.max_drafts, config.adaptive)
+        self.lengths = DraftLengthController(MAX_DRAFTS, config.adaptive)
         self.default: Rule = "rejection" if drafter is not None and drafter.draws else "exact"
         if config.rule != "auto":
             self.default = config.rule
@@ -61,15 +63,15 @@ class Speculator:
     def draft_counts(self, work: Work) -> DraftCounts:
         """Return how many drafts each sequence of a step may ask the drafter for, without those that get no drafts.
         Called at most once for a step. The last tokens of the sequences need not be known yet."""
-        if self.drafter is None:
-            return {}
         decoding = [sequence for sequence, tokens in work if may_draft(sequence, tokens)]
         return self._count_drafts(decoding, sum(tokens for _, tokens in work))
 
     def _count_drafts(self, asking: list[Sequence], planned: int) -> DraftCounts:
         """Return the counts for these sequences. planned: tokens that the step computes anyway."""
-        limits = [(s.slot, min(self._limit_drafts(s), self._count_affordable(s))) for s in asking]
-        counts = self.lengths.counts(limits, planned - len(asking))
+        if self.drafter is None and all(sequence.prediction is None for sequence in asking):
+            self.lengths.skip_step()
+            return {}
+        counts = self.lengths.counts([self._limit_source(sequence) for sequence in asking], planned - len(asking))
         return {sequence: count for sequence, count in zip(asking, counts, strict=True) if count}
 
     def draft(self, work: Work, spare: int, counts: DraftCounts | None = None) -> Drafts:
@@ -79,8 +81,7 @@ class Speculator:
             spare: tokens that the step can still compute.
             counts: the result of `draft_counts`, if it was called for this step already.
         """
-        drafts: Drafts = {}
-        asking: list[Sequence] = []
+        drafts, asking = Drafts(), list[Sequence]()
         until = time.thread_time() + LOOK_S
         # In each step another sequence is the first to search for forced tokens, while time is left.
         turn = self._counters.steps % max(1, len(work))
@@ -96,34 +97,34 @@ class Speculator:
             elif count := self._reserve_blocks(sequence, len(forced), spare):
                 drafts[sequence.slot] = DraftTokens(forced[:count], num_allowed=count, forced=True)
                 spare -= count * len(sequence.pair)
-        if self.drafter is not None:
+        if counts is None:
             planned = sum(tokens for _, tokens in work) + sum(len(draft.tokens) for draft in drafts.values())
-            counts = self._count_drafts(asking, planned) if counts is None else counts
-            drafts |= self._collect_drafts(self.drafter, {s: counts[s] for s in asking if s in counts}, spare)
-        return drafts
+            counts = self._count_drafts(asking, planned)
+        return drafts | (self._collect_drafts({s: counts[s] for s in asking if s in counts}, spare) if counts else {})
 
-    def _collect_drafts(self, drafter: Drafter, counts: DraftCounts, spare: int) -> Drafts:
-        """Return the drafter's drafts."""
-        asked: list[tuple[Sequence, DraftRequest]] = []
+    def _collect_drafts(self, counts: DraftCounts, spare: int) -> Drafts:
+        """Return the drafts of these sequences: of the request's prediction if it has some, else of the drafter."""
+        asked: list[tuple[Sequence, DraftRequest, bool]] = []
         for sequence, count in counts.items():
-            if count := self._reserve_blocks(sequence, min(count, sequence.tokens_left - 1), spare):
+            predicted = bool(count_ready(sequence))
+            most = self._limit_drafts(sequence) if predicted else self._limit_drafter(sequence)
+            if count := self._reserve_blocks(sequence, min(count, most), spare):
                 spare -= count * len(sequence.pair)
-                rule, blocks, computed = self.rule(sequence), sequence.blocks, sequence.num_computed
-                salt, user = sequence.request.owner.cache_salt, sequence.request.owner.user
-                request = DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed, salt, user)
-                asked.append((sequence, request))
-        start = time.perf_counter()
-        found = self._ask_drafter(drafter, [request for _, request in asked])
-        self.lengths.record_drafting(sum(len(draft.tokens) for draft in found), time.perf_counter() - start)
-        drafts: Drafts = {}
-        for (sequence, request), draft in zip(asked, found, strict=True):
+                request = make_draft_request(sequence, count, "exact" if predicted else self.rule(sequence))
+                asked.append((sequence, request, predicted))
+        start, drafts, number = time.perf_counter(), Drafts(), 0
+        found = iter(self._ask_drafter([request for _, request, predicted in asked if not predicted]))
+        for sequence, request, predicted in asked:
+            draft = predict_output(sequence, request.count) if predicted else next(found)
+            number += len(draft.tokens)
             allowed = call_or_default(partial(cut_to_allowed, sequence, draft, request.rule), NO_DRAFTS)
             if len(allowed.tokens) < request.count:
                 self.give_back(sequence, len(allowed.tokens))
             if allowed.tokens:
-                drafts[sequence.slot] = allowed
+                drafts[sequence.slot] = replace(allowed, predicted=predicted)
             else:
-                self.lengths.record_acceptance(sequence.slot, 0, 0)
+                self.lengths.record_acceptance(name_source(sequence.slot, predicted), 0, 0)
+        self.lengths.record_drafting(number, time.perf_counter() - start)
         return drafts
 
     def expects_forced(self, sequences: list[Sequence]) -> bool:
@@ -136,35 +137,30 @@ class Speculator:
         )
 
     def must_observe(self, work: Work) -> bool:
-        """Return whether the drafter must see the target's hidden states of this step before the next one begins, since
-        it may be asked for drafts."""
-        if self.drafter is None or not self.drafter.captures:
-            return False
-        return any(self._limit_drafts(sequence) > 0 for sequence, _ in work if sequence.is_conditional)
+        """Return whether the drafter, which may be asked for drafts, must see the hidden states of this step first."""
+        captures = self.drafter is not None and bool(self.drafter.captures)
+        return captures and any(self._limit_drafter(sequence) > 0 for sequence, _ in work if sequence.is_conditional)
 
     def record_step(self, tokens: int, seconds: float, record: StepCost) -> None:
         """Record the time of a step without prefills, from the forward pass to the samples."""
-        if self.drafter is not None:
-            self.lengths.record_step(tokens, seconds, record)
+        self.lengths.record_step(tokens, seconds, record)
 
     def record_acceptance(self, sequence: Sequence, draft: DraftTokens, accepted: int) -> None:
         """Record how many of the drafts were accepted."""
-        counters = self._counters
-        counters.drafted_tokens += len(draft.tokens)
+        counters, drafted = self._counters, len(draft.tokens)
+        counters.drafted_tokens += drafted
         counters.accepted_tokens += accepted
-        for place in range(accepted):
-            counters.accepted_at[place] += 1
-        for place in range(len(draft.tokens)):
-            counters.drafted_at[place] += 1
+        counters.accepted_at.update(range(accepted))
+        counters.drafted_at.update(range(drafted))
         if not draft.forced and sequence.slot >= 0:
-            self.lengths.record_acceptance(sequence.slot, len(draft.tokens), accepted)
+            self.lengths.record_acceptance(name_source(sequence.slot, draft.predicted), drafted, accepted)
 
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:
         """Show the drafter the target's hidden states of a step, if it uses them."""
         if self.drafter is None or not self.drafter.captures:
             return
         with self._counters.time_part("observe"):
-            states = hidden_states(rows, runner) if isinstance(runner, LayeredRunner) else None
+            states = find_hidden_states(rows, runner) if isinstance(runner, LayeredRunner) else None
             if states is None:
                 return
             try:
@@ -174,7 +170,8 @@ class Speculator:
 
     def remove(self, slot: int) -> None:
         """Remove the slot's sequence."""
-        self.lengths.remove(slot)
+        self.lengths.remove(name_source(slot, predicted=False))
+        self.lengths.remove(name_source(slot, predicted=True))
         if self.drafter is not None:
             self.drafter.remove(slot)
 
@@ -224,11 +221,21 @@ class Speculator:
             return call_or_default(lambda: tokens[: constraint.count_allowed(tokens)], None)
         return call_or_default(lambda: constraint.forced(count, left_s), None) if left_s > 0 else []
 
+    def _limit_source(self, sequence: Sequence) -> tuple[int, int]:
+        """Return the name of the source that has drafts for the sequence, and their highest number."""
+        if ready := count_ready(sequence):
+            return name_source(sequence.slot, predicted=True), min(ready, self._limit_drafts(sequence))
+        return name_source(sequence.slot, predicted=False), self._limit_drafter(sequence)
+
+    def _limit_drafter(self, sequence: Sequence) -> int:
+        """Return the most drafts that the drafter may be asked for."""
+        return 0 if self.drafter is None else min(self.config.max_drafts, self._limit_drafts(sequence))
+
     def _limit_drafts(self, sequence: Sequence) -> int:
-        """Return the most drafts that a sequence may ask for."""
+        """Return the most drafts that a sequence may have."""
         asked = sequence.request.params.speculation
-        limit = self.config.max_drafts if asked is None or asked.max_drafts is None else asked.max_drafts
-        limit = min(limit, self.config.max_drafts, sequence.tokens_left - 1)
+        limit = MAX_DRAFTS if asked is None or asked.max_drafts is None else asked.max_drafts
+        limit = min(limit, sequence.tokens_left - 1, self._count_affordable(sequence))
         return limit if sequence.constraint is None else min(limit, sequence.constraint.affordable)
 
     def rule(self, sequence: Sequence) -> Rule:
@@ -243,12 +250,12 @@ class Speculator:
         again = sequence.bans is not None or (sequence.constraint is not None and sequence.constraint.closes)
         return "exact" if again and rule != "typical" else rule
 
-    def _ask_drafter(self, drafter: Drafter, requests: list[DraftRequest]) -> list[Draft]:
+    def _ask_drafter(self, requests: list[DraftRequest]) -> list[Draft]:
         """Return the drafter's drafts; none if it fails, since a drafter only makes things faster."""
-        if not requests:
+        if self.drafter is None or not requests:
             return []
         try:
-            drafts = drafter.draft(requests)
+            drafts = self.drafter.draft(requests)
             self.failures = 0
             return drafts
         except Exception:
@@ -278,22 +285,15 @@ def may_draft(sequence: Sequence, tokens: int) -> bool:
     return not sequence.prefilling
 
 
+def make_draft_request(sequence: Sequence, count: int, rule: Rule) -> DraftRequest:
+    """Return the request for the drafts of a sequence."""
+    owner, blocks, computed = sequence.request.owner, sequence.blocks, sequence.num_computed
+    return DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed, owner.cache_salt, owner.user)
+
+
 def cut_to_allowed(sequence: Sequence, draft: Draft, rule: Rule) -> DraftTokens:
     """Return the draft, cut at the first token that the grammar does not allow. If drafts are drawn from distributions,
     this token stays: its draw must count, or its replacements would come too often."""
     count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.count_allowed(draft.tokens)
     keep = len(draft.tokens[: count + (draft.q is not None)])
     return DraftTokens(draft.tokens[:keep], None if draft.q is None or not keep else draft.q[:keep], rule, count)
-
-
-def hidden_states(rows: list[HiddenRows], runner: LayeredRunner) -> TargetStates | None:
-    """Return the hidden states of tokens that count as computed; None if this step computed no such token."""
-    there: list[tuple[Sequence, int, int, int]] = []
-    for sequence, computed_by, first, row in rows:
-        end = (computed_by if sequence.phase is Phase.FORK else sequence).num_computed
-        if sequence.slot >= 0 and end > first:
-            there.append((sequence, first, end - first, row))
-    if not there:
-        return None
-    sequences, first, count, row = zip(*there, strict=True)
-    return TargetStates([s.slot for s in sequences], [s.tokens for s in sequences], first, count, row, runner.hidden)

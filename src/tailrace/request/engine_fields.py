@@ -17,6 +17,7 @@ from tailrace.request.options import Grammar, MarkedSpan, RepetitionDetection, S
 from tailrace.request.sampler_fields import FACTOR, SamplerFields
 
 MAX_SEQUENCES = 1024  # sequences of one request
+MAX_PREDICTION = 65_536  # tokens of a predicted output
 OutputKind = Literal["delta", "cumulative", "final"]
 LOOKED_FOR = "look for them in the text"
 SCORES = ("prompt_logprobs", "prompt_logprob_token_ids")
@@ -191,6 +192,18 @@ class EngineFields(SamplerFields, frozen=True, kw_only=True, omit_defaults=True,
         Speculation | None,
         Field("How far the engine may guess ahead", kind="engine", instead="Rows.drafted"),
     ] = None
+    prediction: Annotated[
+        tuple[int, ...],
+        Field(
+            "Token ids of the expected output: drafts where the output agrees with them. They change no token",
+            kind="engine",
+            entries=MAX_PREDICTION,
+            token_ids=tuple,
+            http="converted",
+            flag="",
+            instead="Rows.drafted with the drafts of tailrace.drafting.prediction.PredictionReader",
+        ),
+    ] = ()
     prompt_logprobs: Annotated[
         int | None,
         Field(

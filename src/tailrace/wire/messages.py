@@ -145,6 +145,7 @@ class Tokens(Message, frozen=True):
     - cached_tokens, queued_s, key: only in the sequence's first message. The number of prompt tokens from the prefix
       cache, the seconds that the request had waited, and the key of its noise.
     - drafts: two numbers per step that verified drafts, since the last message: proposed and accepted drafts.
+    - num_predicted: how many tokens of the request's prediction the sequence's output has so far.
     """
 
     id: str
@@ -158,6 +159,7 @@ class Tokens(Message, frozen=True):
     key: int | None = None
     explanations: list[Explanation] | None = None
     survivors: list[bytes] | None = None
+    num_predicted: int = 0
 
 
 class PromptLogprobs(Message, frozen=True):
@@ -225,7 +227,7 @@ class Finished(Message, frozen=True):
 
     - stop_token_id: the id that stopped it (EOS or a stop id). Its token was sent in Tokens before.
     - cause: another cause that only the engine knows: "repetition".
-    - drafts: as in Tokens, of steps without a token.
+    - drafts, num_predicted: as in Tokens; drafts of steps without a token.
     """
 
     id: str
@@ -235,6 +237,7 @@ class Finished(Message, frozen=True):
     stop_token_id: int | None = None
     cause: str | None = None
     drafts: list[int] = []
+    num_predicted: int = 0
 
 
 class Failed(Message, frozen=True):

@@ -79,6 +79,7 @@ LISTS = (
 RECORDS = (
     "logit_bias",
     "speculation",
+    "prediction",
     "watermark",
     "repetition_detection",
     "structured_outputs",
@@ -162,6 +163,7 @@ def odd_record(chance: Random, i: int) -> Attempt:
         ("repetition_detection", {"max_pattern_size": 5, "min_count": 0}),
         ("speculation", {"max_drafts": 10**6}),
         ("speculation", {"rule": "magic"}),
+        ("prediction", {"type": "content", "content": "a" * (1 << 20)}),
         ("processors", {"nobody": {}}),
         ("logit_bias", {"5": "x"}),
     ]
@@ -490,7 +492,7 @@ def large_unknown(chance: Random, i: int) -> Attempt:
             {
                 "prompt": "x",
                 "max_tokens": 2,
-                listed(chance, ["user", "metadata", "something", "prediction"], i % 4): value,
+                listed(chance, ["user", "metadata", "something", "store"], i % 4): value,
             }
         ).encode(),
         field="",

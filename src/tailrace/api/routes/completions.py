@@ -287,7 +287,7 @@ def only_echo(ask: CompletionRequest) -> bool:
 def check_only_echo(ask: CompletionRequest) -> None:
     """Raise ParameterError for fields that need an output."""
     of_an_output = ("logprob_token_ids", "explain", "return_sampling_mask", "forced_token_ids")
-    for name in ("min_tokens", "best_of", "use_beam_search", *of_an_output):
+    for name in ("prediction", "min_tokens", "best_of", "use_beam_search", *of_an_output):
         if getattr(ask, name):
             raise ParameterError(f"{name} can't be had with max_tokens 0", name, mentions=["max_tokens"])
 

@@ -11,6 +11,7 @@ from tailrace.api.schema.common import (
     REFUSED,
     EarlyStopping,
     GenerateRequest,
+    PredictedOutput,
     ProgressReport,
     PromptLogprobEntries,
     SamplingMaskJson,
@@ -107,7 +108,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     `enable_thinking`, `thinking`, `reasoning`: whether, and how much, under the names of others. `verbosity`: for
     templates that ask for it.
     `documents`: what the answer rests on, for templates that take them. `negative_prompt`: what guidance leads away
-    from: what the user would say, or a conversation. `best_of`: beams of a beam search."""
+    from: what the user would say, or a conversation. `prediction`: of the content. `best_of`: beams of a search."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -118,6 +119,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     negative_prompt: str | list[ChatMessage] | None = None
+    prediction: PredictedOutput | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -51,6 +51,25 @@ PlainFields = msgspec.defstruct(
 )
 
 
+class PredictedPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The expected output, of which much will come: a file that is to be edited. It changes no token of the answer."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        """The parts as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class GenerateRequest(PlainFields, kw_only=True):
     """The fields of all endpoints. Sampling fields mean what params.SamplingParams says; null takes its default. Those
     that no code here reads by name come from its declarations."""
@@ -127,7 +146,6 @@ TOLERATED = HARMLESS | frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "prediction",
         # of Anthropic's
         "cache_control",
         "diagnostics",
@@ -173,7 +191,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Numbers of draft tokens (speculation) that were accepted and rejected, and of tokens in thoughts.
+    """Of a request with a prediction: how many of the predicted tokens are in the answers, and how many are not. Of
+    other requests: how many draft tokens were accepted and rejected.
 
     reasoning_tokens: without the markers; absent if the answer has no channel of its own for thoughts.
     """
@@ -216,7 +235,7 @@ class ProgressReport(msgspec.Struct, frozen=True):
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request: each prompt once, every choice's tokens, the stopping token included.
-    completion_tokens_details: where tokens were guessed ahead, or tokens of thoughts are counted."""
+    completion_tokens_details: where tokens were predicted or drafted, or tokens of thoughts are counted."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -230,14 +249,3 @@ class Usage(msgspec.Struct, frozen=True):
         details = self.completion_tokens_details
         counted = msgspec.UNSET if details is msgspec.UNSET else details.reasoning_tokens
         return 0 if counted is msgspec.UNSET else counted
-
-    @property
-    def drafts(self) -> tuple[int, int]:
-        """Tokens guessed ahead, and those of them that stood."""
-        details = self.completion_tokens_details
-        if details is msgspec.UNSET:
-            return 0, 0
-        return (
-            details.accepted_prediction_tokens + details.rejected_prediction_tokens,
-            details.accepted_prediction_tokens,
-        )

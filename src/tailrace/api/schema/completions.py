@@ -11,6 +11,7 @@ from tailrace.api.schema.common import (
     REFUSED,
     EarlyStopping,
     GenerateRequest,
+    PredictedOutput,
     ProgressReport,
     PromptLogprobEntries,
     SamplingMaskJson,
@@ -38,6 +39,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     return_progress: bool | None = None
     resumable: bool | None = None
     negative_prompt: str | list[TokenId] | None = None
+    prediction: PredictedOutput | None = None
 
 
 COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {

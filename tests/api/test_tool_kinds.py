@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from api.harness import LocalClient, front_of, saying
 from api.test_responses import events_of, post
-from tailrace.api.tool_kinds import CustomInput, flatten_tools, write_custom_arguments
+from tailrace.api.custom_tools import CustomInput, write_custom_arguments
+from tailrace.api.tool_kinds import flatten_tools
 from tailrace.config import ServerConfig
 
 CLOSE = {"type": "function", "name": "close", "description": "Close it.", "parameters": {}}

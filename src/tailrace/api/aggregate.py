@@ -12,16 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.api.schema.chat import (
-    AnswerMessage,
-    AnswerToolCall,
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatLogprobs,
-    FunctionCall,
-    ToolCallDelta,
-)
+from tailrace.api.schema.chat import AnswerMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs
+from tailrace.api.schema.chat_calls import AnswerToolCall, CustomCall, FunctionCall, ToolCallDelta
 from tailrace.api.schema.common import PromptLogprobEntries, Timings, Usage
 from tailrace.api.schema.completions import Completion, CompletionChoice, CompletionLogprobs
 
@@ -37,16 +29,25 @@ class AggregatedCall:
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    custom: bool = False
 
     def add(self, delta: ToolCallDelta) -> None:
         """Its id and name come once."""
         self.id = delta.id or self.id
-        self.name = delta.function.name or self.name
-        self.arguments.append(delta.function.arguments)
+        if function := delta.function:
+            self.name = function.name or self.name
+            self.arguments.append(function.arguments)
+        if custom := delta.custom:
+            self.custom = True
+            self.name = custom.name or self.name
+            self.arguments.append(custom.input)
 
     def whole(self) -> AnswerToolCall:
         """The call as the full answer has it."""
-        return AnswerToolCall(self.id, FunctionCall(self.name, "".join(self.arguments)))
+        text = "".join(self.arguments)
+        if self.custom:
+            return AnswerToolCall(self.id, type="custom", custom=CustomCall(self.name, text))
+        return AnswerToolCall(self.id, FunctionCall(self.name, text))
 
 
 @dataclass(slots=True)

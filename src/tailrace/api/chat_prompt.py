@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tailrace.api.custom_tools import flatten_call
 from tailrace.api.prompt_length import check_length
 from tailrace.api.response_warnings import list_names
 from tailrace.api.thinking_fields import list_unread_names, wish_of, with_thinking
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.chosen_template import RESERVED
+from tailrace.text.tool_parsers.functions import make_value_error
 
 if TYPE_CHECKING:
     from tailrace.api.received import Received
@@ -114,8 +116,11 @@ def template_message(i: int, message: ChatMessage) -> dict[str, Any]:
         if getattr(message, name) is not None:
             raise ParameterError(f"messages[{i}].{name}: {why}", f"messages[{i}].{name}")
     fields: dict[str, Any] = msgspec.to_builtins(message)
-    for j, call in enumerate(message.tool_calls or ()):
+    calls = [flatten_call(call, f"messages[{i}].tool_calls[{j}]") for j, call in enumerate(message.tool_calls or ())]
+    for j, call in enumerate(calls):
         check_call(call, f"messages[{i}].tool_calls[{j}]")
+    if calls:
+        fields["tool_calls"] = calls
     refusal, content = fields.pop("refusal", None), message.content
     if isinstance(content, list):
         fields["content"] = [text_part(part, f"messages[{i}].content[{j}]") for j, part in enumerate(content)]
@@ -151,7 +156,7 @@ def check_call(call: dict[str, Any], name: str) -> None:
         ParameterError: naming the place.
     """
     if call.get("type", "function") != "function":
-        raise ParameterError(f'{name}.type must be "function", got {format_json(call["type"])}', f"{name}.type")
+        raise make_value_error(f"{name}.type", '"function" or "custom"', call["type"])
     function = call.get("function")
     if not isinstance(function, dict):
         raise ParameterError(f"{name}.function must be an object, got {format_json(function)}", f"{name}.function")

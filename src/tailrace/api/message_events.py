@@ -12,7 +12,8 @@ import msgspec
 from msgspec import UNSET
 
 from tailrace.api.aggregate import last_seen
-from tailrace.api.schema.chat import ChatChunk, ToolCallDelta
+from tailrace.api.schema.chat import ChatChunk
+from tailrace.api.schema.chat_calls import ToolCallDelta
 from tailrace.api.schema.common import Usage
 from tailrace.api.schema.messages import (
     AppliedEdits,
@@ -118,11 +119,13 @@ class MessageEvents:
             yield self._make_delta_event(ThinkingDelta(text))
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[MessageEvent]:
-        if call.function.name:
-            yield from self._open_block(ToolUseBlock(call.id or "", call.function.name, {}))
+        function = call.function
+        assert function is not msgspec.UNSET  # Anthropic has no custom tools in this sense.
+        if function.name:
+            yield from self._open_block(ToolUseBlock(call.id or "", function.name, {}))
         # held until the call ends: only then is it known whether the arguments are an object, and clients read them as
         # JSON while they come
-        self._text.append(call.function.arguments or "")
+        self._text.append(function.arguments)
 
     def _make_delta_event(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> MessageEvent:
         return MessageEvent(type="content_block_delta", index=self._index, delta=delta)

@@ -12,9 +12,10 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET
 
+from tailrace.api.custom_tools import CustomInput
 from tailrace.api.response_logprobs import Reports
 from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
-from tailrace.api.tool_kinds import CustomInput, Offered
+from tailrace.api.tool_kinds import Offered
 from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ToolCall
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from tailrace.api.chat_prompt import check_messages
+from tailrace.api.custom_tools import write_custom_arguments
 from tailrace.api.foreign_tools import restore_places
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part
 from tailrace.api.schema.common import GenerateRequest
@@ -21,7 +22,6 @@ from tailrace.api.tool_kinds import (
     flatten_tools,
     make_function_name,
     rename_choice,
-    write_custom_arguments,
 )
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import check_tools

@@ -3,7 +3,7 @@ format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,23 +27,29 @@ if TYPE_CHECKING:
     from tailrace.api.service import Service
 
 FORMS = (
-    'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
+    'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": …}}, '
+    '{"type": "custom", "custom": {"name": …}} or '
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
 )
 WHITESPACE = 8  # characters in a row, as in options.Grammar
 
 
 class ToolChoice(NamedTuple):
-    """mode: "named" is one function by name. names: those that may be called, None is all. many: more than one call."""
+    """mode: "named" is one function by name. names: those that may be called, None is all. many: more than one call.
+    custom: the functions that stand for custom tools of a chat."""
 
     mode: Literal["none", "auto", "required", "named"]
     names: tuple[str, ...] | None = None
     many: bool = True
+    custom: frozenset[str] = frozenset()
 
     @property
     def must(self) -> bool:
         """A call is forced."""
         return self.mode in ("required", "named")
+
+
+ANY_TOOL = ToolChoice("auto")
 
 
 def chat_grammar(
@@ -78,16 +84,6 @@ def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -
         ParameterError: the value has another form, needs tools but gets none, or names an unknown tool.
     """
     many = parallel is not False
-    choice = _choice_of(wanted, tools, many)
-    if choice.names is not None:
-        known = {function.get("name") for tool in tools or () for function in (tool, tool.get("function") or {})}
-        for name in choice.names:
-            if name not in known:
-                raise ParameterError(f"tool_choice: there is no tool {format_json(name)}", "tool_choice")
-    return choice
-
-
-def _choice_of(wanted: Any, tools: Sequence[Any] | None, many: bool) -> ToolChoice:
     if wanted is None or wanted in ("none", "auto"):
         return ToolChoice(wanted or "auto", None, many)
     if not tools:
@@ -95,24 +91,31 @@ def _choice_of(wanted: Any, tools: Sequence[Any] | None, many: bool) -> ToolChoi
     if wanted == "required":
         return ToolChoice("required", None, many)
     match wanted:
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return ToolChoice("named", (name,), many=False)
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*allowed]},
         } | {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*allowed]} if allowed:
-            return ToolChoice(mode, tuple(iter_allowed_names(allowed)), many)
-    raise ParameterError(FORMS, "tool_choice")
+            return ToolChoice(mode, tuple(read_tool_name(tool, tools) for tool in allowed), many)
+    return ToolChoice("named", (read_tool_name(wanted, tools),), many=False)
 
 
-def iter_allowed_names(allowed: list[Any]) -> Iterator[str]:
-    """The functions that allowed_tools lists."""
-    for tool in allowed:
-        match tool:
-            case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-                yield name
-            case _:
-                raise ParameterError(FORMS, "tool_choice")
+def read_tool_name(wanted: Any, tools: Sequence[Any]) -> str:
+    """Return the name of the tool that a choice names.
+
+    Raises:
+        ParameterError: the value has another form, or there is no such tool.
+    """
+    match wanted:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            known = [part for tool in tools for part in (tool, tool.get("function")) if part]
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            known = [part for tool in tools if (part := tool.get("custom"))]
+        case _:
+            raise ParameterError(FORMS, "tool_choice")
+    if all(part.get("name") != name for part in known):
+        kind = "custom tool" if wanted["type"] == "custom" else "tool"
+        raise ParameterError(f"tool_choice: there is no {kind} {format_json(name)}", "tool_choice")
+    return name
 
 
 def make_tool_constraint(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +15,7 @@ from tailrace.api.aggregate import fold_chat
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import check_messages
+from tailrace.api.chat_tools import DeltaWriter, read_tools
 from tailrace.api.chunks import UsageReporter, Work, add_progress, dump_params, make_chunk_head, split_delta
 from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.logprobs import chat_logprobs, prompt_logprobs
@@ -31,17 +31,14 @@ from tailrace.api.schema.chat import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
-    FunctionDelta,
-    ToolCallDelta,
 )
 from tailrace.api.service import Service
 from tailrace.api.streaming import make_response
-from tailrace.api.tool_choice import ToolChoice, choice_of
+from tailrace.api.tool_choice import ANY_TOOL, ToolChoice
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError
 from tailrace.text.output import Delta
-from tailrace.text.splitter import ReasoningTokens, Segment, Splitter
-from tailrace.text.tool_parsers.functions import check_tools
+from tailrace.text.splitter import ReasoningTokens, Splitter
 
 THOUGHT_NAMES = {
     "both": ("reasoning_content", "reasoning"),
@@ -59,8 +56,7 @@ async def create_chat_completion(received: Received[ChatRequest]) -> Response:
     prepared, channels, choice = await prepare_completion(received)
     origin = received.origin("chat", ask)
     generation = start_request(service, ask, f"chatcmpl-{origin.request_id}", prepared, origin)
-    called = "stop" if choice.mode == "named" else "tool_calls"
-    chunks = ChatChunks(service, ask, generation, channels, called).stream()
+    chunks = ChatChunks(service, ask, generation, channels, choice).stream()
     chunks = add_progress(service, ask, generation, chunks, ChatChunk)
     if ask.resumable:
         return await answer_resumably(received, generation, chunks)
@@ -77,8 +73,7 @@ async def prepare_completion(received: Received[ChatRequest]) -> tuple[PreparedR
 
     def check_tool_choice() -> ToolChoice:
         check_messages(ask)
-        check_tools(ask.tools, nested=True)
-        return choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
+        return read_tools(ask)
 
     choice = await received.run(check_tool_choice, received.size // JSON_BYTES)
     top = logprobs_asked(ask, service.config.max_logprobs)
@@ -96,17 +91,20 @@ class ChatChunks:
     """The answer as it comes: per choice the role, text, the finish reason; at the end the usage, if it is reported.
 
     Args:
-        called: the finish reason where the model stopped after a tool call.
+        choice: which tools may be called.
     """
 
     def __init__(
-        self, service: Service, ask: ChatRequest, generation: Work, channels: Channels, called: str = "tool_calls"
+        self, service: Service, ask: ChatRequest, generation: Work, channels: Channels, choice: ToolChoice = ANY_TOOL
     ) -> None:
         self._service, self._ask, self._generation = service, ask, generation
-        self._channels, self._called = channels, called
+        self._channels, self._custom = channels, choice.custom
+        # the finish reason if the model stopped after a tool call
+        self._called = "stop" if choice.mode == "named" else "tool_calls"
         self._with_ids = bool(ask.return_token_ids)
         self._thought_names = () if hides_thoughts(ask) else THOUGHT_NAMES[service.config.reasoning_field]
         self._splitters: dict[int, Splitter] = {}  # of the choices that have begun
+        self._writers: dict[int, DeltaWriter] = {}
 
     async def stream(self) -> AsyncGenerator[ChatChunk, None]:
         """The chunks.
@@ -123,6 +121,7 @@ class ChatChunks:
                 if index not in splitters:
                     first = {} if splitters else await self._only_once()
                     splitters[index] = self._channels.make_splitter()
+                    self._writers[index] = DeltaWriter(self._thought_names, self._custom)
                     if self._channels.counts:
                         counters[index] = ReasoningTokens(splitters[index])
                         generation.thoughts = list(counters.values())
@@ -134,7 +133,7 @@ class ChatChunks:
                     counters[index].add(delta.offsets)
                 for piece in split_delta(delta, self._with_ids):
                     reports = await self._make_reports(piece, top)
-                    for choice in choices_of(index, piece, splitter, reports, self._thought_names):
+                    for choice in choices_of(index, piece, splitter, reports, self._writers[index]):
                         if choice.finish_reason == "stop" and splitter.called:
                             choice = msgspec.structs.replace(choice, finish_reason=self._called)
                         yield ChatChunk(**shared, choices=[choice], usage=usage.so_far())
@@ -185,13 +184,13 @@ class ChatReports(NamedTuple):
 
 
 def choices_of(
-    index: int, piece: Delta, channels: Splitter, reports: ChatReports, thought_names: Sequence[str]
+    index: int, piece: Delta, channels: Splitter, reports: ChatReports, writer: DeltaWriter
 ) -> Iterator[ChatChunkChoice]:
-    """The choices for one piece: its text by channels, with the reports in the first; or its end. thought_names: what
-    thoughts are called; none: thoughts are left out."""
+    """The choices for one piece: its text by channels, with the reports in the first; or its end."""
     segments = channels.feed(piece.text) if piece.finish_reason is None else channels.flush(piece.cut)
-    deltas = [delta_of(s, thought_names) for s in segments if thought_names or s.channel != "reasoning"]
+    deltas = [delta for segment in segments for delta in writer.write(segment)]
     if piece.finish_reason is not None:
+        deltas += writer.end()
         for delta in deltas:
             yield ChatChunkChoice(index, delta, token_ids=reports.rest.token_ids)
         yield ChatChunkChoice(index, ChatDelta(), None, piece.finish_reason, piece.stop_reason, reports.token_ids)
@@ -205,19 +204,6 @@ def choices_of(
 
 
 NOTHING = ChatReports(None, UNSET)
-
-
-def delta_of(segment: Segment, thought_names: Sequence[str]) -> ChatDelta:
-    """A segment as the delta of a chunk. thought_names: what thoughts are called."""
-    if segment.call is not None:
-        place, name, arguments, id = segment.call
-        if not name:
-            return ChatDelta(tool_calls=[ToolCallDelta(index=place, function=FunctionDelta(arguments=arguments))])
-        function, id = FunctionDelta(name=name, arguments=arguments), id or f"call_{uuid4().hex[:24]}"
-        return ChatDelta(tool_calls=[ToolCallDelta(index=place, id=id, type="function", function=function)])
-    if segment.channel == "reasoning":
-        return msgspec.structs.replace(ChatDelta(), **dict.fromkeys(thought_names, segment.text))
-    return ChatDelta(content=segment.text)
 
 
 # ---- what is asked

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
 from tailrace.api.chat_prompt import check_messages, encode_chat
+from tailrace.api.chat_tools import flatten_tools
 from tailrace.api.received import Received, answers
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.streaming import json_response
@@ -42,6 +43,7 @@ async def tokenize_input(received: Received[TokenizeRequest]) -> Response:
     if ask.prompt is None:
         check_messages(ask)
         check_tools(ask.tools, nested=True)
+        ask.tools = flatten_tools(ask.tools)
         ids = await encode_chat(received, ask, bound=False)
     else:
         for name in ONLY_OF_MESSAGES:

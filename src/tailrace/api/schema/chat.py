@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tailrace.api.schema.chat_calls import AnswerToolCall, ToolCallDelta
 from tailrace.api.schema.common import (
     REFUSED,
     EarlyStopping,
@@ -181,37 +182,6 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     """One TokenLogprob per token, in order, as JSON."""
 
     content: list[msgspec.Raw]
-
-
-class FunctionCall(msgspec.Struct, frozen=True):
-    """`arguments`: JSON, as the model wrote it."""
-
-    name: str
-    arguments: str
-
-
-class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of the arguments; the name, in a call's first delta."""
-
-    name: str | UnsetType = UNSET
-    arguments: str
-
-
-class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of a tool call. The first of each has id, type and name, and no arguments yet."""
-
-    index: int
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-    function: FunctionDelta
-
-
-class AnswerToolCall(msgspec.Struct, frozen=True):
-    """One tool call of a full answer."""
-
-    id: str
-    function: FunctionCall
-    type: str = "function"
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):

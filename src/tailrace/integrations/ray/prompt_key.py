@@ -7,10 +7,10 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from tailrace.api.chat_prompt import chat_text
+from tailrace.api.chat_tools import read_tools
 from tailrace.api.messages_input import conversation_of
 from tailrace.api.response_input import read_chat
 from tailrace.api.routes import chat, completions, generate, messages, responses
-from tailrace.api.tool_choice import choice_of
 from tailrace.engine.block_hash import prefix_hash
 from tailrace.errors import ModelNotFoundError, TailraceError
 from tailrace.text.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class PromptKeys:
 
 def of_chat(raw: bytes, most: int) -> Beginning:
     ask = chat.READER.decoded(raw, most)
-    with_tools = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls).mode != "none"
+    with_tools = read_tools(ask).mode != "none"
     special = bool(ask.add_special_tokens)
     return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, ask, with_tools), special=special)
 

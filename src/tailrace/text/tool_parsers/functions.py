@@ -69,11 +69,13 @@ def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:
     """
     names: set[str] = set()
     for i, tool in enumerate(tools or ()):
-        place = f"tools[{i}]"
-        if tool.get("type", "function") != "function" or (nested and "type" not in tool and "function" not in tool):
-            raise make_value_error(f"{place}.type", '"function"', tool.get("type"))
-        function = tool.get("function") if nested else tool
-        place += ".function" if nested else ""
+        place, kind = f"tools[{i}]", "custom" if nested and tool.get("type") == "custom" else "function"
+        if tool.get("type", "function") != kind or (nested and "type" not in tool and "function" not in tool):
+            raise make_value_error(
+                f"{place}.type", '"function" or "custom"' if nested else '"function"', tool.get("type")
+            )
+        function = tool.get(kind) if nested else tool
+        place += f".{kind}" if nested else ""
         if not isinstance(function, dict):
             raise make_value_error(place, "an object", function)
         name, parameters = function.get("name"), function.get("parameters")

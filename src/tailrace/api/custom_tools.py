@@ -1,0 +1,130 @@
+"""Custom tools, whose input is plain text: functions with one text for the model (decision 0100). Their calls, as text
+again."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tailrace.errors import ParameterError
+from tailrace.text.tool_parsers.functions import make_value_error
+
+INPUT = "input"  # the argument of a custom tool
+OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[^u])")
+PARTIAL = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
+FORMS = '{"type": "text"} or {"type": "grammar", "syntax": "regex", "definition": string}'
+NESTED_FORMS = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "regex", "definition": string}}'
+HIGH, LOW = re.compile(r"\\u[dD][89abAB]..\Z"), re.compile(r"\\u[dD][c-fC-F]..")
+
+
+def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False) -> dict[str, Any]:
+    """Return a custom tool as a function with one text. A regex becomes the pattern of this text.
+
+    Args:
+        nested: the format has the form of Chat, where the grammar is an object of its own.
+
+    Raises:
+        ParameterError: the format is malformed, or a Lark grammar: it would have to hold within a JSON string.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    function: dict[str, Any] = {"type": "function", "name": tool.get("name")}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    asked, inner = tool.get("format"), ""
+    if nested and isinstance(asked, dict) and asked.get("type") == "grammar" and isinstance(asked.get("grammar"), dict):
+        asked, inner = asked["grammar"] | {"type": "grammar"}, ".grammar"
+    match asked:
+        case None | {"type": "text"}:
+            pass
+        case {"type": "grammar", "syntax": "regex", "definition": str(regex)}:
+            text["pattern"] = f"^(?:{regex})$"
+            function["strict"] = True
+        case {"type": "grammar", "syntax": "lark"}:
+            raise ParameterError(
+                f"{place}.format{inner}.syntax: a Lark grammar can't be enforced within a call; use a regex, or the "
+                "format text with the grammar in the description",
+                f"{place}.format{inner}.syntax",
+            )
+        case other:
+            raise make_value_error(f"{place}.format", NESTED_FORMS if nested else FORMS, other)
+    return function | {"parameters": {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}}
+
+
+class CustomInput:
+    """The text of a custom tool, read from the arguments of its function as they come.
+
+    Arguments without this text are the input themselves.
+    """
+
+    def __init__(self) -> None:
+        self._unread, self._begun, self._over = "", False, False
+
+    def feed(self, arguments: str) -> str:
+        """Return the text that further arguments give."""
+        if self._over:
+            return ""
+        self._unread += arguments
+        if not self._begun:
+            if (opening := OPENING.match(self._unread)) is None:
+                return ""
+            self._begun, self._unread = True, self._unread[opening.end() :]
+        return self._read()
+
+    def end(self) -> str:
+        """Return what is left of the text after the last argument."""
+        return "" if self._begun else self._unread
+
+    def _read(self) -> str:
+        """Decode up to the end of the text, or to what may be a part of an escape."""
+        text, at = self._unread, 0
+        while at < len(text) and text[at] != '"':
+            if text[at] != "\\":
+                at += 1
+                continue
+            if (escape := ESCAPE.match(text, at)) is None:
+                if PARTIAL.match(text, at):
+                    break
+                at += 1  # It begins no escape.
+                continue
+            if HIGH.match(escape[0]):  # The other half of the pair belongs to the same character.
+                rest = text[escape.end() : escape.end() + 6]
+                if len(rest) < 6 and "\\u".startswith(rest[:2]) and '"' not in rest:
+                    break
+                at = escape.end() + (6 if LOW.match(rest) else 0)
+                continue
+            at = escape.end()
+        self._over = at < len(text) and text[at] == '"'
+        found, self._unread = text[:at], text[at:]
+        return ESCAPE.sub(decode_escape, found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def decode_escape(escape: re.Match[str]) -> str:
+    """Return the character of an escape. An escape that JSON does not know stays as it is."""
+    kind, digits = escape[0][1], escape[0][2:]
+    return chr(int(digits, 16)) if kind == "u" else ESCAPES.get(kind, escape[0])
+
+
+def write_custom_arguments(text: str) -> str:
+    """Return the arguments of the function that stands for a custom tool."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+def flatten_call(call: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return an earlier call of a custom tool as the call of its function. Return any other call as it is.
+
+    Raises:
+        ParameterError: the call lacks the tool's name, or its input.
+    """
+    if call.get("type") != "custom":
+        return call
+    custom = call.get("custom")
+    if not isinstance(custom, dict):
+        raise make_value_error(f"{place}.custom", "an object", custom)
+    for key in ("name", "input"):
+        if not isinstance(custom.get(key), str):
+            raise make_value_error(f"{place}.custom.{key}", "a string", custom.get(key))
+    function = {"name": custom["name"], "arguments": write_custom_arguments(custom["input"])}
+    return {key: value for key, value in call.items() if key != "custom"} | {"type": "function", "function": function}

@@ -57,7 +57,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
             assert begun
             begun = False
             if blocks[at]["type"] == "tool_use":
-                blocks[at]["input"] = json.loads(arguments or "{}")
+                blocks[at]["input"] = input_of(arguments)
         else:
             assert begun
             assert at == len(blocks) - 1
@@ -330,7 +330,8 @@ NO_ARGUMENTS = ("[1]", "3", '"x"')  # the call is content
     ],
 )
 async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, arguments):
-    """Each completed block's deltas are a JSON object, which is the whole answer's, broken or cut anywhere."""
+    """Each block's deltas are the arguments as they grow; what they give is the whole answer's, broken or cut
+    anywhere."""
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
     first = text.index(arguments)
     async with front_of(LocalClient(saying(text.encode())), tokenizer, PARSERS) as front:
@@ -341,8 +342,13 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
             assert alike(folded(events)) == alike(whole)
             parts = [e["delta"]["partial_json"] for e in events if e.get("delta", {}).get("type") == "input_json_delta"]
             inputs = [block["input"] for block in whole["content"] if block["type"] == "tool_use"]
-            assert [json.loads(part) for part in parts] == inputs
             assert all(isinstance(input, dict) for input in inputs)
+            if inputs == [{"INVALID_JSON": ""}]:
+                assert [json.loads(part) for part in parts] == inputs
+            elif inputs:
+                assert all(parts)
+                assert input_of("".join(parts)) == inputs[0]
+                assert len(parts) > 1 or len(parts[0]) < 20, "the arguments leave as they are written"
             if limit <= first + len(arguments) // 2 and inputs and arguments != "{}":
                 assert list(inputs[0]) == ["INVALID_JSON"]
         assert bool(inputs) == (arguments not in NO_ARGUMENTS)

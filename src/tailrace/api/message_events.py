@@ -123,9 +123,9 @@ class MessageEvents:
         assert function is not msgspec.UNSET  # Anthropic has no custom tools in this sense.
         if function.name:
             yield from self._open_block(ToolUseBlock(call.id or "", function.name, {}))
-        # held until the call ends: only then is it known whether the arguments are an object, and clients read them as
-        # JSON while they come
-        self._text.append(function.arguments)
+        if function.arguments:
+            self._text.append(function.arguments)
+            yield self._make_delta_event(InputJsonDelta(function.arguments))
 
     def _make_delta_event(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta) -> MessageEvent:
         return MessageEvent(type="content_block_delta", index=self._index, delta=delta)
@@ -143,7 +143,8 @@ class MessageEvents:
                 yield self._make_delta_event(SignatureDelta(block.signature))
             case ToolUseBlock():
                 block.input = input_of(text)
-                yield self._make_delta_event(InputJsonDelta(msgspec.json.encode(block.input).decode()))
+                if not text:  # A client would take a call without any input for a complete one.
+                    yield self._make_delta_event(InputJsonDelta(msgspec.json.encode(block.input).decode()))
         yield MessageEvent(type="content_block_stop", index=self._index)
 
 
@@ -154,7 +155,7 @@ def hash_thought(thought: str) -> str:
 
 def input_of(arguments: str) -> dict[str, Any]:
     """A call's input. A call that was cut may have arguments that are no JSON object, or none: a complete call without
-    arguments has "{}" from every format."""
+    arguments has "{}" from every format. A stream ends such a call with the incomplete JSON, as Anthropic's server."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

@@ -103,6 +103,7 @@ async def test_a_custom_tool_can_be_forced(tokenizer, choice: Any, names: list[s
         ([PATCH, PATCH], None, "tools[1].custom.name"),
         ([{"type": "custom", "custom": {"name": "a", "format": "text"}}], None, "tools[0].custom.format"),
         ([grammar(syntax="abnf", definition="x")], None, "tools[0].custom.format"),
+        ([grammar(syntax="lark", definition="x: y")], None, "tools[0].custom.format.grammar.definition"),
         (TOOLS, {"type": "custom", "custom": {"name": "other"}}, "tool_choice"),
         (TOOLS, {"type": "custom", "custom": {"name": "close"}}, "tool_choice"),
         (TOOLS, {"type": "custom"}, "tool_choice"),

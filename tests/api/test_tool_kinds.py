@@ -99,7 +99,7 @@ async def test_a_thought_is_its_summary(tokenizer):
         ([SPACE | {"tools": [CLOSE, CLOSE]}], None, "tools[0].tools[1].name"),
         ([SPACE, CLOSE | {"name": "agents__close"}], None, "tools[1].name"),
         ([{"type": "custom"}], None, "tools[0].name"),
-        ([PATCH | {"format": LARK}], None, "tools[0].format.syntax"),
+        ([PATCH | {"format": LARK}], None, "tools[0].format.definition"),
         ([PATCH | {"format": {"type": "json"}}], None, "tools[0].format"),
         (TOOLS, {"type": "custom", "name": "close"}, "tool_choice"),
     ],
@@ -115,6 +115,19 @@ async def test_a_regex_holds_for_the_input():
     [function] = flatten_tools([PATCH | {"format": regex}]).functions or ()
     assert function["strict"]
     assert function["parameters"]["properties"]["input"] == {"type": "string", "pattern": "^(?:[0-9]+|x)$"}
+
+
+async def test_a_lark_grammar_is_shown_to_the_model():
+    lark = LARK | {"definition": "start: /[0-9]+/"}
+    flat = flatten_tools([PATCH | {"format": lark}, SPACE])
+    [function, *_] = flat.functions or ()
+    assert function["strict"]
+    assert lark["definition"] in function["parameters"]["properties"]["input"]["description"]
+    assert {name: one.lark for name, one in flat.offered.items()} == {
+        "patch": lark["definition"],
+        "agents__close": "",
+        "agents__patch": "",
+    }
 
 
 def read_in_pieces(arguments: str, cuts: list[int]) -> tuple[list[str], str]:

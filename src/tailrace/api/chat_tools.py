@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
-from tailrace.api.custom_tools import CustomInput, make_custom_function
+from tailrace.api.custom_tools import CustomInput, find_lark, make_custom_function
 from tailrace.api.schema.chat import ChatDelta, ChatRequest
 from tailrace.api.schema.chat_calls import CustomDelta, FunctionDelta, ToolCallDelta
 from tailrace.api.tool_choice import ToolChoice, choice_of
@@ -25,9 +25,9 @@ def read_tools(ask: ChatRequest) -> ToolChoice:
     """
     check_tools(ask.tools, nested=True)
     choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-    custom = frozenset(tool["custom"]["name"] for tool in ask.tools or () if tool.get("type") == "custom")
+    customs = [tool["custom"] for tool in ask.tools or () if tool.get("type") == "custom"]
     ask.tools = flatten_tools(ask.tools)
-    return choice._replace(custom=custom)
+    return choice._replace(custom={tool["name"]: find_lark(tool.get("format")) for tool in customs})
 
 
 def flatten_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -55,7 +55,7 @@ class DeltaWriter:
             custom tools.
     """
 
-    def __init__(self, thought_names: Sequence[str], custom: frozenset[str] = frozenset()) -> None:
+    def __init__(self, thought_names: Sequence[str], custom: Collection[str] = ()) -> None:
         self._thought_names, self._custom = thought_names, custom
         self._open: tuple[int, CustomInput] | None = None  # The call of a custom tool that may go on, and its place.
 

@@ -9,25 +9,27 @@ from typing import Any
 
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
+from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
 
 INPUT = "input"  # the argument of a custom tool
 OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[^u])")
 PARTIAL = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
-FORMS = '{"type": "text"} or {"type": "grammar", "syntax": "regex", "definition": string}'
-NESTED_FORMS = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "regex", "definition": string}}'
+FORMS = '{"type": "text"} or {"type": "grammar", "syntax": "regex" or "lark", "definition": string}'
+NESTED_FORMS = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "regex" or "lark", "definition": string}}'
 HIGH, LOW = re.compile(r"\\u[dD][89abAB]..\Z"), re.compile(r"\\u[dD][c-fC-F]..")
 
 
 def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False) -> dict[str, Any]:
-    """Return a custom tool as a function with one text. A regex becomes the pattern of this text.
+    """Return a custom tool as a function with one text. A regex becomes the pattern of this text. A Lark grammar is
+    described to the model; see find_lark.
 
     Args:
         nested: the format has the form of Chat, where the grammar is an object of its own.
 
     Raises:
-        ParameterError: the format is malformed, or a Lark grammar: it would have to hold within a JSON string.
+        ParameterError: the format is malformed.
     """
     text: dict[str, Any] = {"type": "string"}
     function: dict[str, Any] = {"type": "function", "name": tool.get("name")}
@@ -42,15 +44,34 @@ def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False)
         case {"type": "grammar", "syntax": "regex", "definition": str(regex)}:
             text["pattern"] = f"^(?:{regex})$"
             function["strict"] = True
-        case {"type": "grammar", "syntax": "lark"}:
-            raise ParameterError(
-                f"{place}.format{inner}.syntax: a Lark grammar can't be enforced within a call; use a regex, or the "
-                "format text with the grammar in the description",
-                f"{place}.format{inner}.syntax",
-            )
+        case {"type": "grammar", "syntax": "lark", "definition": str(lark)}:
+            check_lark(lark, f"{place}.format{inner}.definition")
+            text["description"] = f"The text must follow this Lark grammar:\n{lark}"
+            function["strict"] = True
         case other:
             raise make_value_error(f"{place}.format", NESTED_FORMS if nested else FORMS, other)
     return function | {"parameters": {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}}
+
+
+def find_lark(form: Any) -> str:
+    """Return the Lark grammar of a custom tool's format, in the form of Chat or of Responses; "" if there is none."""
+    match form:
+        case {"type": "grammar", "grammar": {"syntax": "lark", "definition": str(lark)}} | {
+            "type": "grammar",
+            "syntax": "lark",
+            "definition": str(lark),
+        }:
+            return lark
+    return ""
+
+
+def check_lark(source: str, place: str) -> None:
+    """Raise ParameterError if a Lark grammar is malformed, or has a part that can't be enforced."""
+    try:
+        for _ in LarkGrammar(source).write_rules("text", in_json=True):
+            pass
+    except LarkError as error:
+        raise ParameterError(f"{place}: {error}", place) from error
 
 
 class CustomInput:

@@ -55,6 +55,7 @@ def read_chat(ask: ResponsesRequest, before: bytes) -> ResponseChat:
         check_tools(tools.functions, nested=False)
         wanted = rename_choice(ask.tool_choice, tools.offered)
         choice = choice_of(wanted, tools.functions, ask.parallel_tool_calls)
+        choice = choice._replace(custom={own: one.lark for own, one in tools.offered.items() if one.custom})
     except ParameterError as error:
         raise restore_places(error, tools.places) from None
     return ResponseChat(to_chat(ask, before, tools.functions, wanted), choice, tools)

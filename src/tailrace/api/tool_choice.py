@@ -3,7 +3,7 @@ format."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from tailrace.api.structured import Constraint, check_no_options, constraint_of,
 from tailrace.errors import ParameterError, format_json
 from tailrace.request.options import MAX_GRAMMAR, Grammar
 from tailrace.text.tool_parsers import ToolFormat
-from tailrace.text.tool_parsers.functions import Function, functions_of
+from tailrace.text.tool_parsers.functions import NO_GRAMMARS, Function, functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.text.tool_parsers.harmony import HARMONY, harmony_grammar
@@ -36,12 +36,12 @@ WHITESPACE = 8  # characters in a row, as in options.Grammar
 
 class ToolChoice(NamedTuple):
     """mode: "named" is one function by name. names: those that may be called, None is all. many: more than one call.
-    custom: the functions that stand for custom tools of a chat."""
+    custom: the functions that stand for custom tools → the Lark grammar of their text, or ""."""
 
     mode: Literal["none", "auto", "required", "named"]
     names: tuple[str, ...] | None = None
     many: bool = True
-    custom: frozenset[str] = frozenset()
+    custom: Mapping[str, str] = NO_GRAMMARS
 
     @property
     def must(self) -> bool:
@@ -142,7 +142,7 @@ def make_tool_constraint(
     if not choice.must and plain:
         return None
     form = get_tool_format(service)
-    functions = allowed_functions(functions_of(tools, choice.names, choice.must), choice)
+    functions = allowed_functions(functions_of(tools, choice.names, choice.must, choice.custom), choice)
     if choice.must:
         writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
         source = harmony_grammar(writer, True) if form is HARMONY else forced_grammar(form, writer)

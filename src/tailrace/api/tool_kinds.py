@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tailrace.api.custom_tools import make_custom_function
+from tailrace.api.custom_tools import find_lark, make_custom_function
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import make_value_error
 
@@ -17,11 +17,12 @@ JOINT = "__"  # between the names of a namespace and of its tool
 
 
 class Offered(NamedTuple):
-    """A function as the client offered it. custom: its argument is one text."""
+    """A function as the client offered it. custom: its argument is one text. lark: the Lark grammar of this text."""
 
     name: str
     namespace: str = ""
     custom: bool = False
+    lark: str = ""
 
 
 class FlatTools(NamedTuple):
@@ -77,7 +78,9 @@ def add_tool(flat: FlatTools, tool: dict[str, Any], place: str, namespace: Mappi
         if all(isinstance(text, str) for text in described) and described:
             function["description"] = "\n\n".join(described)
     if custom or namespace:
-        flat.offered[function["name"]] = Offered(str(name), namespace.get("name", ""), custom)
+        flat.offered[function["name"]] = Offered(
+            str(name), namespace.get("name", ""), custom, find_lark(tool.get("format")) if custom else ""
+        )
     assert flat.functions is not None
     flat.functions.append(function)
     flat.places.append(place)
@@ -97,7 +100,7 @@ def rename_choice(choice: Any, offered: Mapping[str, Offered]) -> Any:
         return choice
     custom, name = choice["type"] == "custom", choice["name"]
     wanted = Offered(name, choice.get("namespace") or "", custom)
-    found = next((own for own, one in offered.items() if one == wanted), None)
+    found = next((own for own, one in offered.items() if one[:3] == wanted[:3]), None)
     if found is None and custom:
         raise ParameterError(f"tool_choice: there is no custom tool {format_json(name)}", "tool_choice")
     return choice if found is None else {"type": "function", "name": found}

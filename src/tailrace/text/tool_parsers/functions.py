@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tailrace.base.schema_branches import join_branches
@@ -13,6 +14,8 @@ from tailrace.text.tool_parsers.resolve import JOINED, named_kinds
 from tailrace.text.tool_parsers.schemas import check_depth, check_form
 
 NAME = re.compile(r"[\w.:/@$-]+", re.ASCII)  # what every parser reads as one word
+LARK_KEY = "x-lark"  # in the schema of a text: the function whose Lark grammar holds for the text
+NO_GRAMMARS: Mapping[str, str] = MappingProxyType({})
 MAX_NAME = 256  # characters; OpenAI takes 64
 # keywords that say more about an object than its properties: with any of these, undeclared arguments may be intended
 OPEN = frozenset(
@@ -26,22 +29,28 @@ class Function(NamedTuple):
     - `parameters`: the JSON schema of its arguments object.
     - `strict`: the arguments must always fit the schema.
     - `loose`: calls may have any arguments, and the schema is not enforced.
+    - `lark`: the Lark grammar of the single argument, which is a text (a custom tool).
     """
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
     loose: bool = False
+    lark: str = ""
 
 
 def functions_of(
-    tools: list[dict[str, Any]] | None, names: Collection[str] | None = None, forced: bool = True
+    tools: list[dict[str, Any]] | None,
+    names: Collection[str] | None = None,
+    forced: bool = True,
+    grammars: Mapping[str, str] = NO_GRAMMARS,
 ) -> list[Function]:
     """Return the functions of tools that passed `check_tools`.
 
     Args:
         names: the names of the selected functions. None selects all.
         forced: enforce all functions. Otherwise enforce strict functions only.
+        grammars: name of a function → the Lark grammar of its single argument.
 
     Raises:
         ParameterError: a schema can't be enforced. The message names tools[i].
@@ -56,8 +65,18 @@ def functions_of(
         strict = function.get("strict", tool.get("strict")) is True
         enforced, given = forced or strict, function.get("parameters")
         parameters = close_schema(given, place) if enforced else given or {}
-        found.append(Function(function["name"], parameters, strict, loose=not enforced))
+        lark = grammars.get(function["name"], "")
+        if lark and enforced:
+            parameters = mark_text(parameters, function["name"])
+        found.append(Function(function["name"], parameters, strict, not enforced, lark if enforced else ""))
     return found
+
+
+def mark_text(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of a custom tool's single argument with the function's name at the argument, so that no other
+    text is taken for it."""
+    [(key, schema)] = parameters["properties"].items()
+    return {**parameters, "properties": {key: schema | {LARK_KEY: name}}}
 
 
 def check_tools(tools: list[dict[str, Any]] | None, nested: bool) -> None:

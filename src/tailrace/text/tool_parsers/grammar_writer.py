@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.base.json_schema import iter_subschemas
-from tailrace.text.tool_parsers.functions import Function
+from tailrace.errors import ParameterError
+from tailrace.text.tool_parsers.functions import LARK_KEY, Function
+from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
 from tailrace.text.tool_parsers.schemas import check_characters, check_counts
 
 if TYPE_CHECKING:
@@ -86,8 +88,42 @@ class GrammarWriter:
 
     def arguments(self, function: Function) -> str:
         """Return the rule of a function's arguments object."""
+        if function.lark:
+            [(key, schema)] = function.parameters["properties"].items()
+            parts = ['"{"', quote_literal(json.dumps(key)), '":"', str(self.find_text(schema, in_json=True)), '"}"']
+            return self.rule(f"args_{self.place(function)}", f" {self.blank()} ".join(parts))
         schema = ANY_OBJECT if function.loose else function.parameters
         return self.rule(f"args_{self.place(function)}", self.write_json(schema, function.name))
+
+    def blank(self) -> str:
+        """Return the grammar of white space in JSON."""
+        pattern = self._options.get("whitespace_pattern")
+        return f"({self.rule('BLANK', f'/{pattern}/')})?" if pattern else ""
+
+    def find_text(self, schema: Mapping[str, Any], in_json: bool) -> str | None:
+        """Return the rule of a text with a Lark grammar of its own; None if the schema has none.
+
+        in_json: the text is a JSON string.
+
+        Raises:
+            ParameterError: the grammar can't be a part of the grammar of calls.
+        """
+        name = schema.get(LARK_KEY)
+        function = next((one for one in self.functions if one.lark and one.name == name), None)
+        if function is None:
+            return None
+        prefix = f"text{self.place(function)}" + ("j" if in_json else "")
+        try:
+            (start, body), *more = LarkGrammar(function.lark).write_rules(prefix, in_json)
+        except LarkError as error:
+            raise ParameterError(f"tools: {name}: the Lark grammar can't be enforced: {error}", "tools") from error
+        for own, text in ((start, body), *more):
+            self.rule(own, text)
+        if not in_json:
+            return start
+        # A terminal is never empty, so it has the last quote.
+        end = '"\\""'
+        return f"{end} {start} {end}" if start.islower() else f"{end} {self.rule(f'{start}_END', f'{start} {end}')}"
 
     def place(self, function: Function) -> int:
         """Return the function's number, for names of rules."""

@@ -211,4 +211,5 @@ def write_values(writer: GrammarWriter, function: Function, given: ParameterList
         if not re.fullmatch(KEY, name):
             raise not_expressible(function.name, f"the name {format_json(name)}")
         plain = schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}
-        yield name, '("True" | "False")' if plain else writer.write_json(schema, f"{function.name}.{name}"), required
+        value = writer.find_text(schema, in_json=True) or writer.write_json(schema, f"{function.name}.{name}")
+        yield name, '("True" | "False")' if plain else value, required

@@ -75,7 +75,8 @@ def text_terminals(
     Raises:
         ParameterError: the schema demands something that a terminal can't express.
     """
-    forms = list(write_alternatives(schema, field, bounds.pattern))
+    lark = writer.find_text(schema, in_json=False)
+    forms = [lark] if lark else list(write_alternatives(schema, field, bounds.pattern))
     plain = forms == [f"/{ANY}/"]
     text = "" if plain else writer.rule(f"TEXT_{id}", " | ".join(forms))
     found: dict[str, str] = {}

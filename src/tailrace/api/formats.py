@@ -49,6 +49,24 @@ def choose_formats(
     return None, reasoning, choose_tools(config.tool_parser, reasoning, tokenizer)
 
 
+def name_parsers(
+    template: ChosenTemplate | None, reasoning: ReasoningFormat | None, tools: ToolFormat | None
+) -> dict[str, str]:
+    """Return the names of what `choose_formats` chose, by the fields of ServerConfig."""
+    if template is not None:
+        thoughts, calls = (TEMPLATE if used else "none" for used in (template.separate, template.calls))
+    else:  # A format that was fitted to a vocabulary still has the models of its table.
+        thoughts = next((name for name, one in REASONING_FORMATS.items() if shares_models(one, reasoning)), "none")
+        known = {"harmony": HARMONY, **TOOL_FORMATS}
+        calls = next((name for name, one in known.items() if shares_models(one, tools)), "none")
+    return {"reasoning_parser": thoughts, "tool_parser": calls}
+
+
+def shares_models(one: ReasoningFormat | ToolFormat, other: ReasoningFormat | ToolFormat | None) -> bool:
+    """Return whether both are the same format, as far as the models tell."""
+    return other is not None and one.models == other.models
+
+
 def choose_reasoning(chosen: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """Return the reasoning format of this name; "auto": the one that the model shows."""
     if chosen == "auto":

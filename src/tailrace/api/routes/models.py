@@ -6,6 +6,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tailrace.api.formats import name_parsers
 from tailrace.api.front_end import front_of
 from tailrace.api.schema.models import ModelCard, ModelList
 from tailrace.api.service import Service
@@ -24,11 +25,14 @@ async def retrieve_model(request: Request) -> Response:
 
 def make_model_card(service: Service) -> ModelCard:
     """The description of one model or adapter."""
-    model = service.supervisor.model
+    model, parsers = service.supervisor.model, name_parsers(service.template, service.reasoning, service.tools)
     return ModelCard(
         id=service.model_name,
         created=service.created_s,
         max_model_len=None if model is None else model.max_model_len,
         parent=service.parent or UNSET,
         sampling_defaults=dict(service.defaults),
+        reasoning_parser=parsers["reasoning_parser"],
+        tool_parser=parsers["tool_parser"],
+        tool_grammar=service.tools is not None,
     )

@@ -8,7 +8,9 @@ from msgspec import UNSET, UnsetType
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One served model. `max_model_len` (prompt and output together) is null until the engine is ready. `parent`: of an
-    adapter, the model that it changes. `sampling_defaults`: fields of a request that leaves them out."""
+    adapter, the model that it changes. `sampling_defaults`: fields of a request that leaves them out.
+    `reasoning_parser`, `tool_parser`: what reads the thoughts and the calls of its answers, by the names of the flags;
+    `tool_grammar`: calls can be forced."""
 
     id: str
     created: int
@@ -17,6 +19,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "tailrace"
     parent: str | UnsetType = UNSET
     sampling_defaults: dict[str, float | int] = {}
+    reasoning_parser: str = "none"
+    tool_parser: str = "none"
+    tool_grammar: bool = False
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

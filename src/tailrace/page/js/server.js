@@ -2,6 +2,7 @@
 // about once a second while somebody looks.
 import { html, signal, useEffect, useSignal } from "./lib.js";
 import { get } from "./api.js";
+import { cards } from "./state.js";
 import { modelsIn, ofModel, parse, rates, reading } from "./metrics.js";
 import { fixed } from "./text.js";
 
@@ -61,6 +62,7 @@ export function ServerView() {
   const last = history.value.at(-1);
   return html`<section class="server" aria-label="The server">
     <${Health} status=${status.value} />
+    ${cards.value.map((card) => html`<p key=${card.id} class="quiet">${describeParsers(card)}</p>`)}
     ${problem.value && html`<p class="knob-error" role="alert">${problem.value}</p>`}
     ${
       models.value.length > 1 &&
@@ -76,6 +78,12 @@ export function ServerView() {
         : html`<p class="empty">Reading the metrics …</p>`
     }
   </section>`;
+}
+
+/** What reads a model's thoughts and calls. */
+export function describeParsers({ id, reasoning_parser: thoughts, tool_parser: calls, tool_grammar: forced }) {
+  const can = calls === "none" || forced ? "" : ", which can't be forced";
+  return `${id}: thoughts by ${thoughts}, calls by ${calls}${can}`;
 }
 
 /** What /health says, in words; nothing before it has answered. */

@@ -34,6 +34,8 @@ export const system = signal("");
 /** Fields of the next request, without messages, prompt and what the page adds itself. */
 export const params = signal({});
 export const models = signal([]);
+/** What /v1/models says of each. */
+export const cards = signal([]);
 export const model = signal("");
 /** Declarations of all fields, by name; {} until they are there. */
 export const fields = signal({});
@@ -181,6 +183,7 @@ export const request = computed(() => {
 export async function load() {
   const listed = await get("/v1/models");
   models.value = listed.data.map((each) => each.id);
+  cards.value = listed.data;
   if (!models.value.includes(model.value)) model.value = models.value[0] ?? "";
   const declared = await get("/page/fields.json").catch(() => ({}));
   fields.value = declared;

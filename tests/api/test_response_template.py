@@ -14,7 +14,9 @@ import pytest
 from api.harness import Front, LocalClient, front_of, make_tokenizer, saying
 from api.test_forced_tools import ASKED, SCHEMAS, Vocabulary
 from tailrace.api.response_template import choose_template
+from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.text.response_templates.named_calls import make_named_calls
 from tailrace.text.response_templates.splitter import TemplateSplitter
 from tailrace.text.response_templates.template import load_template
 from tailrace.text.tokenizer import Tokenizer
@@ -92,7 +94,9 @@ async def test_calls_are_content_without_tools(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"parallel_tool_calls": False}])
 async def test_forced_call_needs_a_grammar(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
-    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, NAMED)) as front:
+    calls = NAMED["fields"]["tool_calls"] | {"open_pattern": r"\[\[(?P<name>.+) "}
+    spec = NAMED | {"fields": NAMED["fields"] | {"tool_calls": calls}}
+    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, spec)) as front:
         answer = await ask(front, **fields)
         assert answer.status_code == 400
         assert "no grammar follows from the checkpoint's response template" in answer.json()["error"]["message"]
@@ -109,6 +113,12 @@ GRAMMARS: dict[str, Any] = {
         "open": "<call>",
         "close_pattern": r"</call>",
         "transform": {"function": {"name": "{content.tool}", "arguments": "{content.input}"}},
+    },
+    "named": NAMED["fields"]["tool_calls"],
+    "named between tags": {
+        "open_pattern": r"\s*<function=(?P<tool>[^>\s]+)>\s*",
+        "close_pattern": r"\s*</function>",
+        "transform": {"type": "function", "function": {"name": "{tool}", "arguments": "{content}"}},
     },
 }
 
@@ -138,6 +148,43 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(name: str, marked: 
         assert not forced or (parts and not content.strip()), text
         found += len(parts)
     assert found
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"<f=(?P<name>\w+)",
+        r"<f=(?P<name>\w+)x>",
+        r"(?P<name>\w+)>",
+        r"<f(?P<name>\w+|x)>",
+        r"<(?P<name>[^>]+)>.*",
+        "<x>",
+    ],
+)
+def test_an_unclear_opening_gives_no_grammar(pattern: str) -> None:
+    assert make_named_calls(pattern, "</f>") is None
+
+
+async def test_a_name_that_the_template_cannot_read_is_refused(tokenizer: Tokenizer) -> None:
+    tools = [{"type": "function", "function": {"name": "a-b", "parameters": {}}}]
+    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, NAMED)) as front:
+        answer = await ask(front, tools=tools, tool_choice="required")
+    assert answer.status_code == 400
+    assert 'can\'t read a call of "a-b"' in answer.json()["error"]["message"]
+
+
+async def test_models_say_what_reads_their_answers(tokenizer: Tokenizer) -> None:
+    wanted = [
+        (with_template(tokenizer, SPEC), ServerConfig(), ("response_template", "response_template", True)),
+        (with_template(tokenizer, SPEC), ServerConfig(tool_parser="none"), ("response_template", "none", False)),
+        (tokenizer, ServerConfig(tool_parser="glm45", reasoning_parser="think"), ("think", "glm4", True)),
+        (tokenizer, ServerConfig(reasoning_parser="harmony", tool_parser="openai"), ("harmony", "harmony", True)),
+        (tokenizer, ServerConfig(), ("none", "none", False)),
+    ]
+    for own, config, expected in wanted:
+        async with front_of(LocalClient(saying(b"Hi")), own, config) as front:
+            [card] = (await front.http.get("/v1/models")).json()["data"]
+        assert (card["reasoning_parser"], card["tool_parser"], card["tool_grammar"]) == expected
 
 
 def test_folder_brings_the_template(tmp_path: Path) -> None:

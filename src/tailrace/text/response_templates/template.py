@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from tailrace.errors import ModelLoadError
 from tailrace.text.reasoning import ReasoningFormat
+from tailrace.text.response_templates.named_calls import make_named_calls
 from tailrace.text.response_templates.pattern import Pattern, PatternError
 from tailrace.text.response_templates.search import Anchor
 from tailrace.text.response_templates.values import CONTENT_PARSERS, PLACEHOLDER, STREAMED, ContentParser
@@ -64,8 +65,10 @@ class ResponseTemplate(NamedTuple):
         if field is None or field.open is None or field.close is None or field.parser.name != "json" or field.each:
             return None
         opening, closing = field.open.get_literal(), field.close.get_literal()
-        if opening is None or closing is None or field.parser.options:
+        if closing is None or field.parser.options:
             return None
+        if opening is None:
+            return self._make_named_tools(field, closing)
         match field.transform:
             case {"function": "{content}"}:
                 keys = ["name", "arguments"]
@@ -82,6 +85,18 @@ class ResponseTemplate(NamedTuple):
             if isinstance(known.shape, JsonCalls) and known.markers == pairs and known.shape.head == head:
                 return known
         return ToolFormat(JsonCalls(pairs, head, listed=False, apart=True, between="\n"), pairs, (), MODELS)
+
+    def _make_named_tools(self, field: TemplateField, closing: str) -> ToolFormat | None:
+        """Return the format of calls whose names are in the opening pattern; None if no grammar follows."""
+        pattern = field.open.pattern if field.open else None
+        found = make_named_calls(pattern.source, closing) if pattern else None
+        if found is None:
+            return None
+        group, shape = found
+        match field.transform:
+            case {"function": {"name": str(name), "arguments": "{content}"}} if name == f"{{{group}}}":
+                return ToolFormat(shape, ((shape.opening, closing),), (), MODELS)
+        return None
 
     def list_marks(self, special: list[str]) -> tuple[str, ...]:
         """Return the special tokens that the template names. The parser must see them in the text."""

@@ -157,15 +157,16 @@ class LarkGrammar:
         """Return a rule that refers to itself, or the empty string."""
         done: set[str] = set()
         for begin in self.bodies:
-            path, waiting = list[str](), [(begin, False)]
+            path, waiting = set[str](), [(begin, False)]
             while waiting:
                 name, leaving = waiting.pop()
                 if leaving:
-                    done.add(path.pop())
+                    path.remove(name)
+                    done.add(name)
                 elif name in path:
                     return name
                 elif name not in done:
-                    path.append(name)
+                    path.add(name)
                     waiting.append((name, True))
                     waiting += [(token.text, False) for token in self.bodies[name] if token.kind == "name"]
         return ""

@@ -91,6 +91,7 @@ async def test_earlier_calls_go_back(tokenizer):
 async def test_a_custom_tool_can_be_forced(tokenizer, choice: Any, names: list[str]):
     async with front_of(Client(saying(b"x")), tokenizer, HERMES) as front:
         params, _ = await asked(front, tools=TOOLS, tool_choice=choice)
+    assert params.grammar is not None
     source = params.grammar.source
     assert [name for name in ("close", "patch") if f'\\"{name}\\"' in source] == names
 
@@ -132,4 +133,5 @@ async def test_wrong_earlier_calls_are_named_by_their_places(front, call: Any, p
 async def test_a_regex_holds_for_the_input(tokenizer):
     async with front_of(Client(saying(b"x")), tokenizer, HERMES) as front:
         params, _ = await asked(front, tools=[grammar(syntax="regex", definition="[0-9]+|x")], tool_choice=NAMED)
+    assert params.grammar is not None
     assert json.dumps("^(?:[0-9]+|x)$") in params.grammar.source

@@ -100,6 +100,13 @@ def babble(ids: list[int]) -> torch.Tensor:
     return torch.tensor([rng.gauss(0, 2) for _ in range(VOCAB)])
 
 
+def use_grammars(engine: Any, grammars: Grammars) -> None:
+    """Give an engine its grammars."""
+    engine.grammars = engine.lifecycle._grammars = engine.compilations._grammars = grammars
+    engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:1], grammars)
+    engine.steps.outputs._grammar_step_s = grammars.step_s
+
+
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
 async def test_a_model_that_babbles_writes_the_grammar(tokenizer, parser: str):
     """From the request to the answer, in chats and responses."""
@@ -107,10 +114,7 @@ async def test_a_model_that_babbles_writes_the_grammar(tokenizer, parser: str):
     spelt = [tokenizer.bytes_of(i) for i in range(VOCAB)]
     grammars = Grammars(GrammarConfig(), None, spelt, tokenizer.special_ids, [EOS], VOCAB)
     async with front_of(LocalClient(babble), tokenizer, config) as front:
-        engine = front.client.engine
-        engine.grammars = engine.lifecycle._grammars = engine.compilations._grammars = grammars
-        engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:1], grammars)
-        engine.steps.outputs._grammar_step_s = grammars.step_s
+        use_grammars(front.client.engine, grammars)
         for seed in range(3):
             body = {"messages": [ASK], "tools": [tool], "tool_choice": NAMED, "seed": seed, "temperature": 1.5}
             answer = await front.http.post("/v1/chat/completions", json=body | {"max_tokens": 150})

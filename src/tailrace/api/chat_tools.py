@@ -27,7 +27,7 @@ def read_tools(ask: ChatRequest) -> ToolChoice:
     choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
     customs = [tool["custom"] for tool in ask.tools or () if tool.get("type") == "custom"]
     ask.tools = flatten_tools(ask.tools)
-    return choice._replace(custom={tool["name"]: find_lark(tool.get("format")) for tool in customs})
+    return choice._replace(custom={tool["name"]: find_lark(tool.get("format"), nested=True) for tool in customs})
 
 
 def flatten_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -35,9 +35,8 @@ def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False)
     function: dict[str, Any] = {"type": "function", "name": tool.get("name")}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
-    asked, inner = tool.get("format"), ""
-    if nested and isinstance(asked, dict) and asked.get("type") == "grammar" and isinstance(asked.get("grammar"), dict):
-        asked, inner = asked["grammar"] | {"type": "grammar"}, ".grammar"
+    asked = flatten_form(tool.get("format"), nested)
+    inner = "" if asked is tool.get("format") else ".grammar"
     match asked:
         case None | {"type": "text"}:
             pass
@@ -53,14 +52,18 @@ def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False)
     return function | {"parameters": {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}}
 
 
-def find_lark(form: Any) -> str:
-    """Return the Lark grammar of a custom tool's format, in the form of Chat or of Responses; "" if there is none."""
+def flatten_form(form: Any, nested: bool) -> Any:
+    """Return a custom tool's format in the form of Responses. nested: it may have the form of Chat."""
     match form:
-        case {"type": "grammar", "grammar": {"syntax": "lark", "definition": str(lark)}} | {
-            "type": "grammar",
-            "syntax": "lark",
-            "definition": str(lark),
-        }:
+        case {"type": "grammar", "grammar": {**grammar}} if nested:
+            return grammar | {"type": "grammar"}
+    return form
+
+
+def find_lark(form: Any, nested: bool = False) -> str:
+    """Return the Lark grammar of a custom tool's format; "" if there is none. nested: see flatten_form."""
+    match flatten_form(form, nested):
+        case {"type": "grammar", "syntax": "lark", "definition": str(lark)}:
             return lark
     return ""
 

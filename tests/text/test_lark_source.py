@@ -10,7 +10,7 @@ import llguidance
 import pytest
 from llguidance import LLMatcher, TokenizerWrapper
 
-from tailrace.text.tool_parsers.json_patterns import PatternError, rewrite_pattern
+from tailrace.text.tool_parsers.json_patterns import RewriteError, rewrite_pattern
 from tailrace.text.tool_parsers.lark_source import COMMON, LarkError, LarkGrammar
 
 EOS = 256
@@ -223,5 +223,5 @@ def test_a_rewritten_pattern_matches_the_same_characters(pattern: str, flags: st
 
 def test_classes_of_other_kinds_are_refused():
     for pattern in ("[a--b]", "[[:alpha:]]", "[b-a]", r"\p{Greek}", "a)", r"(?m:a)", r"\x{110000}"):
-        with pytest.raises(PatternError):
+        with pytest.raises(RewriteError):
             rewrite_pattern(pattern, "")

@@ -26,7 +26,7 @@ QUANTIFIER = re.compile(r"[*+?]|\{\d+(?:,\d*)?\}")
 STRING_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[nrtbf\"'\\/])")
 
 
-class PatternError(ValueError):
+class RewriteError(ValueError):
     """An expression that can't be rewritten."""
 
 
@@ -48,11 +48,11 @@ def find_plain_text(literal: str) -> str:
 
     inside = literal[1:-1]
     if "\\" in STRING_ESCAPE.sub("", inside):
-        raise PatternError("an escape that is not known")
+        raise RewriteError("an escape that is not known")
     try:
         return STRING_ESCAPE.sub(decode, inside)
     except (ValueError, OverflowError) as error:
-        raise PatternError("an escape that is no character") from error
+        raise RewriteError("an escape that is no character") from error
 
 
 def quote_text(text: str, folded: bool, in_json: bool) -> str:
@@ -60,7 +60,7 @@ def quote_text(text: str, folded: bool, in_json: bool) -> str:
     if not in_json:
         return json.dumps(text, ensure_ascii=False) + ("i" if folded else "")
     if any(ord(char) < 32 and char not in ESCAPES for char in text):
-        raise PatternError("a control character that calls can't write")
+        raise RewriteError("a control character that calls can't write")
     if not folded:
         escaped = "".join(f"\\{ESCAPES[char]}" if char in ESCAPES else char for char in text)
         return json.dumps(escaped, ensure_ascii=False)
@@ -92,10 +92,10 @@ def rewrite_pattern(pattern: str, flags: str) -> str:
     """Return the pattern of the same texts in a JSON string.
 
     Raises:
-        PatternError: the pattern has a part that is not known, or look-around, anchors or word boundaries.
+        RewriteError: the pattern has a part that is not known, or look-around, anchors or word boundaries.
     """
     if set(flags) - set("isu"):
-        raise PatternError(f"the flags {flags} are not supported")
+        raise RewriteError(f"the flags {flags} are not supported")
     written = PatternReader(pattern, "s" in flags).read()
     return f"(?i:{written})" if "i" in flags else written
 
@@ -116,7 +116,7 @@ class PatternReader:
                 out.append(self._open_group())
             elif char == ")":
                 if not self._outer:
-                    raise PatternError("a bracket that closes no group")
+                    raise RewriteError("a bracket that closes no group")
                 self.dotall = self._outer.pop()
                 out.append(self._take(1))
             elif char == "|":
@@ -124,11 +124,11 @@ class PatternReader:
             elif (found := QUANTIFIER.match(self.pattern, self.at)) is not None:
                 out.append(self._take(len(found[0])))
             elif char in "^$":
-                raise PatternError("an anchor")
+                raise RewriteError("an anchor")
             else:
                 out.append(self._read_atom(char))
         if self._outer:
-            raise PatternError("a group that is not closed")
+            raise RewriteError("a group that is not closed")
         return "".join(out)
 
     def _take(self, length: int) -> str:
@@ -138,7 +138,7 @@ class PatternReader:
     def _open_group(self) -> str:
         found = GROUP.match(self.pattern, self.at)
         if found is None or (found[2] == ")" and found[0] != "(?i)") or "-" in found[0].partition("<")[0]:
-            raise PatternError("look-around or a group with options")
+            raise RewriteError("look-around or a group with options")
         self.at = found.end()
         if found[0] == "(?i)":
             return found[0]
@@ -165,7 +165,7 @@ class PatternReader:
             self.at = code.end()
             number = int(next(digits for digits in code.groups() if digits), 16)
             if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-                raise PatternError("an escape that is no character")
+                raise RewriteError("an escape that is no character")
             return chr(number)
         if (found := CATEGORY.match(self.pattern, self.at)) is not None:
             self.at = found.end()
@@ -179,7 +179,7 @@ class PatternReader:
         if letter in CONTROLS:
             return CONTROLS[letter]
         if not letter or letter.isalnum() or not letter.isascii():
-            raise PatternError(f"the escape \\{letter}")
+            raise RewriteError(f"the escape \\{letter}")
         return letter
 
     def _read_class(self) -> Members:
@@ -191,9 +191,9 @@ class PatternReader:
         special, both, first = frozenset[str](), None, True
         while first or not self.pattern.startswith("]", self.at):
             if self.at >= len(self.pattern):
-                raise PatternError("a class that is not closed")
+                raise RewriteError("a class that is not closed")
             if self.pattern.startswith(("--", "~~", "[:"), self.at):
-                raise PatternError("a class of a kind that is not supported")
+                raise RewriteError("a class of a kind that is not supported")
             if self.pattern.startswith("&&", self.at):
                 self.at += 2
                 both = special if both is None else both & special
@@ -218,7 +218,7 @@ class PatternReader:
         self.at += 1
         last = self._read_one()
         if isinstance(last, Members) or last < first:
-            raise PatternError("an invalid range")
+            raise RewriteError("an invalid range")
         return frozenset(char for char in SPECIAL if first <= char <= last)
 
     def _read_one(self) -> Members | str:

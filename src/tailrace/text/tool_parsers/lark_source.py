@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tailrace.text.tool_parsers.json_patterns import (
     SPECIAL,
-    PatternError,
+    RewriteError,
     escape_literal,
     find_plain_text,
     quote_text,
@@ -213,7 +213,7 @@ def write_token(token: Token, names: Mapping[str, str], gap: str, in_json: bool)
         return f"({names[text]} {gap})" if gap and text.isupper() else names[text]
     try:
         written = write_terminal(kind, text, in_json)
-    except PatternError as error:
+    except RewriteError as error:
         raise LarkError(f"{text:.80}: {error}") from error
     return f"({written} {gap})" if gap else written
 
@@ -223,7 +223,7 @@ def write_terminal(kind: str, text: str, in_json: bool) -> str:
     if kind == "range":
         first, last = (find_plain_text(part.strip()) for part in text.split("..", 1))
         if len(first) != 1 or len(last) != 1:
-            raise PatternError("a range needs two characters")
+            raise RewriteError("a range needs two characters")
         pattern, flags = f"[{escape_literal(first)}-{escape_literal(last)}]", ""
     elif kind == "string":
         folded = text.endswith("i")

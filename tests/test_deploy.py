@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from api.harness import LocalClient, front_of, make_tokenizer, saying
+from tailrace.api.app import ROUTES
 from tailrace.base.config_sources import load_config
 from tailrace.base.environment import list_variables
 from tailrace.cli import make_parser
@@ -67,6 +68,11 @@ def test_nginx_closes_what_it_opens_and_every_statement_ends():
         depth += line.count("{") - line.count("}")
         assert depth >= 0, line
     assert depth == 0
+    [operators] = re.findall(r"location ~ (\S+) \{", text)
+    for path in ("/metrics", "/metrics//", "/sleep", "/wake_up/", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        assert re.search(operators, path), path
+        assert path.rstrip("/") in {known for _, known, _ in ROUTES}
+    assert not re.search(operators, "/v1/models")
     waits = int(re.findall(r"proxy_read_timeout (\d+)s", text)[0])
     assert waits > load_config(env={}, file=DEPLOY / "tailrace.toml").server.max_request_s
 

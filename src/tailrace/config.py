@@ -153,6 +153,8 @@ class SchedulerConfig(Section, frozen=True):
     - max_model_len: 0: the model's own.
     - overlap: plan a step while the previous one runs; auto: on a GPU.
     - stall_s: a longer step is reported as a stall (/health, log, metrics); 0: never.
+    - sleep_after: seconds without a request after which the engine's process ends; the next request starts another.
+      0: never.
     - redraws_per_token: maximum number of discarded draws per delivered token; then a sequence with banned strings or
       patterns ends. At its start, 16 tokens count as delivered.
     - max_sampling_mask: most ids in a token's sampling mask; a larger mask is null.
@@ -170,6 +172,7 @@ class SchedulerConfig(Section, frozen=True):
     max_sampling_mask: Positive = 4096
     overlap: Overlap = "auto"
     stall_s: Amount = 10.0
+    sleep_after: Amount = 0.0
     host_ms: Positive = 25
 
 
@@ -294,6 +297,7 @@ class ServerConfig(Section, frozen=True):
     - foreign_content: images, sounds, films and files, which no model here reads: put a line of text in their place, or
       refuse the request. auto: in a tool's result a line of text, elsewhere refuse.
     - unknown_fields: of a request's body: answer with a warning, or refuse the request.
+    - sleep_endpoints: clients may put models to sleep and wake them, by POST /sleep and /wake_up.
     - unseen_tools: if the chat template does not write a request's tools, answer with a warning, or refuse the request.
     """
 
@@ -344,6 +348,7 @@ class ServerConfig(Section, frozen=True):
     foreign_content: Literal["auto", "placeholder", "refuse"] = "auto"
     unknown_fields: Literal["warn", "refuse"] = "warn"
     unseen_tools: Literal["warn", "refuse"] = "warn"
+    sleep_endpoints: bool = False
     log_requests: bool = True
     page: bool = True
     reasoning_parser: str = "auto"

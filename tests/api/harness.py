@@ -26,7 +26,7 @@ from tailrace.grammar.service import Grammars
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.wire.async_client import AsyncClient
-from tailrace.wire.messages import Abort, EndThoughts, ModelInfo, Submit
+from tailrace.wire.messages import Abort, EndThoughts, ModelInfo, Submit, ToEngine
 from tailrace.wire.stream_table import StreamTable
 
 NAME = "scripted"
@@ -112,6 +112,8 @@ class LocalClient(AsyncClient):
             self.error = EngineDeadError(str(self.start_error))
             raise self.start_error
         self.starts += 1
+        self.error = None
+        self.died.clear()
         self.engine = Engine(
             ScriptedRunner(self.vocab_size, self._script, self.context, **self._runner_options),
             ModelInfo(NAME, self.vocab_size, self.context, [EOS]),
@@ -121,17 +123,16 @@ class LocalClient(AsyncClient):
             grammars=self.grammars,
         )
         self._streams.model = self.engine.info
-        self._socket = self
         self._pump = asyncio.create_task(self._run())
         return self.model
 
-    def send(self, message: Submit | Abort | EndThoughts) -> None:
+    def _send_message(self, message: ToEngine) -> None:
         """What would go over the socket."""
         if isinstance(message, Submit):
             self.engine.submit(message)
         elif isinstance(message, Abort):
             self.engine.abort(message)
-        else:
+        elif isinstance(message, EndThoughts):
             self.engine.end_thoughts(message)
 
     async def _run(self) -> None:

@@ -11,7 +11,7 @@ from tailrace.config import ServerConfig
 from tailrace.params import SamplingParams
 from tailrace.wire import interval as module
 from tailrace.wire.interval import Interval
-from tailrace.wire.messages import Finished, Tokens
+from tailrace.wire.messages import Finished, Submit, Tokens
 from tailrace.wire.stream_table import OpenStream
 
 
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def account(n: int = 1) -> OpenStream:
-    return OpenStream("id", 1, set(range(n)))
+    return OpenStream("id", 1, set(range(n)), Submit("id", 1, [], SamplingParams()))
 
 
 def take(interval: Interval, account: OpenStream) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,14 +42,21 @@ class World:
         for name, seed in (("x", 5), ("y", 6)):
             self.merged[name] = adapter(self.root / name, model, TARGETS[name], 4, seed)
         self.config = ModelConfig(dtype="float32", threads=1, lora_folder=str(self.root), max_loras=most)
-        self.runner = load_transformers(self.config, folder / "m", block_size=BLOCK)
+        self.folder = folder / "m"
+        self.start_engine()
+        self.number = 0
+
+    def start_engine(self, lora: str = "", changes: Sequence[AdapterChange] = ()) -> None:
+        """Start an engine whose first adapters are `lora`, and make the changes of an earlier one."""
+        self.config = msgspec.structs.replace(self.config, lora=lora)
+        self.runner = load_transformers(self.config, self.folder, block_size=BLOCK)
         info, cache = ModelInfo("m", VOCAB, 256, []), CacheConfig(num_blocks=64)
         self.engine = Engine(self.runner, info, cache, SchedulerConfig(max_num_seqs=8))
         self.sent: list[object] = []
         self.changes = AdapterChanges(
             self.engine, self.config, lambda client, messages: self.sent.extend(messages), {b"a"}
         )
-        self.number = 0
+        self.changes.restore(changes)
 
     def change(self, question: str, name: str, folder: str = "", in_place: bool = False) -> AdapterOutcome:
         """Ask for a change, and wait for its outcome."""
@@ -139,6 +147,38 @@ def test_a_name_that_is_loaded_again_is_another_adapter(world):
     world.change("load_adapter", "x", "x")
     world.begin("third", "x", PROMPT)
     assert world.finish() == {"third": world.says("x", PROMPT)}
+
+
+def test_an_engine_that_has_slept_gets_its_adapters_again(world):
+    world.change("load_adapter", "x", "x")
+    world.change("load_adapter", "y", "x")
+    world.change("load_adapter", "y", "y", in_place=True)
+    assert world.changes.changes == [AdapterChange("x", "x"), AdapterChange("y", "y", True)]
+    world.start_engine(changes=world.changes.changes)
+    assert world.engine.info.adapters == ["x", "y"]
+    for name in ("", "x", "y"):
+        world.begin(name, name, PROMPT)
+    assert world.finish() == {name: world.says(name, PROMPT) for name in ("", "x", "y")}
+    world.change("unload_adapter", "x")
+    assert world.changes.changes == [AdapterChange("y", "y", True)]
+
+
+def test_changes_of_first_adapters_are_made_again(world):
+    """Also if a file is gone: the adapter that was replaced must not answer in its place."""
+    first = f"x={world.root / 'x'},y={world.root / 'y'}"
+    world.start_engine(first)
+    world.change("unload_adapter", "x")
+    world.change("load_adapter", "y", "x", in_place=True)
+    changes = world.changes.changes
+    assert changes == [AdapterChange("x"), AdapterChange("y", "x", True)]
+    world.start_engine(first, changes)
+    world.begin("y", "y", PROMPT)
+    assert world.finish() == {"y": world.says("x", PROMPT)}
+    (world.root / "x" / "adapter_config.json").unlink()
+    world.start_engine(f"y={world.root / 'y'}", changes[1:])
+    assert world.engine.info.adapters == []
+    world.begin("y", "y", PROMPT)
+    assert 'there is no adapter "y"' in world.finish()["y"]
 
 
 def test_only_so_many_adapters(world):

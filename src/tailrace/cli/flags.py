@@ -74,6 +74,8 @@ HELP: dict[str, str] = {
     "scheduler.max_sampling_mask": "ids that the sampling mask of a token may have; one with more is null",
     "scheduler.stall_s": "seconds after which a step counts as stalled: /health says 503, the log where it is; "
     "0: never",
+    "scheduler.sleep_after": "seconds without a request after which a model's memory is given back; the next request "
+    "loads it again; 0: never",
     "speculation.drafter": "who guesses tokens ahead",
     "speculation.model": "folder, hub id or GGUF file of the drafter's own weights, where it has some",
     "speculation.max_drafts": "tokens guessed per sequence and step at most",
@@ -126,6 +128,7 @@ HELP: dict[str, str] = {
     "user",
     "server.max_priority": "how far a request's priority counts among other users' requests; beyond it, and with 0 "
     "always, it orders the requests of its own user alone",
+    "server.sleep_endpoints": "let clients put models to sleep and wake them, by POST /sleep and /wake_up",
     "server.log_requests": "a line in the log for every request that has ended",
     "server.page": "serve the page on which one sees why each token came, at /",
     "server.stream_interval": "tokens of a sequence that its stream sends together",

@@ -8,7 +8,7 @@ prefixes of one adapter never serve another one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +63,36 @@ class AdapterChanges:
         self._pending: list[PendingLoad] = []
         self._retired: set[int] = set()
         self._bytes: dict[int, int] = {}  # number → memory of the weights
+        self._made: dict[str, AdapterChange] = {}
+        self._first = frozenset(engine.runner.adapters)
         self._threads = ThreadPoolExecutor(1, "adapters")
+
+    @property
+    def loading(self) -> bool:
+        """True while files are being read."""
+        return bool(self._pending)
+
+    @property
+    def changes(self) -> list[AdapterChange]:
+        """What makes the first adapters of an engine those of now."""
+        return [*self._made.values()]
+
+    def restore(self, changes: Sequence[AdapterChange]) -> None:
+        """Make the changes of an earlier engine, before this one is ready. An adapter that can't be loaded is left
+        out."""
+        for change in changes:
+            weights = None
+            try:
+                if change.folder:
+                    folder = find_folder(self._folder or "", change.folder)
+                    weights = self._engine.runner.read_adapter(change.name, folder)
+                self._make(change, weights)
+            except Exception as error:
+                log.error("adapter %s is not loaded again: %s", change.name, describe_error(error))
+                self._make(AdapterChange(change.name), None)
+        if changes:
+            names = [*filter(None, self._engine.runner.adapters)]
+            self._engine.info = msgspec.structs.replace(self._engine.info, adapters=names)
 
     def answers(self, client: bytes, query: PeerQuery) -> bool:
         """Begin to answer a query about adapters. Return False for any other query."""
@@ -77,7 +106,7 @@ class AdapterChanges:
                 weights = self._threads.submit(self._engine.runner.read_adapter, change.name, folder)
                 self._pending.append(PendingLoad(client, query, change, weights))
             else:
-                self._retire(change.name)
+                self._make(change, None)
                 self._reply(client, query, None)
         except RequestError as error:
             self._reply(client, query, error)
@@ -112,22 +141,30 @@ class AdapterChanges:
         elif change.name not in names and len(names) >= self._most:
             raise ParameterError(f"lora_name: {self._most} adapters are loaded (--max-loras); unload one", "lora_name")
 
-    def _finish(self, load: PendingLoad) -> None:
-        name, runner = load.change.name, self._engine.runner
-        try:
-            weights = load.weights.result()
-            if name in runner.adapters:
-                self._retire(name)
+    def _make(self, change: AdapterChange, weights: Any) -> None:
+        """Unload the adapter, then add the one with these weights if there are any."""
+        name, runner = change.name, self._engine.runner
+        if name in runner.adapters:
+            self._retire(name)
+        self._made.pop(name, None)
+        if weights is not None:
             size = runner.add_adapter(name, weights)
             self._bytes[adapter_number(runner.adapters, name)] = size
             self._engine.memory_limit.add_own(size)
+            log.info("adapter %s: loaded from %s", name, change.folder)
+        if weights is not None or name in self._first:
+            self._made[name] = change
+
+    def _finish(self, load: PendingLoad) -> None:
+        name = load.change.name
+        try:
+            self._make(load.change, load.weights.result())
         except ModelLoadError as error:
             self._reply(load.client, load.query, ParameterError(f"lora_path: {error}", "lora_path"))
         except Exception as error:
             log.exception("the adapter %s could not be loaded", name)
             self._reply(load.client, load.query, ParameterError(f"lora_path: {describe_error(error)}", "lora_path"))
         else:
-            log.info("adapter %s: loaded from %s", name, load.change.folder)
             self._reply(load.client, load.query, None)
 
     def _retire(self, name: str) -> None:

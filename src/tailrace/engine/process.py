@@ -1,7 +1,8 @@
 """The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
 
-It reads its settings from the first line of stdin and loads the model. Then it receives, steps and sends, turn by turn.
-It ends after a Drain message, on SIGTERM, and when stdin closes because its parent has ended.
+It reads its settings from the first line of stdin and loads the model. Then its loop runs (engine/loop.py). It ends
+after a Drain or Sleep message, when it has been idle for `sleep_after`, on SIGTERM, and when stdin closes because its
+parent has ended.
 """
 
 from __future__ import annotations
@@ -12,55 +13,38 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tailrace.base.logs import start_inherited_logging
 from tailrace.base.memory_trim import freeze_objects
-from tailrace.config import EngineConfig, ModelConfig
-from tailrace.engine.adapters import AdapterChanges
+from tailrace.config import EngineConfig
 from tailrace.engine.cache_size import check_memory
 from tailrace.engine.engine import Engine
+from tailrace.engine.loop import Loop
 from tailrace.engine.token_bytes import TokenBytes, token_bytes_of
 from tailrace.engine.watchdog import Watchdog
-from tailrace.errors import EngineError, NotReadyError, TailraceError, describe_error
+from tailrace.errors import EngineError, TailraceError, describe_error
 from tailrace.grammar.service import Grammars
 from tailrace.sampling import processors
-from tailrace.wire.messages import (
-    Abort,
-    Drain,
-    Drained,
-    EndThoughts,
-    FromEngine,
-    Hello,
-    ModelInfo,
-    PeerCount,
-    PeerQuery,
-    PeerReply,
-    Ready,
-    Submit,
-)
+from tailrace.wire.messages import AdapterChange, ModelInfo
 from tailrace.wire.pulse import Pulse
 from tailrace.wire.sockets import EngineSocket
 
 log = logging.getLogger("tailrace.engine")
 
-STATS_EVERY_S = 1.0
-RECEIVE_S = 0.01  # per turn for receiving messages; a call may have a thousand prompts
-IDLE_POLL_MS = 200
 SCRIPTED_VOCAB = 49152
 
 
 class EngineStart(msgspec.Struct):
-    """The line on stdin."""
+    """The line on stdin. changes: of the adapters, made before the engine is ready."""
 
     url: str
     config: EngineConfig
+    changes: list[AdapterChange] = []
 
 
 def build_engine(config: EngineConfig, enter: Callable[[str], object] = lambda part: None) -> Engine:
@@ -132,109 +116,6 @@ def grammars_of(
     return grammars
 
 
-class Loop:
-    """The loop between the socket and the engine."""
-
-    def __init__(self, engine: Engine, socket: EngineSocket, pulse: Pulse, model: ModelConfig) -> None:
-        self.engine, self.socket, self.pulse = engine, socket, pulse
-        engine.counters.pulse = pulse
-        self.clients: set[bytes] = set()
-        self.adapters = AdapterChanges(engine, model, self.send, self.clients)
-        self.draining = False
-        self.stats_due = 0.0
-        self.handlers: dict[type, Callable[[bytes, Any], object]] = {
-            Hello: self.answer_hello,
-            Submit: self.submit,
-            EndThoughts: lambda client, message: engine.end_thoughts(message, client),
-            Abort: lambda client, message: engine.abort(message, client),
-            Drain: lambda client, message: self.drain(),
-            PeerQuery: self.forward_query,
-            PeerReply: lambda client, message: self.send(message.asker, [message]),
-        }
-
-    def run(self) -> None:
-        """Run turns until drained."""
-        self.pulse.enter("between")
-        busy = False
-        while True:
-            self.pulse.beat(self.engine.counters.steps)
-            self.socket.wait(0 if self.engine.has_work else IDLE_POLL_MS)
-            begun = time.perf_counter()
-            self.run_turn()
-            still_busy = bool(self.engine.running or self.engine.waiting)
-            if busy or still_busy:
-                self.engine.counters.turns.add(time.perf_counter() - begun)
-            if time.monotonic() >= self.stats_due or (busy and not still_busy):
-                self.publish_stats()
-            busy = still_busy
-            if self.draining and not self.engine.has_work:
-                for client in list(self.clients):
-                    self.send(client, [Drained()])
-                return
-
-    def run_turn(self) -> None:
-        """Run one turn between two waits: receive for at most RECEIVE_S, run a step, send its messages."""
-        timed = self.engine.counters.time_part
-        with timed("receive"):
-            until_s = time.perf_counter() + RECEIVE_S
-            for client, messages in self.socket.receive():
-                self.clients.add(client)
-                for message in messages:
-                    self.handlers[type(message)](client, message)
-                if time.perf_counter() > until_s:
-                    break
-        self.adapters.advance()
-        due = self.engine.step()
-        with timed("send"):
-            for client, out in due.items():
-                self.send(client, out)
-
-    def answer_hello(self, client: bytes, message: Hello) -> None:
-        """Answer a front end that connects with the engine's model. The front end checks the version."""
-        self.send(client, [Ready(self.engine.info)])
-
-    def submit(self, client: bytes, message: Submit) -> None:
-        """Pass a request to the engine, or refuse it while draining."""
-        if self.draining:
-            refusal = NotReadyError("the engine is draining and takes nothing new")
-            self.engine.refuse(message, refusal, client)
-        else:
-            self.engine.submit(message, client)
-
-    def forward_query(self, client: bytes, message: PeerQuery) -> None:
-        """Send a front end's question to all others, and send it their number. Answer one about adapters."""
-        if self.adapters.answers(client, message):
-            return
-        others = self.clients - {client}
-        asked = [self.send(other, [msgspec.structs.replace(message, asker=client)]) for other in others]
-        self.send(client, [PeerCount(message.number, sum(asked))])
-
-    def drain(self) -> None:
-        """Refuse new requests, and end once all others are done."""
-        self.draining = True
-
-    def publish_stats(self) -> None:
-        """Send the engine's counters to all front ends."""
-        self.stats_due = time.monotonic() + STATS_EVERY_S
-        stats = self.engine.stats()
-        for client in list(self.clients):
-            self.send(client, [stats])
-
-    def send(self, client: bytes, messages: list[FromEngine]) -> bool:
-        """Send messages to a front end. Return False if it is gone; its requests then end within this step."""
-        there = self.socket.send(client, messages)
-        if not there and client in self.clients:
-            log.warning("front end %s is gone", client.hex())
-            self.clients.discard(client)
-            self.engine.abort_client(client)
-        return there
-
-    def fail_all(self, error: TailraceError) -> None:
-        """Send all front ends the error of a bug in this package, before the process ends."""
-        for client, messages in self.engine.fail_all(error).items():
-            self.send(client, messages)
-
-
 def die_with_parent() -> None:
     """End this process when its parent ends. stdin then closes, however the parent ended."""
 
@@ -263,7 +144,8 @@ def main() -> int:
     try:
         socket = EngineSocket(start.url)
         pulse = Pulse(start.url, start.config.scheduler.stall_s)
-        loop = Loop(build_engine(start.config, pulse.enter), socket, pulse, start.config.model)
+        loop = Loop(build_engine(start.config, pulse.enter), socket, pulse, start.config)
+        loop.adapters.restore(start.changes)
     except BaseException as error:  # a panic of a library in Rust is no Exception
         log.debug("the engine could not start", exc_info=True)
         code, text = (error.code, str(error)) if isinstance(error, TailraceError) else ("", describe_error(error))

@@ -19,8 +19,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
+from tailrace.base.waiting_line import check_line
 from tailrace.engine.sequence import Sequence
-from tailrace.errors import OverloadedError
 
 MOST_SERVICE = 256  # Tokens of a user's service that are kept for each of its requests.
 MAX_DEBTORS = 256  # Users without requests whose debts are kept: the largest ones.
@@ -134,19 +134,13 @@ class Shares:
     def check_place(self, user: str, most: int, weight: int = 1) -> None:
         """Check that one more request of the user, who has this weight, may wait. `most` requests may wait.
 
-        Beyond `most` a user may still have a part of the places, by weight, and one at least, so a full line is full
-        for those alone who fill it. No request that waits already is refused for another one.
-
         Raises:
-            OverloadedError: no place is left for the user.
+            OverloadedError: see check_line.
         """
-        own, total = self.waiting[user], self.waiting.total()
-        if total < most:
-            return
-        others = sum(self._active[other].weight for other in self.waiting if other != user)
-        if own >= max(min(1, most), most * weight // (others + weight)):
-            whose = f", {own} of them of this user" if others else ""
-            raise OverloadedError(f"{total} requests are waiting{whose}; try again later")
+        total = self.waiting.total()
+        if total >= most:
+            others = sum(self._active[other].weight for other in self.waiting if other != user)
+            check_line(most, total, self.waiting[user], weight, others)
 
     def _find_least(self) -> int | Fraction:
         return min((share.tokens for share in self.read().values()), default=0)

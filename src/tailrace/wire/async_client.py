@@ -1,5 +1,5 @@
-"""The asyncio client of an engine process. wire/sync_client.py describes the interface. One task reads the socket, one
-watches the process."""
+"""The asyncio client of an engine process. wire/sync_client.py describes the interface. wire/engine_link.py reads the
+socket and watches the process. If the engine sleeps, `wake` gives the client another one."""
 
 from __future__ import annotations
 
@@ -7,42 +7,30 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from itertools import count
 
-import msgspec
-
-from tailrace.config import EngineConfig
+from tailrace.config import EngineConfig, SchedulerConfig
 from tailrace.errors import EngineDeadError, EngineError, NotReadyError, TailraceError, describe_error
 from tailrace.params import SamplingParams
 from tailrace.wire.async_stream import AsyncStream
-from tailrace.wire.engine_process import EngineHandle, EngineProcess
+from tailrace.wire.engine_link import EngineLink, find_engine
+from tailrace.wire.engine_process import EngineHandle
 from tailrace.wire.messages import (
     NOBODY,
     VERSION,
     Abort,
     Drain,
     EndThoughts,
-    Hello,
     ModelInfo,
     Owner,
-    PeerCount,
-    PeerQuery,
-    PeerReply,
     Replay,
+    Sleep,
     Stats,
+    ToEngine,
 )
-from tailrace.wire.peer_queries import PendingQuery
-from tailrace.wire.pulse import PulseReader, Stall
-from tailrace.wire.sockets import AsyncFrontSocket
+from tailrace.wire.peer_queries import PeerQueries
+from tailrace.wire.pulse import Stall
+from tailrace.wire.sleep_state import NO_SLEEP, SleepState
 from tailrace.wire.stream_table import StreamTable
-
-# If writing to all streams takes more than 2 ms, the client pauses twice that long (at most 30 ms) to let other
-# requests run. Tokens that arrive meanwhile are merged into larger events. So the streams take a third of the loop's
-# time.
-SLICE = 64  # streams that are woken before the loop gets a turn
-SHORT_S = 0.002
-PAUSE = 2.0  # times as long as the round
-MAX_PAUSE_S = 0.03
 
 
 class AsyncClient:
@@ -54,10 +42,12 @@ class AsyncClient:
         label: the engine's name in log lines.
         pauses: let other requests run on the event loop while many streams are served. False delivers everything at
             once.
+        scheduler: the engine's settings of sleep, and of requests that wait.
 
     Attributes:
         on_launched, on_lost: called with the address of an engine to attach to, and with the reason when the engine is
-            gone.
+            gone. on_asleep: called with its model when it sleeps, and again with the reason if it can't be loaded.
+        sleep: see SleepState.
     """
 
     def __init__(
@@ -66,21 +56,20 @@ class AsyncClient:
         start_timeout_s: float = 600.0,
         pauses: bool = True,
         label: str = "",
+        scheduler: SchedulerConfig = NO_SLEEP,
     ) -> None:
         self._label = label
         self._engine, self._timeout_s, self._pauses = engine, start_timeout_s, pauses
         self._streams = StreamTable()
-        self._streams.on_peer_message = self._on_peer_message
-        self._queries: dict[int, PendingQuery] = {}
-        self._numbers = count(1)
-        self.answer: Callable[[str, str], bytes | None] = lambda question, argument: None
+        self.queries = PeerQueries(self._send_message)
+        self._streams.on_peer_message = self.queries.on_message
+        self.sleep = SleepState(scheduler)
         self.on_launched: Callable[[str], None] = lambda url: None
         self.on_lost: Callable[[TailraceError], None] = lambda error: None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._drained = asyncio.Event()
+        self.on_asleep: Callable[[ModelInfo, TailraceError | None], None] = lambda model, error: None
+        self._link: EngineLink | None = None
         self.error: TailraceError | None = None
-        self.died = asyncio.Event()  # set whenever the engine is lost; cleared by a restart
-        self._pulse: PulseReader | None = None
+        self.died = asyncio.Event()  # set whenever the engine is lost or sleeps; cleared before another one starts
 
     async def start(self) -> ModelInfo:
         """Start the process and wait for Ready.
@@ -88,44 +77,61 @@ class AsyncClient:
         Raises:
             TailraceError: the error that the engine reported; EngineDeadError if it reported none or took too long.
         """
-        ready = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._streams.model = None
-        if isinstance(self._engine, EngineConfig):
-            self._process: EngineHandle = EngineProcess(self._engine, self._label)
-        else:
-            self._process = await self._engine()
         try:
-            self.on_launched(self._process.url)
-            self._socket = AsyncFrontSocket(self._process.url)
-        except BaseException:
-            await asyncio.to_thread(self._process.stop)
-            raise
-        self._pulse = PulseReader(self._process.url)
-        self._tasks = [asyncio.create_task(self._read_messages(ready)), asyncio.create_task(self._watch_process())]
-        self._socket.send(Hello())
-        waits = [asyncio.create_task(ready.wait()), asyncio.create_task(self.died.wait())]
-        try:
-            await asyncio.wait(waits, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-        if self.error is None and self._streams.model is None:
-            self.error = EngineDeadError(f"the engine was not ready within {self._timeout_s:g} s")
-        if self.error is None and self._streams.version != VERSION:
-            self.error = EngineError(f"the engine speaks version {self._streams.version}, not {VERSION}")
-        if self.error is not None:
-            error = self.error
+            return await self._launch()
+        except TailraceError as error:
+            self.error = error
             await self.close()
-            raise error
-        return self.model
+            raise
 
     async def restart(self) -> ModelInfo:
         """Start a new engine after the old one died. Earlier streams have failed."""
         await self.close()
-        self.error = None
-        self.died.clear()
+        self.sleep.changes = []
         return await self.start()
+
+    async def wake(self) -> ModelInfo:
+        """Wait until a request wants the engine that sleeps, load it, and send it the requests that wait.
+
+        Raises:
+            TailraceError: the engine can't be loaded. The requests that waited have failed, and it sleeps on.
+        """
+        await self._end_engine()
+        try:
+            model = await self._launch()
+        except Exception as caught:
+            error = caught if isinstance(caught, TailraceError) else EngineDeadError(describe_error(caught))
+            await self._fail_load(error)
+            raise error from None
+        for stream in self._streams.waiting:
+            self._send_message(stream.message)
+        return model
+
+    async def _launch(self) -> ModelInfo:
+        """Start an engine, or find the one of the other process, and wait for Ready."""
+        self._loop = asyncio.get_running_loop()
+        self.error = self._streams.drained = self._streams.model = None
+        self.died.clear()
+        process = self._process = await find_engine(self._engine, self._label, self.sleep)
+        if process.asleep is not None and process.wait(0):  # this front end has come while it sleeps
+            self._fall_asleep(process.asleep)
+            return self.model
+        self.sleep.begin_load()
+        try:
+            self.on_launched(process.url)
+            self._link = EngineLink(process, self._streams, self._pauses, self._on_engine_end)
+        except BaseException:
+            await asyncio.to_thread(process.stop)
+            raise
+        await self._link.wait_until_ready(self._timeout_s)
+        if self.error is None and (self._streams.model is None or self._link.gone.is_set()):
+            self.error = EngineDeadError(f"the engine was not ready within {self._timeout_s:g} s")
+        if self.error is None and self._streams.version != VERSION:
+            self.error = EngineError(f"the engine speaks version {self._streams.version}, not {VERSION}")
+        if self.error is not None:
+            raise self.error
+        self.sleep.end_load()
+        return self.model
 
     @property
     def pid(self) -> int:
@@ -133,20 +139,24 @@ class AsyncClient:
         return self._process.pid
 
     @property
+    def asleep(self) -> bool:
+        """True while the engine sleeps, and until another one is ready."""
+        return self.sleep.model is not None
+
+    @property
     def ready(self) -> bool:
         """True if the engine can serve."""
-        return self.error is None and self._streams.model is not None
+        return self.error is None and self._streams.model is not None and not self.asleep
 
     @property
     def stall(self) -> Stall | None:
         """The current stall, if the engine can serve but a turn of its loop takes too long; else None."""
-        return self._pulse.stall() if self.ready and self._pulse is not None else None
+        return self._link.pulse.stall() if self.ready and self._link is not None else None
 
     @property
     def loading(self) -> str:
-        """The part of its start that the engine is in (wire/pulse.py); "" once it can serve, or if the part is
-        unknown."""
-        return "" if self.ready or self._pulse is None else self._pulse.loading()
+        """The part of its start that the engine is in (wire/pulse.py); "" once it can serve, or if it is unknown."""
+        return "" if self.ready or self._link is None else self._link.pulse.loading()
 
     @property
     def open_ids(self) -> list[str]:
@@ -155,14 +165,15 @@ class AsyncClient:
 
     @property
     def model(self) -> ModelInfo:
-        """What the engine serves.
+        """What the engine serves, or serves again when it does not sleep any more.
 
         Raises:
             EngineDeadError: it is dead, or not up yet.
         """
-        if self._streams.model is None:
+        model = self.sleep.model or self._streams.model
+        if model is None:
             raise self.error or EngineDeadError("the engine is still starting")
-        return self._streams.model
+        return model
 
     @property
     def stats(self) -> Stats:
@@ -191,107 +202,100 @@ class AsyncClient:
         owner: Owner = NOBODY,
         reports_progress: bool = False,
     ) -> AsyncStream:
-        """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)"""
+        """Ask for a generation, or for the explanation of one. (More than six parameters: those of a Submit.)
+
+        Raises:
+            OverloadedError: the engine sleeps, and too many requests wait for it.
+        """
+        if self.asleep:
+            self.sleep.check_place(owner, self._streams.waiting)
         open_stream, message = self._streams.add_stream(
-            prompt, params, id, priority, time.time(), adapter, replay, owner
+            prompt, params, id, priority, time.time(), adapter, replay, owner, reports_progress
         )
-        if self.error is not None:
+        if self.asleep:
+            self.sleep.want()
+        elif self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:
-            self._socket.send(msgspec.structs.replace(message, reports_progress=True) if reports_progress else message)
+            self._send_message(message)
         return AsyncStream(open_stream, self._streams, self._cancel_request, self._cancel_threadsafe)
 
     async def ask(self, question: str, argument: str, timeout_s: float = 1.0) -> list[bytes]:
-        """Return the answers of the other front ends of this engine within the time. Front ends without an answer are
-        left out."""
-        if not self.ready:
-            return []
-        number = next(self._numbers)
-        query = self._queries[number] = PendingQuery()
-        self._socket.send(PeerQuery(number, question, argument))
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(query.complete.wait(), timeout_s)
-        finally:
-            del self._queries[number]
-        return query.answers
+        """Return the answers that the other front ends of this engine have, within the time."""
+        return await self.queries.ask(question, argument, timeout_s) if self.ready else []
+
+    def ask_to_sleep(self, abort: bool) -> None:
+        """Ask an engine that is ready to end itself if nothing runs. abort: end what runs."""
+        self._send_message(Sleep(abort))
 
     async def drain(self, timeout_s: float = 30.0) -> bool:
         """Let the engine finish the running requests and exit. True if it did within the time."""
         if self.error is not None:
             return False
-        self._socket.send(Drain())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
-        return self._streams.drained
+        if self._link is not None:
+            self._send_message(Drain())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._link.drained.wait(), timeout_s)
+        return self._streams.drained is not None
 
     async def close(self) -> None:
         """End the engine and every open stream. Idempotent."""
         self.error = self.error or EngineDeadError("the client was closed")
+        self.sleep.end_load(self.error)
+        self.sleep.model = None
         self._streams.fail_all(EngineDeadError(str(self.error)))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tasks:
-            self._tasks = []
-            self._socket.close()
-            await asyncio.to_thread(self._process.stop)
+        await self._end_engine()
+
+    async def _end_engine(self) -> None:
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.close()
+
+    async def _fail_load(self, error: TailraceError) -> None:
+        await self._end_engine()
+        refusal = NotReadyError(f"the model could not be loaded: {error}; the next request tries again")
+        self.sleep.end_load(refusal)
+        self._streams.fail_all(refusal)
+        if self.sleep.model is not None:
+            self.on_asleep(self.sleep.model, error)
+
+    def _send_message(self, message: ToEngine) -> None:
+        assert self._link is not None, "not started"
+        self._link.send(message)
 
     def _cancel_request(self, message: Abort | EndThoughts) -> None:
-        if self.error is None:
-            self._socket.send(message)
+        if self.asleep:  # the next engine will not hear of the request
+            self._streams.unacknowledged.discard((message.id, message.epoch))
+        elif self.error is None:
+            self._send_message(message)
 
     def _cancel_threadsafe(self, message: Abort) -> None:
         """Do the work of `_cancel_request`, on any thread and at any moment."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the engine
             self._loop.call_soon_threadsafe(self._cancel_request, message)
 
-    def _on_peer_message(self, message: PeerQuery | PeerCount | PeerReply) -> None:
-        """Answer another front end's question, or take its answer."""
-        if isinstance(message, PeerQuery):
-            self._socket.send(PeerReply(message.asker, message.number, self.answer(message.question, message.argument)))
-        elif (query := self._queries.get(message.number)) is not None:
-            query.add(message)
-
-    async def _read_messages(self, ready: asyncio.Event) -> None:
-        try:
-            while True:
-                messages = await self._socket.receive()
-                begun_s = time.perf_counter()
-                woken = self._streams.route_messages(messages)
-                if self._streams.model is not None:
-                    ready.set()
-                if self._streams.drained:
-                    self._drained.set()
-                for start in range(0, len(woken), SLICE):
-                    for open_stream in woken[start : start + SLICE]:
-                        open_stream.notify_reader()
-                    await asyncio.sleep(0)  # behind those that were woken; others get a turn between
-                round_s = time.perf_counter() - begun_s
-                if self._pauses and round_s > SHORT_S:
-                    await asyncio.sleep(min(PAUSE * round_s, MAX_PAUSE_S))
-        except Exception as error:  # no message can be read any more: the engine is as good as dead
-            self._on_engine_lost(EngineError(f"the engine can't be understood: {describe_error(error)}"))
-
-    async def _watch_process(self) -> None:
-        """Wait for the end of the process, in a thread."""
-        process = self._process
-        try:
-            while not await asyncio.to_thread(process.wait, 0.2):
-                pass
-        except Exception as error:  # there is no thread: its end would not be noticed
-            self._on_engine_lost(EngineError(f"the engine can't be watched: {error}"))
-            return
-        await asyncio.sleep(2 * MAX_PAUSE_S)  # its last messages may still have to be read
-        if self._streams.drained:  # as asked; requests that came too late end as well
+    def _on_engine_end(self, error: TailraceError) -> None:
+        """End every open stream with the error, and call `on_lost`. If the engine sleeps, its streams stay open. While
+        an engine is loaded that has slept, `wake` does the rest."""
+        drained, self.error = self._streams.drained, error
+        if drained is not None and drained.asleep:
+            self.sleep.changes = drained.changes
+            self._fall_asleep(self.model)
+        elif drained is not None:  # as asked; requests that came too late end as well
             self.error = NotReadyError("the engine has been drained")
             self._streams.fail_all(self.error)
-        else:
-            self._on_engine_lost(process.error())
+        elif not self.asleep:
+            self._streams.fail_all(EngineDeadError(str(error)))
+            self.died.set()
+            self.on_lost(error)
+            if self._process.asleep is not None:
+                self._fall_asleep(self._process.asleep)
 
-    def _on_engine_lost(self, error: TailraceError) -> None:
-        """End every open stream with an error, and call `on_lost`: the engine is gone."""
-        self.error = error
-        self._streams.fail_all(EngineDeadError(str(error)))
+    def _fall_asleep(self, model: ModelInfo) -> None:
+        """Note that the engine sleeps. Open streams are those of requests that it has not read."""
+        self.sleep.model, self.error = model, None
+        self._streams.forget_engine()
         self.died.set()
-        self.on_lost(error)
+        self.on_asleep(model, None)
+        if self._streams.waiting:
+            self.sleep.want()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,13 +20,20 @@ from tailrace.base.logs import MODEL_VARIABLE
 from tailrace.base.python_command import make_python_command
 from tailrace.config import EngineConfig
 from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
+from tailrace.wire.messages import AdapterChange, ModelInfo
 from tailrace.wire.sockets import Address
 
 KILL_AFTER_S = 3.0  # between SIGTERM and SIGKILL
 
 
 class EngineHandle(Protocol):
-    """An engine as a client sees it: its own process, or one that another process owns (wire/remote_engine.py)."""
+    """An engine as a client sees it: its own process, or one that another process owns (wire/remote_engine.py).
+
+    asleep: the engine's model, if the owner lets the engine sleep. failure: why the owner could not load the engine.
+    """
+
+    asleep: ModelInfo | None
+    failure: TailraceError | None
 
     @property
     def url(self) -> str:
@@ -34,15 +42,24 @@ class EngineHandle(Protocol):
 
     @property
     def pid(self) -> int: ...
+    @property
+    def ended_well(self) -> bool: ...
     def wait(self, timeout_s: float | None = None) -> bool: ...
     def error(self) -> TailraceError: ...
     def stop(self) -> None: ...
 
 
 class EngineProcess:
-    """A running (or dead) engine process at `url`. label: the engine's name in its log lines."""
+    """A running (or dead) engine process at `url`.
 
-    def __init__(self, config: EngineConfig, label: str = "") -> None:
+    Args:
+        label: the engine's name in its log lines. changes: of the adapters, before the engine is ready.
+    """
+
+    asleep: ModelInfo | None = None
+    failure: TailraceError | None = None
+
+    def __init__(self, config: EngineConfig, label: str = "", changes: Sequence[AdapterChange] = ()) -> None:
         self.address = Address()
         # libgomp's threads would spin for milliseconds after each of torch's parallel regions, on our kernels' cores
         environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})}
@@ -58,7 +75,7 @@ class EngineProcess:
             self.address.remove()
             raise
         assert self.process.stdin is not None
-        line = msgspec.json.encode({"url": self.address.url, "config": config}) + b"\n"
+        line = msgspec.json.encode({"url": self.address.url, "config": config, "changes": list(changes)}) + b"\n"
         with contextlib.suppress(BrokenPipeError):  # the engine died already: `error` says why
             self.process.stdin.write(line)
             self.process.stdin.flush()
@@ -72,6 +89,11 @@ class EngineProcess:
     def pid(self) -> int:
         """Process id of the engine."""
         return self.process.pid
+
+    @property
+    def ended_well(self) -> bool:
+        """True if the process has ended as it was asked to, so its last message is Drained."""
+        return self.process.poll() == 0
 
     @property
     def alive(self) -> bool:

@@ -4,7 +4,7 @@ This file imports no torch and no zmq. A request is named by (id, epoch). The cl
 never meets an old output. A request has n sequences, 0 … n−1; each ends in exactly one `Finished` or `Failed`.
 `Aborted` acknowledges an `Abort`. It is always sent, even if the engine does not know the request (any more).
 
-    front end → engine   Hello, Submit, EndThoughts, Abort, Drain, PeerQuery, PeerReply
+    front end → engine   Hello, Submit, EndThoughts, Abort, Drain, Sleep, PeerQuery, PeerReply
     engine → front end   Ready, PromptProgress, PromptLogprobs, Tokens, Replayed, Finished, Failed, Aborted, Stats,
                          Drained, PeerCount, PeerQuery, PeerReply
 
@@ -111,6 +111,13 @@ class Abort(Message, frozen=True):
 
 class Drain(Message, frozen=True):
     """A request to refuse new requests, finish the running ones, then send Drained and exit."""
+
+
+class Sleep(Message, frozen=True):
+    """A request to send Drained and exit if nothing runs, waits or loads; else the message is ignored. The front ends
+    keep the model's name and start another engine when a request comes. abort: fail all requests first."""
+
+    abort: bool = False
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -327,8 +334,20 @@ class Stats(Message, frozen=True):
     turn_counts: list[int] = []
 
 
+class AdapterChange(msgspec.Struct, omit_defaults=True):
+    """An adapter to load or to unload. folder: below the operator's folder. in_place: replace one of the name."""
+
+    name: str
+    folder: str = ""
+    in_place: bool = False
+
+
 class Drained(Message, frozen=True):
-    """The last sequence has ended and the engine exits."""
+    """The last sequence has ended and the engine exits. asleep: after Sleep, or because nothing has come for
+    `sleep_after`. changes: what makes the adapters of a new engine those of this one."""
+
+    asleep: bool = False
+    changes: list[AdapterChange] = []
 
 
 class PeerQuery(Message, frozen=True):
@@ -340,14 +359,6 @@ class PeerQuery(Message, frozen=True):
     question: str
     argument: str
     asker: bytes = b""
-
-
-class AdapterChange(msgspec.Struct, omit_defaults=True):
-    """An adapter to load or to unload. folder: below the operator's folder. in_place: replace one of the name."""
-
-    name: str
-    folder: str = ""
-    in_place: bool = False
 
 
 class AdapterOutcome(msgspec.Struct, omit_defaults=True):
@@ -373,7 +384,7 @@ class PeerReply(Message, frozen=True):
     data: bytes | None
 
 
-ToEngine = Hello | Submit | EndThoughts | Abort | Drain | PeerQuery | PeerReply
+ToEngine = Hello | Submit | EndThoughts | Abort | Drain | Sleep | PeerQuery | PeerReply
 FromEngine = (
     Ready
     | PromptProgress

@@ -1,10 +1,13 @@
-"""One front end's questions to the others, and their answers. This module does no I/O."""
+"""One front end's questions to the others, and its answers to theirs. This module does no I/O of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
+from itertools import count
 
-from tailrace.wire.messages import PeerCount, PeerReply
+from tailrace.wire.messages import PeerCount, PeerQuery, PeerReply
 
 
 class PendingQuery:
@@ -26,3 +29,39 @@ class PendingQuery:
                 self.answers.append(message.data)
         if self._replies == self._asked:
             self.complete.set()
+
+
+class PeerQueries:
+    """The questions of a front end that are open.
+
+    Args:
+        send: sends a message to the engine, which passes it on.
+
+    Attributes:
+        answer: returns this front end's answer to a question and its argument; None if it has none.
+    """
+
+    def __init__(self, send: Callable[[PeerQuery | PeerReply], object]) -> None:
+        self._send = send
+        self._pending: dict[int, PendingQuery] = {}
+        self._numbers = count(1)
+        self.answer: Callable[[str, str], bytes | None] = lambda question, argument: None
+
+    async def ask(self, question: str, argument: str, timeout_s: float) -> list[bytes]:
+        """Return the answers that come within the time."""
+        number = next(self._numbers)
+        query = self._pending[number] = PendingQuery()
+        self._send(PeerQuery(number, question, argument))
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(query.complete.wait(), timeout_s)
+        finally:
+            del self._pending[number]
+        return query.answers
+
+    def on_message(self, message: PeerQuery | PeerCount | PeerReply) -> None:
+        """Answer another front end's question, or take its answer."""
+        if isinstance(message, PeerQuery):
+            self._send(PeerReply(message.asker, message.number, self.answer(message.question, message.argument)))
+        elif (query := self._pending.get(message.number)) is not None:
+            query.add(message)

@@ -2,6 +2,8 @@
 
     {"model": NAME, "engine": URL}                          an engine runs at this address
     {"model": NAME, "lost": {"code": …, "message": …}}      the engine is gone; another may come
+    {"model": NAME, "asleep": {…}}                          the engine is gone until a request wants it; what it serves
+    {"model": NAME, "asleep": {…}, "lost": {…}}             the same after an attempt to load it, which failed
 
 When the pipe closes, the owner and its engines are gone.
 """
@@ -18,6 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
+from tailrace.wire.messages import ModelInfo
 
 POLL_S = 0.02
 
@@ -35,6 +38,7 @@ class EngineEvent(msgspec.Struct, omit_defaults=True):
     model: str
     engine: str | None = None
     lost: EngineFailure | None = None
+    asleep: ModelInfo | None = None
 
 
 class RemoteEngine:
@@ -44,12 +48,20 @@ class RemoteEngine:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.asleep: ModelInfo | None = None
+        self.failure: TailraceError | None = None
         self._gone = threading.Event()
-        self._error: TailraceError = EngineDeadError("the engine is gone")
 
-    def mark_lost(self, lost: EngineFailure) -> None:
-        """Note that the engine is gone, and why."""
-        self._error = BY_CODE.get(lost.code, EngineDeadError)(lost.message)
+    @property
+    def ended_well(self) -> bool:
+        """True if the engine sleeps, so its last message is Drained."""
+        return self.asleep is not None and self.failure is None
+
+    def mark_lost(self, lost: EngineFailure | None, asleep: ModelInfo | None = None) -> None:
+        """Note that the engine is gone, and why. asleep: it is, or was to be, loaded when a request wants it."""
+        self.asleep = asleep
+        if lost is not None:
+            self.failure = BY_CODE.get(lost.code, EngineDeadError)(lost.message)
         self._gone.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -58,7 +70,7 @@ class RemoteEngine:
 
     def error(self) -> TailraceError:
         """Return why the engine is gone."""
-        return self._error
+        return self.failure or EngineDeadError("the engine is gone")
 
     def stop(self) -> None:
         """Do nothing: the owner stops the engine."""
@@ -78,11 +90,11 @@ class EngineEventReader:
         threading.Thread(target=self._read_events, args=(read, closed), daemon=True, name="engine events").start()
 
     async def next_engine(self, model: str) -> RemoteEngine:
-        """Return the next engine of the model that is not lost already."""
+        """Return the next engine of the model that is not lost already, or one that sleeps."""
         while True:
             with contextlib.suppress(queue.Empty):
                 found = self._engines[model].get_nowait()
-                if not found.wait(0):
+                if not found.wait(0) or found.asleep is not None:
                     return found
             await asyncio.sleep(POLL_S)
 
@@ -92,6 +104,19 @@ class EngineEventReader:
             if event.engine is not None:
                 self._current[event.model] = RemoteEngine(event.engine)
                 self._engines[event.model].put(self._current[event.model])
-            if event.lost is not None and event.model in self._current:
-                self._current[event.model].mark_lost(event.lost)
+            if event.asleep is not None:
+                self._handle_sleep(event)
+            elif event.lost is not None and event.model in self._current:
+                self._current.pop(event.model).mark_lost(event.lost)
         closed()
+
+    def _handle_sleep(self, event: EngineEvent) -> None:
+        """Mark the engine that sleeps. If this front end has not seen it, or it could not be started, put one that
+        never ran."""
+        engine = self._current.pop(event.model, None)
+        if engine is not None:
+            engine.mark_lost(event.lost, event.asleep)
+        else:
+            engine = RemoteEngine("")
+            engine.mark_lost(event.lost, event.asleep)
+            self._engines[event.model].put(engine)

@@ -46,7 +46,8 @@ ID_BYTES, ENTRY_BYTES, ALTERNATIVE_BYTES, SHOWN_BYTES = 40, 200, 70, 32
 
 @dataclass(eq=False, slots=True)
 class OpenStream:
-    """One open stream: its unread events, its sequences that have not ended, and the callbacks of its reader.
+    """One open stream: the message that asks for it, its unread events, its sequences that have not ended, and the
+    callbacks of its reader.
 
     Waiting tokens are joined, so that a slow reader gets larger pieces, not more of them. held: the approximate bytes
     that they take. `full` is called whenever more than `max_bytes` wait.
@@ -55,6 +56,7 @@ class OpenStream:
     id: str
     epoch: int
     open: set[int]
+    message: Submit
     events: list[SequenceEvent] = field(default_factory=list)
     waiting: dict[int, Tokens] = field(default_factory=dict)  # of each sequence, the last tokens in `events`
     held: int = 0
@@ -113,8 +115,13 @@ class StreamTable:
         self.model: ModelInfo | None = None
         self.version: int | None = None
         self.stats = Stats()
-        self.drained = False
+        self.drained: Drained | None = None
         self.on_peer_message: Callable[[PeerQuery | PeerCount | PeerReply], None] = ignore_peer
+
+    @property
+    def waiting(self) -> list[OpenStream]:
+        """The streams that have not ended: of an engine that sleeps, those of requests that no engine has read."""
+        return [open_stream for open_stream in self.open_streams.values() if open_stream.open]
 
     def add_stream(
         self,
@@ -126,12 +133,13 @@ class StreamTable:
         adapter: str = "",
         replay: Replay | None = None,
         owner: Owner = NOBODY,
+        reports_progress: bool = False,
     ) -> tuple[OpenStream, Submit]:
         """Return a new stream and the message that asks for it. (More than six parameters: those of a Submit.)"""
-        open_stream = OpenStream(id or uuid4().hex, next(self.epochs), set(range(params.n)))
-        self.open_streams[open_stream.id, open_stream.epoch] = open_stream
-        name = open_stream.id, open_stream.epoch
-        return open_stream, Submit(*name, prompt, params, priority, arrival_s, adapter, replay, owner)
+        name = id or uuid4().hex, next(self.epochs)
+        message = Submit(*name, prompt, params, priority, arrival_s, adapter, replay, owner, reports_progress)
+        open_stream = self.open_streams[name] = OpenStream(*name, set(range(params.n)), message)
+        return open_stream, message
 
     def close(self, open_stream: OpenStream, keep: bool = False) -> bool:
         """Close the stream; without `keep`, its unread events are dropped. Return True if sequences were still open, so
@@ -192,7 +200,7 @@ class StreamTable:
                 case Ready():
                     self.model, self.version = message.model, message.version
                 case Drained():
-                    self.drained = True
+                    self.drained = message
                 case PeerQuery() | PeerCount() | PeerReply():
                     self.on_peer_message(message)
         return list(woken)
@@ -204,6 +212,10 @@ class StreamTable:
                 open_stream.events.append(Failed(open_stream.id, open_stream.epoch, index, error.code, str(error)))
             open_stream.open.clear()
             open_stream.wake(open_stream)
+        self.forget_engine()
+
+    def forget_engine(self) -> None:
+        """Expect nothing more of this engine; open streams stay."""
         self.unacknowledged.clear()
         self.stopped.clear()
         self.stats = Stats()

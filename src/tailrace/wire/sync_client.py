@@ -21,6 +21,8 @@ import time
 from collections import deque
 from functools import partial
 
+import msgspec
+
 from tailrace.config import EngineConfig
 from tailrace.errors import EngineDeadError, EngineError, TailraceError, describe_error
 from tailrace.params import SamplingParams
@@ -49,7 +51,8 @@ class SyncClient:
         Raises:
             TailraceError: the error that the engine reported; EngineDeadError if it reported none or took too long.
         """
-        self._process = EngineProcess(self._config)
+        scheduler = msgspec.structs.replace(self._config.scheduler, sleep_after=0.0)  # nothing here would wake it
+        self._process = EngineProcess(msgspec.structs.replace(self._config, scheduler=scheduler))
         self._socket = FrontSocket(self._process.address.url)
         self._send_message(Hello())
         until = time.monotonic() + self._timeout_s
@@ -137,7 +140,7 @@ class SyncClient:
         self._send_message(Drain())
         while not self._streams.drained and self.error is None and time.monotonic() < until:
             self.pump(POLL_MS)
-        return self._streams.drained
+        return self._streams.drained is not None
 
     def close(self) -> None:
         """End the engine and every open stream. Idempotent."""

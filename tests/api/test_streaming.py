@@ -11,7 +11,7 @@ import pytest
 
 from api.harness import LocalClient, events, front_of, saying
 from tailrace.api import streaming
-from tailrace.api.streaming import COMMENT, EventStream, frame_chunk
+from tailrace.api.streaming import COMMENT, EventStream, Silence, frame_chunk
 from tailrace.errors import EngineError
 
 
@@ -48,7 +48,7 @@ async def first(delay_s: float = 0.0) -> Chunk:
 
 async def run(rest, delay_s: float = 0.0, keep_alive_s: float = 60.0) -> Wire:
     wire = Wire()
-    stream = EventStream(asyncio.ensure_future(first(delay_s)), rest, lambda: None, keep_alive_s)
+    stream = EventStream(asyncio.ensure_future(first(delay_s)), rest, lambda: None, Silence(keep_alive_s))
     await stream({"type": "http"}, wire.receive, wire.send)
     assert wire.sent[0]["type"] == "http.response.start"
     assert [m["more_body"] for m in wire.sent[1:]] == [True] * (len(wire.sent) - 2) + [False]

@@ -90,6 +90,27 @@ def test_the_view_shows_load_and_speed(page: Page):
 
 
 @pytest.mark.long
+def test_a_model_that_sleeps_and_is_loaded_again(browser, served):
+    said = {"version": "1", "models": ["m"], "keys": False, "loading": {}}
+    loading = {"status": "loading", "error": None, "part": "weights", "progress": 0.42}
+    states = iter([{"status": "sleeping", "error": None}, loading])
+
+    def answer(route) -> None:
+        health = next(states, {"status": "ready", "error": None})
+        parts = {"m": "weights"} if health["status"] == "loading" else {}
+        route.fulfill(json=said | {"health": health, "loading": parts})
+
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.route("**/page/status", answer)
+    page.goto(served.url)
+    page.get_by_text("sleeps, and its memory is free: the next request loads it.").wait_for()
+    page.get_by_text("is loading because a request waits: about 42 %.").wait_for()
+    page.locator(".app > .starting").wait_for(state="detached")
+    page.close()
+
+
+@pytest.mark.long
 def test_a_server_that_loads_says_which_part_it_is_in(browser, served):
     """Until it is ready; then the line goes away by itself."""
     said = {"version": "1", "models": ["m"], "keys": False, "loading": {"m": "grammars"}}

@@ -48,6 +48,7 @@ from tailrace.api.routes.page import get_asset, get_fields, get_index, get_statu
 from tailrace.api.routes.requests import cancel_request, control_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
 from tailrace.api.routes.resume import resume_stream
+from tailrace.api.routes.sleep import put_to_sleep, show_sleep, wake_up
 from tailrace.api.routes.stored_responses import (
     cancel_response,
     delete_response,
@@ -82,6 +83,9 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/v1/models/{id:path}", retrieve_model),
     ("POST", "/v1/load_lora_adapter", load_adapter),
     ("POST", "/v1/unload_lora_adapter", unload_adapter),
+    ("POST", "/sleep", put_to_sleep),
+    ("POST", "/wake_up", wake_up),
+    ("GET", "/is_sleeping", show_sleep),
     ("POST", "/v1/responses", create_response),
     ("POST", "/v1/responses/input_tokens", count_input_tokens),
     ("POST", "/v1/responses/compact", compact_response),
@@ -154,7 +158,7 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
     """
 
     for service in front.services.values():
-        service.client.answer = partial(answer_question, front)
+        service.client.queries.answer = partial(answer_question, front)
 
     @asynccontextmanager
     async def run_lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -153,6 +153,10 @@ class BeamRequest:
         """How many beams run at once, at most."""
         return self._search.width
 
+    def describe_wait(self) -> str:
+        """See Service.describe_wait."""
+        return self._service.describe_wait()
+
     @property
     def work(self) -> int:
         """Tokens that were computed: the prompt, and those of all beams."""

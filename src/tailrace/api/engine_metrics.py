@@ -77,7 +77,7 @@ class EngineCollector(Collector):
 
     Args:
         stats: the latest counters. ready: the engine can serve. stalls: how often a step was seen to take too long.
-        info: of the engine's model; None before the engine is ready.
+        info: of the engine's model; None before the engine is ready. asleep: it sleeps, or is loaded again.
     """
 
     def __init__(
@@ -86,8 +86,9 @@ class EngineCollector(Collector):
         ready: Callable[[], bool],
         stalls: Callable[[], int],
         info: Callable[[], ModelInfo | None],
+        asleep: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._stats, self._ready, self._stalls, self._info = stats, ready, stalls, info
+        self._stats, self._ready, self._stalls, self._info, self._asleep = stats, ready, stalls, info, asleep
 
     def describe(self) -> list[Metric]:
         """Nothing: duplicates are not looked for before the first scrape."""
@@ -97,6 +98,8 @@ class EngineCollector(Collector):
         """All families."""
         stats = self._stats()
         yield GaugeMetricFamily("tailrace_engine_ready", "1 while the engine can serve.", value=float(self._ready()))
+        asleep = "1 while the model sleeps, and until it is loaded again."
+        yield GaugeMetricFamily("tailrace_engine_sleeping", asleep, value=float(self._asleep()))
         for name, text, value in GAUGES:
             yield GaugeMetricFamily(name, text, value=value(stats))
         for name, text, value in COUNTERS:

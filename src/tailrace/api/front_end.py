@@ -132,7 +132,8 @@ class FrontEnd:
 
     def _list_adapters(self, service: Service) -> Iterable[str]:
         client = service.client
-        return client.model.adapters if client.ready else self._first_adapters[service.base_name]
+        known = client.ready or client.asleep
+        return client.model.adapters if known else self._first_adapters[service.base_name]
 
     @property
     def served(self) -> dict[str, Service]:

@@ -91,6 +91,10 @@ class Generation:
         """The id of the user who asked."""
         return self._origin.user
 
+    def describe_wait(self) -> str:
+        """See Service.describe_wait."""
+        return self._service.describe_wait()
+
     @property
     def work(self) -> int:
         """Tokens that were computed: prompts and outputs."""

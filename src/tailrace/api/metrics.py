@@ -37,8 +37,9 @@ class Metrics:
         wasted: Callable[[], int],
         stalls: Callable[[], int] = lambda: 0,
         info: Callable[[], ModelInfo | None] = lambda: None,
+        asleep: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.engine = EngineCollector(stats, ready, stalls, info)
+        self.engine = EngineCollector(stats, ready, stalls, info, asleep)
         self._registry = CollectorRegistry()
         self._registry.register(WastedTokens(wasted))
         self.time_to_first_token = self._make_histogram(

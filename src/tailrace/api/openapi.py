@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from tailrace.api.anthropic_errors import ANTHROPIC
 from tailrace.api.routes.health import Version
+from tailrace.api.routes.sleep import Sleeping
 from tailrace.api.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from tailrace.api.schema.chat import ChatCompletion, ChatRequest
 from tailrace.api.schema.completions import Completion, CompletionRequest
@@ -140,6 +141,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),
     ("POST", "/v1/load_lora_adapter"): Operation("Load a LoRA adapter", LoadAdapterRequest, None, CHANGING),
     ("POST", "/v1/unload_lora_adapter"): Operation("Unload a LoRA adapter", UnloadAdapterRequest, None, CHANGING),
+    ("POST", "/sleep"): Operation("Give a model's memory back", None, None, (400, 401, 404, 503)),
+    ("POST", "/wake_up"): Operation("Load a model that sleeps", None, None, (400, 401, 404, 503)),
+    ("GET", "/is_sleeping"): Operation("Whether models sleep", None, Sleeping, (401, 404)),
     ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, COUNTING),
     ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, COUNTING),
     ("GET", "/health"): Operation("200 while requests are accepted", None, None, (503,)),

@@ -78,8 +78,9 @@ def serve_models(
     front = FrontEnd(config, named, table=table)
     try:
         for model, tokenizer in zip(models, tokenizers, strict=True):
-            client = AsyncClient(model.engine, config.start_timeout_s, label=model.name if named else "")
-            about = model.engine.model
+            label, engine = model.name if named else "", model.engine
+            client = AsyncClient(engine, config.start_timeout_s, label=label, scheduler=engine.scheduler)
+            about = engine.model
             front.add(client, tokenizer, model.name, model.defaults, about.adapters, about.other_names)
         settings = uvicorn_config(app_of(front), config)
         workers = None
@@ -93,11 +94,14 @@ def serve_models(
         front.unlock_file()
 
 
-def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes]) -> int:
+def serve_attached(
+    start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Callable[[], bytes], want: Callable[[str], None]
+) -> int:
     """Serve as a further front end until told to end; returns the exit code.
 
     Args:
-        read: waits for the next line of the pipe that tells of the engines (wire/remote_engine.py).
+        read: waits for the next line of the pipe that tells of the engines (wire/remote_engine.py). want: tells the
+            owner of the engines of a model that a request wants, and that sleeps.
     """
     shared = socket.socket(fileno=start.socket)
     events = EngineEventReader(read, closed=lambda: os._exit(0))
@@ -108,7 +112,9 @@ def serve_attached(start: WorkerStart, tokenizers: Sequence[Tokenizer], read: Ca
     table = None if start.users is None else UserTable(layout_of(waiting), start.users, start.front_end)
     front = FrontEnd(waiting, start.named, attached=True, table=table)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
-        client = AsyncClient(partial(events.next_engine, model.name), waiting.start_timeout_s)
+        next_engine = partial(events.next_engine, model.name)
+        client = AsyncClient(next_engine, waiting.start_timeout_s, scheduler=model.engine.scheduler)
+        client.sleep.on_wanted = partial(want, model.name)
         settings = model.engine.model
         front.add(client, tokenizer, model.name, model.defaults, settings.adapters, settings.other_names)
     try:
@@ -189,6 +195,8 @@ class Server(uvicorn.Server):
         for name, service in front.services.items():
             service.client.on_launched = partial(self._workers.on_launched, name)
             service.client.on_lost = partial(self._workers.on_lost, name)
+            service.client.on_asleep = partial(self._workers.on_asleep, name)
+        self._workers.on_wanted = lambda name: front.services[name].client.sleep.want()
         self._workers.on_failed = self._on_workers_failed
         front.others_gone = self._stop_workers  # the workers need the engines until then
 

@@ -138,6 +138,7 @@ class Service:
             lambda: client.wasted_tokens,
             lambda: self.supervisor.stalls,
             lambda: client.model if client.ready else None,
+            lambda: client.asleep,
         )
         for name, text, held in (
             ("num_requests_open", "Requests that are being answered.", lambda: len(self.open_requests)),
@@ -166,6 +167,25 @@ class Service:
         other = copy(self)
         other.model_name = alias
         return other
+
+    @property
+    def may_sleep(self) -> bool:
+        """True if the model's memory may be given back while the server runs."""
+        return self.client.sleep.after > 0 or self.config.sleep_endpoints
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the load of a model that has slept, from 0 to 0.99; None: none is loaded, or it is unknown."""
+        share = self.client.sleep.progress
+        return None if share is None else round(share, 2)
+
+    def describe_wait(self) -> str:
+        """What a request waits for, if its model has slept; "" for any other model."""
+        if not self.client.asleep:
+            return ""
+        part, share = self.client.loading, self.progress
+        of_part = f" ({part})" if part else ""
+        return f"loading the model{of_part}" + ("" if share is None else f": {share:.0%}")
 
     def labels_for(self, ask: GenerateRequest) -> Labels:
         """How the logprobs of a request's answer name tokens."""

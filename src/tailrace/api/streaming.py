@@ -5,7 +5,8 @@ the chunks' contents.
 - `data: [DONE]\\n\\n`: only after the last chunk.
 - `event: TYPE\\ndata: {…}\\n\\n`: if events have names (/v1/responses, /v1/messages). These streams have no [DONE].
 - `data: {"error":…}\\n\\n`: if the request fails midway. Then the answer ends.
-- `: keep-alive\\n\\n`: a comment (in /v1/messages an event) after a silence, also before the first chunk.
+- `: keep-alive\\n\\n`: a comment (in /v1/messages an event) after a silence, also before the first chunk. While
+  the model is loaded again after a sleep, a comment each second says how far the load is.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tailrace.api.disconnect import cancel_all, unless_disconnected
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
+PROGRESS_S = 1.0  # between two comments about the progress of a load
 
 Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 
@@ -34,6 +36,10 @@ _encode = msgspec.json.Encoder().encode
 
 class Abortable(Protocol):
     """A request that is being generated."""
+
+    def describe_wait(self) -> str:
+        """What it waits for, as text for its client; "" if it waits for tokens."""
+        ...
 
     def abort(self, cause: str) -> None:
         """End the generation, because its client has gone."""
@@ -111,7 +117,24 @@ async def make_response(
     except BaseException:
         await cancel_all(first)
         raise
-    return EventStream(first, chunks, on_disconnect, keep_alive_s, form)
+    return EventStream(
+        first, chunks, on_disconnect, Silence(keep_alive_s, form.silence, generation.describe_wait), form
+    )
+
+
+class Silence(NamedTuple):
+    """What is sent if there is nothing to send: `text` after each `keep_alive_s`, or a comment each second if the
+    request waits for something that can be described."""
+
+    keep_alive_s: float
+    text: bytes = COMMENT
+    describe_wait: Callable[[], str] = str
+
+    def choose_text(self) -> tuple[float, bytes]:
+        """The seconds of silence, and what is sent then."""
+        if waits := self.describe_wait():
+            return min(PROGRESS_S, self.keep_alive_s), f": {waits}\n\n".encode()
+        return self.keep_alive_s, self.text
 
 
 class EventStream(Response):
@@ -122,7 +145,7 @@ class EventStream(Response):
             error.
         rest: the other chunks; closed in every case. An error from either becomes an error event.
         on_disconnect: called if the client leaves, before `rest` is cancelled.
-        keep_alive_s: seconds of silence after which a comment is sent.
+        silence: what is sent after a silence.
     """
 
     media_type = "text/event-stream"
@@ -132,14 +155,14 @@ class EventStream(Response):
         first: asyncio.Future[Chunk],
         rest: AsyncGenerator[Chunk, None],
         on_disconnect: Callable[[], None],
-        keep_alive_s: float,
+        silence: Silence,
         form: EventFormat = PLAIN,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._first, self._rest, self._on_disconnect = first, rest, on_disconnect
-        self._keep_alive_s, self._form = keep_alive_s, form
+        self._silence, self._form = silence, form
         self._sent_s = 0.0  # when the last bytes went out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,8 +198,8 @@ class EventStream(Response):
         """Comments into long silences. Each is one write, as each frame is, so that neither splits the other."""
         self._sent_s = time.monotonic()
         while True:
-            silent_s = time.monotonic() - self._sent_s
-            if silent_s >= self._keep_alive_s:
-                await write(self._form.silence)
+            silent_s, (limit_s, text) = time.monotonic() - self._sent_s, self._silence.choose_text()
+            if silent_s >= limit_s:
+                await write(text)
                 silent_s = 0.0
-            await asyncio.sleep(self._keep_alive_s - silent_s)
+            await asyncio.sleep(limit_s - silent_s)

@@ -1,4 +1,4 @@
-"""The state of the engine as the front end sees it: starting, ready, dead, draining. Knows no HTTP."""
+"""The state of the engine as the front end sees it: starting, ready, asleep, dead, draining. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tailrace.wire.pulse import Stall
 
 log = logging.getLogger(__name__)
 
-State = Literal["starting", "ready", "dead", "draining"]
-Condition = State | Literal["stalled"]
+State = Literal["starting", "ready", "sleeping", "dead", "draining"]
+Condition = State | Literal["stalled", "loading"]
 
 CHECK_EVERY_S = 0.25
 SHOWN = 32  # requests that a log line names
@@ -22,10 +22,11 @@ RESTART_AFTER_S = 1.0  # so that an engine which dies at once is not restarted i
 
 
 class Supervisor:
-    """Starts the engine, and restarts or gives it up when it dies, as the operator chose.
+    """Starts the engine, restarts or gives it up when it dies, as the operator chose, and loads it again when it sleeps
+    and a request comes.
 
     - model: None until the engine was ready once.
-    - error: why the engine is dead.
+    - error: why the engine is dead, or could not be loaded again.
     - dead: set if the engine stays dead.
     - stall: the step that takes too long, as seen last.
     - stalls: how many such steps there were.
@@ -47,8 +48,11 @@ class Supervisor:
 
     @property
     def condition(self) -> Condition:
-        """As `state`; "stalled" if the engine is ready but its step takes too long."""
+        """As `state`; "stalled" if the engine is ready but its step takes too long, "loading" if it has slept and a
+        request waits for it."""
         self.check_stall()
+        if self.state == "sleeping" and self._client.sleep.loading:
+            return "loading"
         return "stalled" if self.state == "ready" and self.stall is not None else self.state
 
     def check_stall(self) -> None:
@@ -81,6 +85,9 @@ class Supervisor:
             self._handle_ready(await self._client.start())
             while True:
                 await self._client.died.wait()
+                if self._client.asleep:
+                    await self._keep_asleep()
+                    continue
                 self._handle_loss(self._client.error or EngineDeadError(f"{self._called} is gone"))
                 if not self._restart:
                     break
@@ -108,9 +115,22 @@ class Supervisor:
             raise EngineDeadError(f"{self._called} is dead: {self.error}")
         if self.state == "draining":
             raise NotReadyError("the server is shutting down")
-        if self.state == "starting" or self.model is None:
+        if (
+            self.state == "starting" or self.model is None
+        ):  # an engine that sleeps is loaded when a request waits for it
             raise NotReadyError(f"{self._called} is starting; try again shortly")
         return self.model
+
+    async def _keep_asleep(self) -> None:
+        """Return when the engine is ready again."""
+        while True:
+            self._set_state("sleeping")
+            log.info("%s sleeps; the next request loads it", self._called)
+            try:
+                return self._handle_ready(await self._client.wake())
+            except TailraceError as error:
+                self.error = error
+                log.error("%s could not be loaded: %s; the next request tries again", self._called, error)
 
     def _handle_ready(self, model: ModelInfo) -> None:
         self.model, self.error = model, None
@@ -125,5 +145,5 @@ class Supervisor:
     def _set_state(self, state: State) -> None:
         if self.state != "draining":  # draining is final
             self.state = state
-        if state in ("ready", "dead"):
+        if state in ("ready", "sleeping", "dead"):
             self.settled.set()

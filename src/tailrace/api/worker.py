@@ -33,7 +33,9 @@ def run_front_end(status: int) -> int:
     start = msgspec.json.decode(line, type=WorkerStart)
     tokenizers = [load_tokenizer(model.folder, model.engine.model) for model in start.models]
     report_status(status, WorkerStatus(started=True))
-    return serve_attached(start, tokenizers, stdin.readline)
+    return serve_attached(
+        start, tokenizers, stdin.readline, lambda name: report_status(status, WorkerStatus(wanted=name))
+    )
 
 
 def report_status(status: int, line: WorkerStatus) -> None:

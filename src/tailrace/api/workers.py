@@ -23,6 +23,7 @@ from tailrace.api.user_table import UserTable
 from tailrace.base.python_command import make_python_command
 from tailrace.config import EngineConfig, ServerConfig
 from tailrace.errors import TailraceError
+from tailrace.wire.messages import ModelInfo
 from tailrace.wire.remote_engine import EngineEvent, EngineFailure
 
 log = logging.getLogger(__name__)
@@ -68,10 +69,12 @@ class WorkerStart(msgspec.Struct):
 
 
 class WorkerStatus(msgspec.Struct, omit_defaults=True):
-    """A line that a worker writes: it serves from now on, or why it ends."""
+    """A line that a worker writes: it serves from now on, why it ends, or the model that a request wants, and that
+    sleeps."""
 
     started: bool = False
     error: str = ""
+    wanted: str = ""
 
 
 class WorkerPlace:
@@ -95,14 +98,17 @@ class WorkerPlace:
         self.started, self.reason = False, ""
         self.due: float | None = None
 
-    def read_status(self) -> None:
-        """Read what the worker has reported."""
+    def read_status(self) -> set[str]:
+        """Read what the worker has reported. Return the models that it wants."""
         assert self.process.stdout is not None
+        wanted: set[str] = set()
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or another program wrote to it
             for line in (self.process.stdout.read() or b"").splitlines():
                 status = msgspec.json.decode(line, type=WorkerStatus)
                 self.started, self.reason = self.started or status.started, status.error or self.reason
+                wanted |= {status.wanted} - {""}
         self.served = self.served or self.started
+        return wanted
 
     def end(self) -> float:
         """Note that the worker has ended. Return the seconds until the next one starts."""
@@ -127,20 +133,21 @@ class Workers:
         table: what all front ends know of users.
 
     Attributes:
-        on_failed: called with the reason if a worker can't start at all.
+        on_failed: called with the reason if a worker can't start at all. on_wanted: called with a model that sleeps.
     """
 
     def __init__(self, count: int, start: WorkerStart | None = None, table: UserTable | None = None) -> None:
         self._count, self._start, self._table = count, start, table
         self._places: list[WorkerPlace] = []
-        self._engines: dict[str, str] = {}
+        self._engines: dict[str, EngineEvent] = {}  # of each model that runs or sleeps
         self._ending = False
         self.on_failed: Callable[[str], None] = lambda reason: None
+        self.on_wanted: Callable[[str], None] = lambda model: None
 
     def on_launched(self, model: str, url: str) -> None:
         """An engine runs at this address. Start the workers, if none run yet."""
-        self._engines[model] = url
-        self._send_event(EngineEvent(model, engine=url))
+        self._engines[model] = EngineEvent(model, engine=url)
+        self._send_event(self._engines[model])
         while len(self._places) < self._count:
             self._places.append(WorkerPlace(len(self._places), self._spawn_worker(len(self._places))))
 
@@ -148,6 +155,12 @@ class Workers:
         """The engine is gone."""
         self._engines.pop(model, None)
         self._send_event(EngineEvent(model, lost=EngineFailure(error.code, str(error))))
+
+    def on_asleep(self, model: str, info: ModelInfo, error: TailraceError | None) -> None:
+        """The engine sleeps. error: it could not be loaded."""
+        self._engines[model] = EngineEvent(model, asleep=info)
+        failure = None if error is None else EngineFailure(error.code, str(error))
+        self._send_event(EngineEvent(model, lost=failure, asleep=info))
 
     async def watch(self) -> None:
         """Replace workers that die, until cancelled."""
@@ -165,7 +178,8 @@ class Workers:
             if time.monotonic() >= place.due:
                 self._replace(place)
             return
-        place.read_status()
+        for model in place.read_status():
+            self.on_wanted(model)
         limit_s = self._start.server.start_timeout_s
         if place.process.poll() is None:
             if not place.started and time.monotonic() - place.begun_s > limit_s:
@@ -230,8 +244,8 @@ class Workers:
             start_new_session=True,  # Ctrl-C in the terminal goes to the first front end alone, which ends the workers
         )
         write_line(process.stdin, start)
-        for model, url in self._engines.items():
-            write_line(process.stdin, EngineEvent(model, engine=url))
+        for event in self._engines.values():
+            write_line(process.stdin, event)
         return process
 
     def _send_event(self, event: EngineEvent) -> None:

@@ -47,9 +47,12 @@ async def change_adapters(service: Service, question: str, change: AdapterChange
     """Let the engine change its adapters, and wait until all front ends know of the change.
 
     Raises:
-        RequestError: the engine refuses the change. NotReadyError: it has ended, or has not answered in time.
+        RequestError: the engine refuses the change. NotReadyError: it has ended, could not be loaded after a sleep, or
+            has not answered in time.
     """
     client, timeout_s = service.client, service.config.start_timeout_s
+    if client.asleep:
+        await client.sleep.wait_until_awake()
     asked = asyncio.ensure_future(client.ask(question, msgspec.json.encode(change).decode(), timeout_s))
     died = asyncio.ensure_future(client.died.wait())
     try:

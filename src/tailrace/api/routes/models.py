@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.formats import name_parsers
 from tailrace.api.front_end import front_of
-from tailrace.api.schema.models import ModelCard, ModelList
+from tailrace.api.schema.models import ModelCard, ModelList, ModelStatus
 from tailrace.api.service import Service
 from tailrace.api.streaming import json_response
+
+# states of an engine → llama.cpp's words
+STATUSES = {"sleeping": "sleeping", "loading": "loading", "starting": "loading", "dead": "unloaded"}
 
 
 async def list_models(request: Request) -> Response:
@@ -35,4 +38,13 @@ def make_model_card(service: Service) -> ModelCard:
         reasoning_parser=parsers["reasoning_parser"],
         tool_parser=parsers["tool_parser"],
         tool_grammar=service.tools is not None,
+        status=describe_status(service),
     )
+
+
+def describe_status(service: Service) -> ModelStatus | UnsetType:
+    """Whether the model is loaded; UNSET for a model that never sleeps."""
+    if not service.may_sleep:
+        return UNSET
+    value = STATUSES.get(service.supervisor.condition, "loaded")
+    return ModelStatus(value, service.progress if value == "loading" else None)

@@ -115,8 +115,9 @@ async def get_status(request: Request) -> Response:
 def status_of(front: FrontEnd) -> PageStatus:
     """Of all models."""
     keys = bool(front.config.keys)
-    starting = {name: s.client.loading for name, s in front.services.items() if s.supervisor.state == "starting"}
-    return PageStatus(version("tailrace"), health_of(front), list(front.served), keys, starting)
+    services = front.services.items()
+    loading = {name: s.client.loading for name, s in services if s.supervisor.condition in ("starting", "loading")}
+    return PageStatus(version("tailrace"), health_of(front), list(front.served), keys, loading)
 
 
 def serve_file(request: Request, path: str) -> Response:

@@ -53,6 +53,10 @@ async def retrieve_response(request: Request) -> Response:
 class SecondReader:
     """Who reads a stream a second time: nothing ends with it."""
 
+    def describe_wait(self) -> str:
+        """See streaming.Abortable."""
+        return ""
+
     def abort(self, cause: str) -> None:
         """See streaming.Abortable."""
 

@@ -32,7 +32,8 @@ class Replica:
         server, named = config.server, bool(config.models)
         self._front = FrontEnd(server, named)
         for one in prepare_all(config):
-            client = AsyncClient(one.config.engine, server.start_timeout_s, label=one.name if named else "")
+            engine, label = one.config.engine, one.name if named else ""
+            client = AsyncClient(engine, server.start_timeout_s, label=label, scheduler=engine.scheduler)
             found = choose_sampling_defaults(one.folder, one.config.model, server.model_defaults)
             model = one.config.model
             self._front.add(client, one.tokenizer, one.name, found, model.adapters, model.other_names)

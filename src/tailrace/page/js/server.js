@@ -52,6 +52,8 @@ const WORDS = {
   starting: "is loading",
   ready: "is ready",
   stalled: "has stalled",
+  sleeping: "sleeps, and its memory is free: the next request loads it",
+  loading: "was asleep, and is loading because a request waits",
   dead: "has ended",
   draining: "is shutting down",
 };
@@ -89,9 +91,10 @@ export function describeParsers({ id, reasoning_parser: thoughts, tool_parser: c
 /** What /health says, in words; nothing before it has answered. */
 export function Health({ status: said }) {
   if (!said) return null;
-  const { status: condition, error, part, seconds } = said.health;
+  const { status: condition, error, part, seconds, progress } = said.health;
   const which = said.models.length === 1 ? said.models[0] : `${said.models.length} models`;
-  const since = part ? `: ${fixed(seconds, 1)} s in ${part}` : "";
+  const about = progress === undefined ? "" : `: about ${Math.round(100 * progress)} %`;
+  const since = seconds === undefined ? about : `: ${fixed(seconds, 1)} s in ${part}`;
   return html`<div class=${`health ${condition}`} role="status">
     <p><i class="lamp"></i> <strong>${which}</strong> ${WORDS[condition] ?? condition}${since}.
       <span class="quiet"> tailrace ${said.version}</span></p>

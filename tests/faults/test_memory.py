@@ -1,4 +1,4 @@
-"""A request that makes the engine grow is ended, and nobody else."""
+"""A request that makes the engine grow is ended, and no request of another user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 from engine.harness import Harness, alone
 from tailrace.engine import cache_size, cgroup, memory
 from tailrace.engine.memory import MIB, MemoryLimit
-from tailrace.wire.messages import Failed, Finished
+from tailrace.engine.sequence import Request
+from tailrace.errors import OverloadedError
+from tailrace.params import SamplingParams
+from tailrace.wire.messages import Failed, Finished, Owner
 
 
 @pytest.fixture
@@ -43,7 +46,8 @@ def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypa
     def freed(request, error):
         hoards.pop(request.id, None)
         fail_request(request, error)
-        harness.submit("late", [9], max_tokens=2)  # while there is no room
+        harness.submit("late", [9], max_tokens=2)  # while there is no room for this user
+        harness.submit("other", [9], max_tokens=2, ignore_eos=True, user="other")
         late.append(request.id)
 
     monkeypatch.setattr(harness.engine.lifecycle, "fail_request", freed)
@@ -58,6 +62,7 @@ def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypa
     refused = stories["late", 0, 0].end
     assert isinstance(refused, Failed)
     assert refused.code == "overloaded"
+    assert isinstance(stories["other", 0, 0].end, Finished)
     for id, prompt in (("a", [5, 6, 7]), ("b", [8])):
         assert isinstance(stories[id, 0, 0].end, Finished)
         assert stories[id, 0, 0].tokens == alone(prompt, 60)
@@ -72,6 +77,99 @@ def test_what_nobody_holds_does_not_refuse_for_ever(harness: Harness):
     harness.submit("a", [5], max_tokens=2, ignore_eos=True)
     assert isinstance(harness.run(100)["a", 0, 0].end, Finished)
     del leak
+
+
+# ---- several users
+
+
+class World:
+    """A memory limit over requests of several users. The process is as large as the test says."""
+
+    def __init__(self, monkeypatch, limit: int = 640 * MIB):
+        monkeypatch.setattr(memory, "LOOK_S", 0.0)
+        monkeypatch.setattr(memory, "SETTLE_S", 0.0)
+        monkeypatch.setattr(memory, "read_resident_bytes", lambda: self.grown)
+        self.grown = 0
+        self.limit = MemoryLimit(limit)
+        self.requests: list[Request] = []
+
+    def hold(self, user: str, *sizes: int, weight: int = 1) -> None:
+        """Add requests of the user that hold so many MiB each."""
+        for size in sizes:
+            owner = Owner(user=user, weight=weight)
+            number = len(self.requests)
+            self.requests.append(Request(b"", f"{user}{number}", 0, SamplingParams(), (0, number), 10, owner=owner))
+            self.requests[-1].grown_bytes = size * MIB
+
+    def judge(self, grown: int) -> str | None:
+        """Let the process hold so many MiB. Return the request that must end."""
+        self.grown = grown * MIB
+        found = self.limit.check(self.requests)
+        return found and found[0].id
+
+    def accepts(self, user: str, weight: int = 1) -> bool:
+        try:
+            self.limit.check_place(Owner(user=user, weight=weight))
+        except OverloadedError:
+            return False
+        return True
+
+
+def test_the_user_who_holds_most_gives_way(monkeypatch):
+    """B's only request is the largest one. A's many small ones together hold more."""
+    world = World(monkeypatch)
+    world.hold("b", 60)
+    world.hold("a", *[40] * 15, 45)
+    assert world.judge(630) is None
+    assert world.accepts("a")
+    assert world.judge(700) == "a16", "A's largest one"
+    assert not world.accepts("a")
+    assert world.accepts("b")
+    assert world.accepts("new")
+    while len(world.requests) > 2:
+        ended = world.judge(700)
+        world.requests = [request for request in world.requests if request.id != ended]
+    assert {request.owner.user for request in world.requests} == {"a", "b"}, "no request of B was ended"
+
+
+def test_memory_is_divided_by_weight(monkeypatch):
+    world = World(monkeypatch)
+    world.hold("heavy", 400, weight=3)
+    world.hold("light", 200)
+    assert world.judge(650) == "light1"
+    assert world.accepts("heavy", 3)
+    assert not world.accepts("light")
+
+
+def test_who_holds_next_to_nothing_loses_nothing_for_what_others_left(monkeypatch):
+    """The memory of a request that has ended is not free yet."""
+    world = World(monkeypatch)
+    world.hold("b", 5)
+    assert world.judge(700) is None
+    assert world.accepts("b")
+    assert world.judge(970) == "b0", "far beyond the limit anybody gives way"
+    world.requests.clear()
+    assert world.judge(700) is None
+    assert not world.limit.over, "nobody holds it, so it counts as the engine's own"
+
+
+def test_at_the_limit_users_hold_at_most_the_limit_again(monkeypatch):
+    world = World(monkeypatch)
+    world.hold("a", 600)
+    for number in range(memory.MAX_USERS - 1):
+        assert world.accepts(f"user{number}")
+        world.hold(f"user{number}", 10)
+        assert world.judge(700) == "a0"
+    assert not any(world.accepts(f"user{number}") for number in range(memory.MAX_USERS - 1)), "each holds its part"
+    assert not world.accepts("one more")
+
+
+def test_large_parameters_count(monkeypatch):
+    world = World(monkeypatch)
+    world.hold("a", 0)
+    world.requests[0].params = SamplingParams(logit_bias={number: 1.0 for number in range(50_000)})
+    world.limit.add(world.requests[0])
+    assert memory.estimate_bytes(world.requests[0]) > 2 * MIB
 
 
 def test_a_promise_of_more_than_there_is_does_not_refuse_everybody():

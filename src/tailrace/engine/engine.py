@@ -115,8 +115,7 @@ class Engine:
             self.limits.check(message)
             owner, places = message.owner, self.limits.scheduler.max_waiting
             self.lifecycle.shares.check_place(owner.user, places, owner.weight)
-            if self.memory_limit.over:
-                raise self.memory_limit.refusal()
+            self.memory_limit.check_place(owner)
             check_served(message.params, self.grammars, self.token_bytes)
             stop_search(message.params)  # a pattern that can't be served says so
             self._accept_request(message, client)
@@ -144,6 +143,7 @@ class Engine:
         add_sequences(request, message, self.token_bytes, FALLBACK_S if falls_back else request.min_host_s)
         self.compilations.begin(request, self.token_bytes)
         self.lifecycle.add(request)
+        self.memory_limit.add(request)
         self.counters.prompt_tokens += len(
             request.sequences[0].tokens
         )  # with a replay's output, computed like a prompt

@@ -93,7 +93,7 @@ class Request:
     queued_s: float | None = None  # From its arrival to its first admission.
     compiling: Future[Compiled] | None = None  # Its grammar, until it is ready.
     banning: Future[Bans] | None = None  # Its banned strings, until they are ready.
-    # Bytes by which the process grew while its outputs were processed, if that was measured (memory.py).
+    # About the bytes of its parameters, and by which the process grew with its outputs, if measured (memory.py).
     grown_bytes: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     replay: Replay | None = None  # an earlier output to explain; nothing is generated

@@ -20,7 +20,9 @@ from tailrace.api.connection_limits import ConnectionLimits
 from tailrace.api.request_head import RefusedError
 from tailrace.api.serve import allow_files
 from tailrace.api.service import Service
-from tailrace.config import ServerConfig
+from tailrace.api.user import make_user_id
+from tailrace.config import ServerConfig, UserConfig
+from tailrace.errors import OverloadedError
 
 LOW = {
     "max_headers": 20,
@@ -297,7 +299,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tokenizer, free_port
 
 
 def test_connections_in_all(tokenizer, free_port):
-    """Whoever waits longest makes room; those that are being answered do not."""
+    """Whoever waits longest makes room; those that are being answered do not. A user alone leaves a place to others."""
     with place(tokenizer, free_port(), tick_s=0.02, max_connections=8, header_timeout_s=20, idle_timeout_s=20) as found:
         idle = [connected(found.port) for _ in range(8)]
         time.sleep(0.1)
@@ -306,12 +308,12 @@ def test_connections_in_all(tokenizer, free_port):
         assert rest(idle[0]) == b""
         idle[7].sendall(GET + b"\r\n")
         assert idle[7].recv(4096).startswith(b"HTTP/1.1 200")
-        busy = [connected(found.port) for _ in range(8)]
+        busy = [connected(found.port) for _ in range(7)]
         found.client.hold = True
         for line in busy:
             line.sendall(post(asked()))
-        wait_for(lambda: len(found.client.engine.requests) == 8)
-        refused(say(found.port, GET + b"\r\n"), 503, "8 connections")
+        wait_for(lambda: len(found.client.engine.requests) == 7)
+        refused(say(found.port, GET + b"\r\n"), 429, "this user has 7 of the 7 connections for all users")
         found.client.hold = False
         for line in [*idle, *busy]:
             line.close()
@@ -330,22 +332,154 @@ def test_connections_of_one_address(tokenizer, free_port):
             line.close()
 
 
+class Line:
+    """A connection of the limits below. It forgets itself, as a connection that is closed does."""
+
+    def __init__(self, limits: ConnectionLimits, address: str = "1.2.3.4"):
+        self.limits, self.address = limits, address
+        self.dropped: RefusedError | None = None
+        limits.acquire(self, address)
+
+    def drop(self, refusal: RefusedError) -> None:
+        assert self.dropped is None
+        self.dropped = refusal
+        self.limits.release(self, self.address)
+
+    def ask(self, user: str) -> Line:
+        """Send a whole request."""
+        self.limits.claim(self, user)
+        self.limits.note_waiting(self, False)
+        return self
+
+    def rest(self) -> Line:
+        self.limits.note_waiting(self, True)
+        return self
+
+
+def open_line(limits: ConnectionLimits, user: str) -> Line:
+    return Line(limits).ask(user)
+
+
+def sixteen(**settings: Any) -> ConnectionLimits:
+    """Places for 14 connections of users, and for two strangers."""
+    return ConnectionLimits(ServerConfig(max_connections=16, **settings), 1000)
+
+
+def dropped(lines: list[Line]) -> list[int]:
+    return [number for number, line in enumerate(lines) if line.dropped]
+
+
 def test_whoever_is_refused_for_the_address_takes_no_place():
     """Before, 12 of one address filled a door of 10, and another address was refused."""
     limits = ConnectionLimits(ServerConfig(max_connections=10, max_connections_per_address=2), 1000)
-    for attempt in range(12):
-        with contextlib.suppress(RefusedError) if attempt >= 2 else contextlib.nullcontext():
-            limits.acquire("a")
-    for address in "bcdefghi":
-        limits.acquire(address)
-    with pytest.raises(RefusedError, match="all 10 connections"):
-        limits.acquire("j")
-    limits.release("a")
-    limits.acquire("j")
+    first = [Line(limits, "a"), Line(limits, "a")]
+    for _ in range(10):
+        with pytest.raises(RefusedError, match="from one address"):
+            Line(limits, "a")
+    first += [Line(limits, address) for address in "bcdefghi"]
+    Line(limits, "j")
+    assert dropped(first) == [0], "the stranger that has waited longest"
+    Line(limits, "a")
+
+
+def test_one_users_requests_refuse_that_user_alone():
+    limits = sixteen()
+    lines = [open_line(limits, "a") for _ in range(14)]
+    with pytest.raises(OverloadedError, match="this user has 14 of the 14 connections"):
+        open_line(limits, "a")
+    assert dropped(lines) == []
+    others = [open_line(limits, user) for user in "bcbcbc"]
+    assert dropped(lines) == [8, 9, 10, 11, 12, 13], "the newest of the user who holds most"
+    assert lines[13].dropped is not None
+    assert lines[13].dropped.status == 429
+    assert dropped(others) == []
+    with pytest.raises(OverloadedError, match="this user has 8 of the 14"):
+        open_line(limits, "a")
+    [open_line(limits, "b") for _ in range(2)]
+    assert len(dropped(lines)) == 8
+    assert dropped(others) == []
+
+
+def test_an_idle_connection_of_the_user_who_holds_most_goes_first():
+    limits = sixteen()
+    lines = [open_line(limits, "a") for _ in range(14)]
+    lines[5].rest()
+    other = open_line(limits, "b")
+    assert dropped(lines) == [5]
+    lines[7].rest()
+    lines.append(open_line(limits, "a"))
+    assert dropped(lines) == [5, 7], "the user's own one"
+    other.rest()
+    with pytest.raises(OverloadedError):
+        open_line(limits, "a")
+    open_line(limits, "c")
+    assert dropped([*lines, other]) == [5, 7, 14], "the idle one of a user with few is left alone"
+
+
+def test_strangers_cost_users_nothing():
+    limits = sixteen()
+    lines = [open_line(limits, user).rest() for user in "aaaaaaaaabbccc"]
+    for _ in range(100):
+        Line(limits)
+    assert dropped(lines) == []
+    open_line(limits, "d")
+    assert dropped(lines) == [0]
+
+
+def test_many_with_one_slow_request_end_no_request_of_one_with_a_few():
+    """Without keys an attacker may have many addresses."""
+    limits = sixteen()
+    busy = [open_line(limits, "a") for _ in range(3)]
+    slow = [open_line(limits, f"address {number}").rest() for number in range(40)]
+    assert dropped(busy) == []
+    assert dropped(slow) == list(range(29))
+
+
+def test_connections_are_divided_by_weight():
+    users: Any = {"heavy": UserConfig(api_key="k", weight=3)}
+    limits, heavy = sixteen(users=users), make_user_id("key", "k")
+    lines = [open_line(limits, heavy) for _ in range(8)] + [open_line(limits, "b") for _ in range(6)]
+    open_line(limits, heavy)
+    assert dropped(lines) == [13]
+    with pytest.raises(OverloadedError):
+        open_line(limits, "b")
+
+
+def test_a_connection_may_change_its_user():
+    limits = sixteen()
+    lines = [open_line(limits, "a") for _ in range(14)]
+    lines[0].rest().ask("b")
+    with pytest.raises(OverloadedError, match="this user has 13 of"):
+        open_line(limits, "a")
+    assert dropped(lines) == []
+
+
+def test_with_keys_a_request_without_one_is_a_strangers(tokenizer, free_port):
+    """B's request gets a place although requests of A have all, and requests without a key come and go."""
+    keys: Any = {"max_connections": 8, "api_keys": "key-a,key-b"}
+    auth = {user: b"Authorization: Bearer key-%s\r\n" % user.encode() for user in "ab"}
+    with place(tokenizer, free_port(), tick_s=0.02, **keys) as found:
+        found.client.hold = True
+        lines = [connected(found.port) for _ in range(7)]
+        for line in lines:
+            line.sendall(post(asked(), auth["a"]))
+        wait_for(lambda: len(found.client.engine.requests) == 7)
+        for _ in range(10):
+            refused(say(found.port, post(asked())), 401)
+        refused(say(found.port, post(asked(), auth["a"])), 429, "this user has 7 of the 7")
+        answer = say(found.port, b"GET /v1/models HTTP/1.1\r\n" + HOST + auth["b"] + b"Connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        refused(rest(lines[-1]), 429, "its user has most connections")
+        wait_for(lambda: len(found.client.engine.requests) == 6)
+        found.client.hold = False
+        for line in lines[:-1]:
+            assert line.recv(4096).startswith(b"HTTP/1.1 200")
+        for line in lines:
+            line.close()
 
 
 def test_whoever_sends_no_body_makes_room(tokenizer, free_port):
-    settings: Any = {"max_connections": 4, "body_timeout_s": 20, "idle_timeout_s": 20}
+    settings: Any = {"max_connections": 5, "body_timeout_s": 20, "idle_timeout_s": 20}
     with place(tokenizer, free_port(), **settings) as found:
         lines = [connected(found.port) for _ in range(4)]
         for line in lines:
@@ -353,7 +487,7 @@ def test_whoever_sends_no_body_makes_room(tokenizer, free_port):
         time.sleep(0.2)
         assert say(found.port, GET + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
         lines[0].settimeout(PATIENCE_S)
-        assert rest(lines[0]) == b""
+        refused(rest(lines[0]), 429, "its user has most connections")
         lines[3].sendall(asked()[-5:])
         assert lines[3].recv(4096).startswith(b"HTTP/1.1 200")
         for line in lines:

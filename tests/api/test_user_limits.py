@@ -15,7 +15,7 @@ from tailrace.api.rate_bucket import UNIT, Bucket
 from tailrace.api.user import make_user_id
 from tailrace.api.user_admission import anthropic_headers, openai_headers
 from tailrace.api.user_limits import Admission, Standing, UserLimits, format_duration
-from tailrace.api.user_table import PLACES, WINDOW, TableLayout, UserTable, make_shared_file
+from tailrace.api.user_table import MIN_PLACES, WINDOW, TableLayout, UserTable, make_shared_file
 from tailrace.config import ServerConfig, UserConfig
 from tailrace.errors import OverloadedError, RateLimitError
 
@@ -363,6 +363,14 @@ def test_a_user_with_a_running_request_keeps_its_place():
         refusal(limits, user)
 
 
+def test_a_user_on_each_connection_finds_a_place():
+    """As many users as connections run a request each, and four front ends share the table."""
+    config = ServerConfig(requests_per_minute=60, max_connections=16_384, front_ends=4)
+    limits = UserLimits(config, UserTable(TableLayout.of(config)), Clock())
+    for number in range(4 * 16_384):
+        limits.admit(make_user_id("address", str(number)))
+
+
 def test_no_client_can_choose_its_neighbours():
     """The secret differs between servers; a user's places are the same in all front ends of one."""
     layout = TableLayout(2, 0)
@@ -373,13 +381,13 @@ def test_no_client_can_choose_its_neighbours():
         for table in (UserTable(layout, file), UserTable(layout, file, 1), UserTable(layout))
     ]
     assert own[0] == own[1] != own[2]
-    assert all(0 <= place < PLACES for places in own for place in places)
+    assert all(0 <= place < MIN_PLACES for places in own for place in places)
 
 
 def test_the_last_place_has_neighbours_too():
     layout, clock = TableLayout(2, 3), Clock()
     table = UserTable(layout, make_shared_file(layout), 1)
-    table._first_place = lambda id: PLACES - 1  # type: ignore[method-assign]
+    table._first_place = lambda id: MIN_PLACES - 1  # type: ignore[method-assign]
     limits = UserLimits(ServerConfig(requests_per_minute=60), table, clock)
     users = [make_user_id("address", str(number)) for number in range(WINDOW)]
     for number, user in enumerate(users):

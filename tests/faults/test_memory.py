@@ -167,7 +167,7 @@ def test_at_the_limit_users_hold_at_most_the_limit_again(monkeypatch):
 def test_large_parameters_count(monkeypatch):
     world = World(monkeypatch)
     world.hold("a", 0)
-    world.requests[0].params = SamplingParams(logit_bias={number: 1.0 for number in range(50_000)})
+    world.requests[0].params = SamplingParams(logit_bias=dict.fromkeys(range(50000), 1.0))
     world.limit.add(world.requests[0])
     assert memory.estimate_bytes(world.requests[0]) > 2 * MIB
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tailrace.api.auth import ApiKeys, Site, hosts_of
+from tailrace.api.connection_limits import ClaimedConnections
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.error_handlers import HANDLERS
 from tailrace.api.event_loop_lag import observe_event_loop_lag
@@ -229,6 +230,7 @@ def make_middleware(front: FrontEnd) -> list[Middleware]:
         )
     if keys := config.keys:
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
+    found.append(Middleware(ClaimedConnections, keyed=bool(keys)))
     if front.limits is not None:
         found.append(Middleware(UserAdmission, limits=front.limits, paths=GENERATING_PATHS, free=COUNTING_PATHS))
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Any
 
 from uvicorn import Config
@@ -19,7 +20,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from tailrace.api import error_handlers
-from tailrace.api.connection_limits import ConnectionLimits
+from tailrace.api.connection_limits import CLAIM, ConnectionLimits
 from tailrace.api.connection_state import (
     ENDING,
     INCOMPLETE,
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._server, self._client = get_local_addr(transport), get_remote_addr(transport)
         self._address = self._client[0] if self._client else ""
         try:
-            self._shared.acquire(self._address)
+            self._shared.acquire(self, self._address)
         except RefusedError as refused:  # no byte of the request is read, so that it costs nothing
             return self._handle(Happened.FULL, refused)
         self._counted = True
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
         self.server_state.connections.discard(self)  # type: ignore[arg-type]
         self._machine.handle(Happened.DROP)
         if self._counted:
-            self._shared.release(self._address)
+            self._shared.release(self, self._address)
         self._stop_timer()
         self._lost = True
         self.flow.resume_writing()
@@ -123,9 +124,11 @@ class Connection(asyncio.Protocol):
         """The server ends: the request that is being answered is the last."""
         self._handle(Happened.SHUTDOWN)
 
-    def drop(self) -> None:
+    def drop(self, refusal: RefusedError) -> None:
         """Another connection needs the room."""
-        self._handle(Happened.DROP)
+        self._handle(Happened.DROP, refusal)
+        if self.transport.get_write_buffer_size():  # the client does not read
+            self.transport.abort()
 
     # ---- bytes in
 
@@ -163,6 +166,7 @@ class Connection(asyncio.Protocol):
             "path": head.target.path,
             "raw_path": head.target.raw_path,
             "query_string": head.target.query,
+            CLAIM: partial(self._shared.claim, self),
         }
         self._newest = cycle = RequestCycle(
             scope,
@@ -263,8 +267,7 @@ class Connection(asyncio.Protocol):
             return
         self._timed = timed
         self._stop_timer()
-        if machine.state in INCOMPLETE:
-            self._shared.waiting[self] = None
+        self._shared.note_waiting(self, machine.state in INCOMPLETE)
         if machine.state is State.CLOSED:
             self._await_flush(-1)
         elif machine.wait is not None:
@@ -279,7 +282,6 @@ class Connection(asyncio.Protocol):
             self._timer = self.loop.call_later(self._shared.config.idle_timeout_s, self._await_flush, left)
 
     def _stop_timer(self) -> None:
-        self._shared.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

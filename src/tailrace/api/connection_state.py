@@ -64,6 +64,7 @@ Step = tuple[State, tuple[Action, ...]]
 CLOSE: Step = (State.CLOSED, (Action.CLOSE,))
 REFUSE: Step = (State.LINGER, (Action.REFUSE, Action.SHUT))
 ABORT: Step = (State.LINGER, (Action.ABANDON, Action.REFUSE, Action.SHUT))
+CUT: Step = (State.CLOSED, (Action.ABANDON, Action.REFUSE, Action.CLOSE))
 GONE: Step = (State.CLOSED, (Action.ABANDON, Action.CLOSE))
 FINISH: Step = (State.LAST, (Action.FINISH,))
 
@@ -85,7 +86,7 @@ _BETWEEN: dict[Happened, Step] = {
 _ANSWERING: dict[Happened, Step] = {
     Happened.EOF: GONE,
     Happened.HANG_UP: CLOSE,
-    Happened.DROP: CLOSE,
+    Happened.DROP: CUT,
     Happened.SHUTDOWN: FINISH,
 }
 # An event that a state does not name changes nothing.
@@ -97,10 +98,10 @@ TRANSITIONS: dict[State, dict[Happened, Step]] = {
         Happened.END: (State.ANSWER, ()),
         Happened.END_OF_LAST: (State.LAST, ()),
         Happened.BAD: ABORT,
-        Happened.EOF: (State.CLOSED, (Action.ABANDON, Action.REFUSE, Action.CLOSE)),
+        Happened.EOF: CUT,
         Happened.TIMEOUT: ABORT,
         Happened.HANG_UP: (State.LINGER, (Action.SHUT,)),
-        Happened.DROP: CLOSE,
+        Happened.DROP: CUT,
         Happened.SHUTDOWN: (State.BODY, (Action.FINISH,)),
     },
     State.ANSWER: _ANSWERING
@@ -165,7 +166,7 @@ class ConnectionState:
         """Take the event. Return the actions.
 
         Args:
-            refusal: of BAD and FULL.
+            refusal: of BAD, FULL and DROP.
         """
         step = TRANSITIONS[self.state].get(event)
         if step is None:

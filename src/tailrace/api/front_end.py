@@ -68,7 +68,7 @@ class FrontEnd:
         self.sealer, self.background = Sealer(config.encryption_key), BackgroundRuns()
         self.file = None if path is None else ResponseFile(path, bounds, owner=not attached)
         if table is None and config.tracks_users:
-            table = UserTable(TableLayout(1, config.metrics_by_user))
+            table = UserTable(TableLayout.of(config))
         self.limits = UserLimits(config, table) if table is not None and config.limits_users else None
         self._counted: dict[str, Metrics] = {}
         self.metrics = Exposition(self._counted)

@@ -73,8 +73,8 @@ def serve_models(
     check_files()
     config = msgspec.structs.replace(config, encryption_key=config.encryption_key or token_hex(32))  # of all front ends
     sockets = bind_sockets(config)
-    users = make_shared_file(layout_of(config)) if config.tracks_users and config.front_ends > 1 else None
-    table = None if users is None else UserTable(layout_of(config), users)
+    users = make_shared_file(TableLayout.of(config)) if config.tracks_users and config.front_ends > 1 else None
+    table = None if users is None else UserTable(TableLayout.of(config), users)
     front = FrontEnd(config, named, table=table)
     try:
         for model, tokenizer in zip(models, tokenizers, strict=True):
@@ -109,7 +109,7 @@ def serve_attached(
     # others live.
     several = len(start.models) > 1
     waiting = start.server if several else msgspec.structs.replace(start.server, on_engine_death="restart")
-    table = None if start.users is None else UserTable(layout_of(waiting), start.users, start.front_end)
+    table = None if start.users is None else UserTable(TableLayout.of(waiting), start.users, start.front_end)
     front = FrontEnd(waiting, start.named, attached=True, table=table)
     for model, tokenizer in zip(start.models, tokenizers, strict=True):
         next_engine = partial(events.next_engine, model.name)
@@ -121,11 +121,6 @@ def serve_attached(
         return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), [shared])
     except SystemExit as error:
         return int(error.code or 0)
-
-
-def layout_of(config: ServerConfig) -> TableLayout:
-    """The size of the table of users."""
-    return TableLayout(config.front_ends, config.metrics_by_user)
 
 
 def run_server(server: Server, sockets: list[socket.socket]) -> int:

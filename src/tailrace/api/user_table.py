@@ -19,9 +19,13 @@ import secrets
 import tempfile
 from hashlib import blake2b
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-PLACES = 65_536
+if TYPE_CHECKING:
+    from tailrace.config import ServerConfig
+
+MIN_PLACES = 65_536
+PER_CONNECTION = 4  # places: if each connection runs a request of another user, 16 neighbours all do with about 1e-7
 WINDOW = 16
 ID_BYTES = 16  # of user.make_user_id
 HEADER = Struct("<16sI")  # the secret; how many users have metrics of their own
@@ -42,10 +46,17 @@ class Used(NamedTuple):
 
 
 class TableLayout(NamedTuple):
-    """How many front ends share the memory, and how many users may have metrics of their own."""
+    """How many front ends share the memory, how many users may have metrics of their own, and the places of users."""
 
     front_ends: int
     own_metrics: int
+    places: int = MIN_PLACES
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> TableLayout:
+        """Return the layout of a server's table."""
+        places = max(MIN_PLACES, PER_CONNECTION * config.max_connections * config.front_ends)
+        return cls(config.front_ends, config.metrics_by_user, places)
 
     @property
     def used(self) -> int:
@@ -54,7 +65,7 @@ class TableLayout(NamedTuple):
 
     def running(self, front_end: int) -> int:
         """Where a front end's numbers of running requests begin."""
-        places = PLACES + WINDOW  # the last ones are neighbours alone
+        places = self.places + WINDOW  # the last ones are neighbours alone
         return self.used + USED.size * places + COUNT.size * places * front_end
 
     @property
@@ -159,7 +170,7 @@ class UserTable:
         HEADER.pack_into(self._memory, 0, self._secret, count + 1)
 
     def _first_place(self, id: bytes) -> int:
-        return int.from_bytes(blake2b(id, key=self._secret, digest_size=8).digest()) % PLACES
+        return int.from_bytes(blake2b(id, key=self._secret, digest_size=8).digest()) % self._layout.places
 
     def _at(self, place: int) -> int:
         return self._layout.used + USED.size * place

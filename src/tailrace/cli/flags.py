@@ -114,8 +114,8 @@ HELP: dict[str, str] = {
     "server.header_timeout_s": "seconds that a request's headers may take to come",
     "server.body_timeout_s": "seconds that a request's body may take to come",
     "server.idle_timeout_s": "seconds that a connection may be open without a request",
-    "server.max_connections": "connections that a front end may have; where all are in use, the one idle for "
-    "longest is closed",
+    "server.max_connections": "connections that a front end may have; where all are in use, the user who holds "
+    "most makes room",
     "server.max_connections_per_address": "of those, from one address; 0: all (behind a proxy all come from one)",
     "server.allowed_hosts": "names of the server that requests may use, by commas; * for any; none: on loopback "
     "its own, else any",

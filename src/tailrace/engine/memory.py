@@ -110,9 +110,8 @@ class MemoryLimit:
         if not crowded and (own is None or own.bytes < part):
             return
         whose = f", {own.bytes // MIB} of them this user's" if own and len(self._holdings) > 1 else ""
-        raise OverloadedError(
-            f"requests hold all of the {self.limit // MIB} MiB that they may (memory_growth_gib){whose}; try again later"
-        )
+        limit = f"{self.limit // MIB} MiB that they may (memory_growth_gib)"
+        raise OverloadedError(f"requests hold all of the {limit}{whose}; try again later")
 
     def add(self, request: Request) -> None:
         """Estimate what a new request holds."""

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from api.harness import CONTEXT, NAME, Front, LocalClient, endless, events, front_of, saying, served
-from tailrace.api.app import ROUTES, create_app
-from tailrace.api.openapi import COUNTING_PATHS, GENERATING_PATHS
+from tailrace.api.app import PAGE, ROUTES, create_app
+from tailrace.api.openapi import GENERATING_PATHS, OPERATIONS
 from tailrace.api.prepare import UNNAMED
+from tailrace.api.route_costs import COSTS, FREE, Cost, find_cost
 from tailrace.api.user import make_user_id
 from tailrace.api.user_limits import UserLimits, format_duration
 from tailrace.config import ServerConfig, UserConfig
@@ -92,21 +93,46 @@ def rate_headers(answer: httpx.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if "ratelimit" in name}
 
 
-def test_the_paths_that_count():
-    posted = {path for method, path, _ in ROUTES if method == "POST"}
-    assert set(BODIES) == GENERATING_PATHS <= posted
-    assert set(COUNTED) == COUNTING_PATHS <= posted
-    assert posted - GENERATING_PATHS - COUNTING_PATHS == {
-        "/ping",
-        "/v1/responses/{id:path}/cancel",
-        "/v1/chat/completions/control",
-        "/v1/chat/completions/{id:path}/control",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/v1/conversations",
-        "/v1/conversations/{id:path}",
-        "/v1/conversations/{id:path}/items",
-    }
+def test_every_route_counts_or_is_free_for_a_reason():
+    routes = {(method, path) for method, path, _ in (*ROUTES, *PAGE)}
+    assert routes == COSTS.keys() | FREE.keys()
+    assert not COSTS.keys() & FREE.keys()
+    assert set(BODIES) == GENERATING_PATHS
+    assert set(COUNTED) < {path for (_, path), cost in COSTS.items() if cost is Cost.REQUEST}
+
+
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, _ in (*ROUTES, *PAGE)])
+def test_the_cost_of_a_path_is_that_of_its_route(method: str, path: str):
+    """Ids may have slashes."""
+    for id in ("resp_1", "resp/1", "a/input_items/b"):
+        expected = COSTS.get((method, path), Cost.FREE)
+        assert find_cost(method, re.sub(r"{\w+:path}", id, path)) is expected
+    documented = OPERATIONS.get((method, path.replace(":path", "")))
+    if documented is not None:
+        assert (429 in documented.statuses) is ((method, path) in COSTS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "counts"),
+    [
+        ("GET", "/v1/responses/resp_1", 1),
+        ("HEAD", "/v1/responses/resp_1/", 1),
+        ("GET", "/v1/responses/resp_1/input_items", 1),
+        ("DELETE", "/v1/responses/resp_1", 1),
+        ("POST", "/v1/load_lora_adapter", 1),
+        ("POST", "/v1/responses/resp_1/cancel", 0),
+        ("DELETE", "/v1/requests/resp_1", 0),
+        ("GET", "/v1/models", 0),
+        ("GET", "/health", 0),
+        ("GET", "/nowhere", 0),
+    ],
+)
+async def test_what_reads_stored_responses_counts(tokenizer, method: str, path: str, counts: int):
+    async with limited(tokenizer, requests_per_minute=1, tokens_per_minute=600) as (front, _):
+        answers = [await front.http.request(method, path) for _ in range(2)]
+        assert used(front) == (counts, 0)
+        assert answers[0].status_code != 429
+        assert (answers[1].status_code == 429) is bool(counts)
 
 
 @pytest.mark.parametrize("path", BODIES)

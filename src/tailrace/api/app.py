@@ -22,7 +22,7 @@ from tailrace.api.disconnect import cancel_all
 from tailrace.api.error_handlers import HANDLERS
 from tailrace.api.event_loop_lag import observe_event_loop_lag
 from tailrace.api.front_end import FrontEnd
-from tailrace.api.openapi import COUNTING_PATHS, GENERATING_PATHS, get_openapi
+from tailrace.api.openapi import get_openapi
 from tailrace.api.request_id import REQUEST_ID, RequestIdMiddleware
 from tailrace.api.response_warnings import WARNING
 from tailrace.api.routes.adapters import load_adapter, unload_adapter
@@ -232,5 +232,5 @@ def make_middleware(front: FrontEnd) -> list[Middleware]:
         found.append(Middleware(ApiKeys, keys=keys, page=config.page))
     found.append(Middleware(ClaimedConnections, keyed=bool(keys)))
     if front.limits is not None:
-        found.append(Middleware(UserAdmission, limits=front.limits, paths=GENERATING_PATHS, free=COUNTING_PATHS))
+        found.append(Middleware(UserAdmission, limits=front.limits))
     return found

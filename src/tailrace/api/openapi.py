@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.anthropic_errors import ANTHROPIC
+from tailrace.api.route_costs import COSTS, Cost
 from tailrace.api.routes.health import Version
 from tailrace.api.routes.sleep import Sleeping
 from tailrace.api.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -67,8 +68,9 @@ class Operation(NamedTuple):
 
 
 CHANGING = (400, 401, 404, 413, 415, 503)  # of endpoints that change what runs
+STORED = (400, 401, 404, 429, 503)  # of endpoints that read or forget stored responses
 GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
-COUNTING = (400, 401, 404, 413, 415, 429, 503)  # of endpoints that tokenize, and run no step
+COUNTING = (400, 401, 404, 413, 415, 429, 503)  # of endpoints whose requests count, and run no step
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("A chat completion", ChatRequest, ChatCompletion, GENERATING, True),
     ("POST", "/v1/completions"): Operation(
@@ -81,32 +83,28 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/responses/input_tokens"): Operation(
         "Tokens of a response's prompt", ResponsesRequest, ResponseTokens, COUNTING
     ),
-    ("GET", "/v1/responses/{id}/input_items"): Operation(
-        "The items that a response answers", None, ItemList, (400, 401, 404)
-    ),
-    ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, (400, 401, 404)),
-    ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, (400, 401, 404)),
+    ("GET", "/v1/responses/{id}/input_items"): Operation("The items that a response answers", None, ItemList, STORED),
+    ("GET", "/v1/responses/{id}"): Operation("A stored response", None, ResponseObject, STORED),
+    ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response", None, Deleted, STORED),
     ("POST", "/v1/responses/{id}/cancel"): Operation(
         "End a response in progress", None, ResponseObject, (400, 401, 404)
     ),
     ("POST", "/v1/responses/compact"): Operation(
         "A compacted conversation", CompactRequest, CompactedResponse, GENERATING
     ),
-    ("POST", "/v1/conversations"): Operation("A new conversation", ConversationRequest, ConversationObject, CHANGING),
-    ("GET", "/v1/conversations/{id}"): Operation("A conversation", None, ConversationObject, (400, 401, 404)),
+    ("POST", "/v1/conversations"): Operation("A new conversation", ConversationRequest, ConversationObject, COUNTING),
+    ("GET", "/v1/conversations/{id}"): Operation("A conversation", None, ConversationObject, STORED),
     ("POST", "/v1/conversations/{id}"): Operation(
-        "Replace the metadata of a conversation", ConversationUpdate, ConversationObject, CHANGING
+        "Replace the metadata of a conversation", ConversationUpdate, ConversationObject, COUNTING
     ),
-    ("DELETE", "/v1/conversations/{id}"): Operation(
-        "Delete a conversation", None, ConversationDeleted, (400, 401, 404)
-    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation("Delete a conversation", None, ConversationDeleted, STORED),
     ("POST", "/v1/conversations/{id}/items"): Operation(
-        "Add items to a conversation", ItemsRequest, ItemList, CHANGING
+        "Add items to a conversation", ItemsRequest, ItemList, COUNTING
     ),
-    ("GET", "/v1/conversations/{id}/items"): Operation("Items of a conversation", None, ItemList, (400, 401, 404)),
-    ("GET", "/v1/conversations/{id}/items/{item}"): Operation("An item", None, None, (400, 401, 404)),
+    ("GET", "/v1/conversations/{id}/items"): Operation("Items of a conversation", None, ItemList, STORED),
+    ("GET", "/v1/conversations/{id}/items/{item}"): Operation("An item", None, None, STORED),
     ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
-        "Delete an item of a conversation", None, ConversationObject, (400, 401, 404)
+        "Delete an item of a conversation", None, ConversationObject, STORED
     ),
     ("POST", "/v1/messages"): Operation("A message", MessagesRequest, MessageObject, GENERATING, True),
     ("POST", "/v1/messages/count_tokens"): Operation(
@@ -139,10 +137,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/models"): Operation("What is served", None, ModelList, (401,)),
     ("GET", "/v1/models/{id}"): Operation("One model", None, ModelCard, (400, 401, 404)),
-    ("POST", "/v1/load_lora_adapter"): Operation("Load a LoRA adapter", LoadAdapterRequest, None, CHANGING),
-    ("POST", "/v1/unload_lora_adapter"): Operation("Unload a LoRA adapter", UnloadAdapterRequest, None, CHANGING),
-    ("POST", "/sleep"): Operation("Give a model's memory back", None, None, (400, 401, 404, 503)),
-    ("POST", "/wake_up"): Operation("Load a model that sleeps", None, None, (400, 401, 404, 503)),
+    ("POST", "/v1/load_lora_adapter"): Operation("Load a LoRA adapter", LoadAdapterRequest, None, COUNTING),
+    ("POST", "/v1/unload_lora_adapter"): Operation("Unload a LoRA adapter", UnloadAdapterRequest, None, COUNTING),
+    ("POST", "/sleep"): Operation("Give a model's memory back", None, None, (400, 401, 404, 429, 503)),
+    ("POST", "/wake_up"): Operation("Load a model that sleeps", None, None, (400, 401, 404, 429, 503)),
     ("GET", "/is_sleeping"): Operation("Whether models sleep", None, Sleeping, (401, 404)),
     ("POST", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeRequest, Tokenized, COUNTING),
     ("POST", "/detokenize"): Operation("The text of token ids", DetokenizeRequest, Detokenized, COUNTING),
@@ -152,8 +150,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/version"): Operation("The version of tailrace", None, Version),
     ("GET", "/metrics"): Operation("Prometheus' text format", None, None),
 }
-GENERATING_PATHS = frozenset(path for (_, path), known in OPERATIONS.items() if known.statuses == GENERATING)
-COUNTING_PATHS = frozenset(path for (_, path), known in OPERATIONS.items() if known.statuses == COUNTING)
+GENERATING_PATHS = frozenset(path for (_, path), cost in COSTS.items() if cost is Cost.TOKENS)
 
 
 async def get_openapi(request: Request) -> Response:

@@ -1,11 +1,11 @@
-"""The middleware of limits per user: admits requests of the endpoints that generate or tokenize, and writes what the
-user has left into the headers of their answers."""
+"""The middleware of limits per user: admits the requests that count, and writes what the user has left into the headers
+of their answers."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from starlette.datastructures import MutableHeaders
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.api.anthropic_errors import is_anthropic
 from tailrace.api.error_handlers import error_response
 from tailrace.api.rate_bucket import divide_up
+from tailrace.api.route_costs import Cost, find_cost
 from tailrace.api.user import user_of
 from tailrace.api.user_limits import Standing, UserLimits, format_duration
 from tailrace.errors import TailraceError
@@ -30,26 +31,18 @@ EXPOSED = (
 
 
 class UserAdmission:
-    """Admits requests, or refuses them by a 429.
+    """Admits requests, or refuses them by a 429. route_costs.py says what counts.
 
     Args:
-        paths: of the endpoints whose requests count. free: of those whose requests count, and cost no tokens. now_s:
-            the time of day, in seconds since 1970.
+        now_s: the time of day, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        limits: UserLimits,
-        paths: Collection[str],
-        free: Collection[str] = (),
-        now_s: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, app: ASGIApp, limits: UserLimits, now_s: Callable[[], float] = time.time) -> None:
         self._app, self._limits, self._now_s = app, limits, now_s
-        self._costs = dict.fromkeys(paths, True) | dict.fromkeys(free, False)  # path → whether requests cost tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._costs:
+        cost = Cost.FREE if scope["type"] != "http" else find_cost(scope["method"], scope["path"])
+        if cost is Cost.FREE:
             return await self._app(scope, receive, send)
         user = user_of(scope)
 
@@ -61,7 +54,7 @@ class UserAdmission:
             await send(message)
 
         try:
-            admission = scope[ADMISSION] = self._limits.admit(user, self._costs[scope["path"]])
+            admission = scope[ADMISSION] = self._limits.admit(user, cost is Cost.TOKENS)
         except TailraceError as error:
             return await error_response(scope, error)(scope, receive, send_with_standing)
         try:

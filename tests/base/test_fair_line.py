@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tailrace.base import fair_line
-from tailrace.base.fair_line import FairLine
+from tailrace.base.fair_line import FairLine, may_wait, weigh_equally
 
 
 def run_next(line: FairLine[str], took_s: float = 1.0) -> str:
@@ -73,3 +75,24 @@ def test_a_user_runs_as_much_at_once_as_it_may():
     assert [line.take(), line.take(), line.take()] == [("a", 0), ("a", 1), None]
     line.finish("a", 1.0)
     assert [line.take(), line.take()] == [("a", 2), None]
+
+
+def test_turns_are_by_weight():
+    line: FairLine[str] = FairLine()
+    for i in range(30):
+        line.add("heavy", f"h{i}", weight=3)
+        line.add("light", f"l{i}")
+    taken = "".join(run_next(line) for _ in range(20))
+    assert taken.count("h") == 15
+
+
+def test_places_are_by_weight():
+    waiting, weights = Counter({"heavy": 5, "light": 3}), {"heavy": 3}
+
+    def weigh(user: str) -> int:
+        return weights.get(user, 1)
+
+    assert may_wait(waiting, "heavy", 8, weigh)
+    assert not may_wait(waiting, "light", 8, weigh)
+    assert may_wait(waiting, "light", 9, weigh)
+    assert may_wait(waiting, "new", 8, weigh_equally)

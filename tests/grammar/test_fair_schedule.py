@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.grammar.compile_pool import MEDIUM_S, make_lanes
 from tailrace.grammar.fair_schedule import MAX_DEBTORS, OLDEST_EVERY, SLICE_S, FairSchedule, Job, Lane
 
-FAST, SLOW = Lane(3, 2), Lane(2, 1)
-ONE = Lane(1, 1)
+LOOK_S = 0.25
+FAST, SLOW = Lane(3, 2, SLICE_S), Lane(2, 1)
+ONE, LAST = Lane(1, 1, SLICE_S), Lane(1, 1)
 
 
 @dataclass
 class World:
     """Jobs of known cost run on the schedule, each at full speed. `log`: the ends of jobs, as (time, name)."""
 
-    schedule: FairSchedule = field(default_factory=lambda: FairSchedule(FAST, SLOW, 1000))
+    schedule: FairSchedule = field(default_factory=lambda: FairSchedule((FAST, SLOW), 1000))
     now: float = 0.0
     log: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.events: list[tuple[float, int, str, Job, float]] = []
         self.numbers, self.names, self.costs = count(), {}, {}
+        self.running: set[Job] = set()
+        self.lost_s = 0.0
 
     def arrive(self, user: str, cost_s: float, at: float = 0.0, name: str = "", estimate: int = 0) -> Job:
         job = Job(estimate)
@@ -41,38 +45,68 @@ class World:
             self.now, _, kind, job, begun = heappop(self.events)
             if kind.startswith("arrive"):
                 assert self.schedule.add(job, kind.split()[1]) is None
-            elif kind == "slice" and not self.schedule.slow_down(job):
-                self.schedule.stop(job, SLICE_S)
-            elif kind == "slice":
-                heappush(self.events, (begun + self.costs[job], next(self.numbers), "end", job, begun))
-            else:
+            elif kind == "look":
+                self.look(job, begun)
+            elif job in self.running:
+                self.running.discard(job)
                 self.schedule.finish(job, self.costs[job])
                 self.log.append((self.now, self.names[job]))
             if not self.events or self.events[0][0] > self.now:
                 self.start_jobs()
         return [name for _, name in self.log]
 
+    def look(self, job: Job, begun: float) -> None:
+        """Look at a running job, as the pool does: first when it has used SLICE_S, then again and again."""
+        used_s = self.now - begun
+        if used_s >= self.costs[job]:
+            return
+        if self.schedule.may_continue(job, used_s):
+            heappush(self.events, (self.now + LOOK_S, next(self.numbers), "look", job, begun))
+        else:
+            self.events = [event for event in self.events if event[3] is not job]
+            heapify(self.events)
+            self.running.discard(job)
+            self.lost_s += used_s
+            self.schedule.stop(job, used_s)
+
     def start_jobs(self) -> None:
         while (job := self.schedule.take()) is not None:
-            sliced = not job.slow and self.costs[job] > SLICE_S
-            end = self.now + (SLICE_S if sliced else self.costs[job])
-            heappush(self.events, (end, next(self.numbers), "slice" if sliced else "end", job, self.now))
+            self.running.add(job)
+            heappush(self.events, (self.now + self.costs[job], next(self.numbers), "end", job, self.now))
+            heappush(self.events, (self.now + SLICE_S, next(self.numbers), "look", job, self.now))
             for account in self.schedule._accounts.values():
-                for slow, lane in self.schedule._lanes.items():
-                    assert account.count_running(slow) <= lane.per_user
+                for number, lane in enumerate(self.schedule._lanes):
+                    assert account.count_running(number) <= lane.per_user
 
 
 def test_users_take_turns_by_their_time_not_by_their_number():
     """A's jobs cost almost four times as much as B's, so B gets four turns for each of A's."""
-    world = World(FairSchedule(ONE, ONE, 1000))
+    world = World(FairSchedule((ONE, LAST), 1000))
     for i in range(8):
         world.arrive("a", 0.15, at=i * 1e-6)
         world.arrive("b", 0.04, at=i * 1e-6)
     assert "".join(world.run()) == "abbbbabbbbaaaaaa"
 
 
+def test_turns_and_places_are_by_weight():
+    schedule = FairSchedule((ONE, LAST), 40)
+    for _ in range(20):
+        schedule.add(Job(0), "heavy", 3)
+        schedule.add(Job(0), "light", 1)
+    lost = schedule.add(Job(0), "heavy", 3)
+    assert lost is not None
+    assert lost[1] == "light"
+    spent = Counter[str]()
+    for _ in range(16):
+        job = schedule.take()
+        assert job is not None
+        spent[str(job.payer)] += 1
+        schedule.finish(job, 0.1)
+    assert spent == {"heavy": 12, "light": 4}
+
+
 def test_within_a_user_the_cheapest_is_first_and_each_fourth_is_the_oldest():
-    world = World(FairSchedule(ONE, ONE, 1000))
+    world = World(FairSchedule((ONE, LAST), 1000))
     for name, estimate in zip("fedcba", (6, 5, 4, 3, 2, 1), strict=True):
         world.arrive("u", 0.01, name=name, estimate=estimate)
     assert "".join(world.run()) == "abcfde"
@@ -102,7 +136,7 @@ def test_a_slow_grammar_finds_a_place_beside_twelve_slower_ones():
 
 
 def test_a_slow_grammar_ends_however_many_small_ones_come():
-    world = World(FairSchedule(ONE, ONE, 10_000))
+    world = World(FairSchedule((ONE, LAST), 10_000))
     world.arrive("a", 3.0)
     for i in range(5000):
         world.arrive("b", 0.01, at=i * 0.01)
@@ -113,7 +147,7 @@ def test_a_slow_grammar_ends_however_many_small_ones_come():
 
 def test_the_slow_lane_takes_turns_by_time_too():
     """A's grammars take almost five times as long as B's."""
-    world = World(FairSchedule(Lane(9, 9), ONE, 1000))
+    world = World(FairSchedule((Lane(9, 9, SLICE_S), LAST), 1000))
     for i in range(6):
         world.arrive("a", 4.5, at=i * 1e-6)
         world.arrive("b", 1.0, at=i * 1e-6)
@@ -121,10 +155,56 @@ def test_the_slow_lane_takes_turns_by_time_too():
     assert "".join(name for _, name in world.log) == "abbbbbabaaaa"
 
 
+def fill_lanes(world: World, users: str, each: int = 3) -> None:
+    """Let each user send so many grammars of 10 s."""
+    for i in range(each):
+        for user in users:
+            world.arrive(user, 10.0, at=0.01 * i, name=f"slow {user}{i}")
+
+
+@pytest.mark.parametrize(("users", "first"), [("abcd", 1), ("abcdefgh", 4)])
+def test_a_medium_grammar_waits_for_no_long_one_however_many_users_have_some(users: str, first: int):
+    """With one slow lane, four users fill its places for 10 s at a time. Now a user who comes waits for one medium turn
+    of each other user, and for none later."""
+    world = World(FairSchedule(make_lanes(2), 1000))
+    fill_lanes(world, users)
+    for at in (5.0, 12.0, 23.0, 24.0, 31.0):
+        world.arrive("z", 0.5, at=at)
+    world.run(until=40)
+    ends = [end for end, name in world.log if name == "z"]
+    waits = [end - at - 0.5 for end, at in zip(ends, (5, 12, 23, 24, 31), strict=True)]
+    turn = MEDIUM_S + LOOK_S
+    assert max(waits) <= SLICE_S + first * turn, waits
+    assert max(waits[2:]) <= SLICE_S + turn, waits
+
+
+def test_medium_grammars_of_others_do_not_starve_a_long_one():
+    world = World(FairSchedule(make_lanes(2), 10_000))
+    world.arrive("a", 10.0)
+    for user in "bcdefg":
+        for i in range(100):
+            world.arrive(user, 1.9, at=i * 0.1)
+    world.run(until=13)
+    assert "a" in [name for _, name in world.log]
+
+
+def test_a_long_grammar_keeps_its_place_until_another_user_wants_it():
+    world = World(FairSchedule(make_lanes(2), 1000))
+    fill_lanes(world, "abcd", each=1)
+    world.run()
+    assert world.lost_s <= 4 * SLICE_S, "only in the fast lane"
+    world = World(FairSchedule(make_lanes(2), 1000))
+    fill_lanes(world, "abcd", each=1)
+    world.arrive("z", 0.5, at=5.0)
+    world.run()
+    assert len(world.log) == 5
+    assert 3 < world.lost_s < 6, "one long grammar begins again"
+
+
 def test_debts_are_remembered_while_others_wait_and_savings_are_not():
     """C always waits. A comes back after each grammar and gets no more time than C. B comes late and catches up
     nothing."""
-    world = World(FairSchedule(ONE, ONE, 1000))
+    world = World(FairSchedule((ONE, LAST), 1000))
     for _ in range(200):
         world.arrive("c", 0.02)
     for i in range(400):
@@ -141,7 +221,7 @@ def test_debts_are_remembered_while_others_wait_and_savings_are_not():
 
 
 def test_a_user_who_comes_back_after_each_grammar_pays_for_the_last_one():
-    schedule, spent = FairSchedule(ONE, ONE, 1000), Counter[str]()
+    schedule, spent = FairSchedule((ONE, LAST), 1000), Counter[str]()
     for _ in range(100):
         schedule.add(Job(0), "c")
     for _ in range(60):
@@ -156,7 +236,7 @@ def test_a_user_who_comes_back_after_each_grammar_pays_for_the_last_one():
 
 
 def test_of_two_users_with_equal_use_the_one_who_runs_less_is_next():
-    schedule = FairSchedule(Lane(9, 9), ONE, 1000)
+    schedule = FairSchedule((Lane(9, 9, SLICE_S), LAST), 1000)
     for _ in range(3):
         schedule.add(Job(0), "a")
     assert schedule.take() is not None
@@ -165,7 +245,7 @@ def test_of_two_users_with_equal_use_the_one_who_runs_less_is_next():
 
 
 def test_a_user_that_fills_the_places_loses_its_own():
-    schedule = FairSchedule(FAST, SLOW, 10)
+    schedule = FairSchedule((FAST, SLOW), 10)
     mine = [Job(0) for _ in range(12)]
     lost = [schedule.add(job, "a") for job in mine]
     assert lost[:10] == [None] * 10
@@ -177,7 +257,7 @@ def test_a_user_that_fills_the_places_loses_its_own():
 
 
 def test_a_grammar_that_two_wait_for_comes_with_the_first_turn():
-    schedule = FairSchedule(ONE, ONE, 1000)
+    schedule = FairSchedule((ONE, LAST), 1000)
     others = [Job(i) for i in range(9)]
     for job in others:
         schedule.add(job, "a")
@@ -198,7 +278,7 @@ def test_a_grammar_that_two_wait_for_comes_with_the_first_turn():
 
 def test_grammars_of_a_user_with_several_give_way():
     """A has three at once, whether they wait or run. B has one. A's last one is its only one, when it starts."""
-    schedule = FairSchedule(Lane(9, 2), ONE, 1000)
+    schedule = FairSchedule((Lane(9, 2, SLICE_S), LAST), 1000)
     for user in "aaab":
         schedule.add(Job(0), user)
     taken = [job for _ in range(9) if (job := schedule.take()) is not None]
@@ -211,7 +291,7 @@ def test_grammars_of_a_user_with_several_give_way():
 
 
 def test_a_stopped_grammar_that_nobody_wants_is_gone():
-    schedule = FairSchedule(ONE, ONE, 1000)
+    schedule = FairSchedule((ONE, LAST), 1000)
     job = Job(0)
     schedule.add(job, "a")
     assert schedule.take() is job
@@ -222,7 +302,7 @@ def test_a_stopped_grammar_that_nobody_wants_is_gone():
 
 
 def test_the_memory_of_debts_is_bounded():
-    schedule = FairSchedule(Lane(2, 1), ONE, 1000)
+    schedule = FairSchedule((Lane(2, 1, SLICE_S), LAST), 1000)
     held = Job(0)
     schedule.add(held, "a")
     assert schedule.take() is held  # A runs for ever

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.api import error_handlers
 from tailrace.api.connection_state import list_waits
 from tailrace.api.request_head import RefusedError
-from tailrace.api.user import USER, index_named_users, user_of
+from tailrace.api.user import USER, make_weigher, user_of
 from tailrace.config import ServerConfig
 from tailrace.errors import OverloadedError
 
@@ -66,7 +66,7 @@ class ConnectionLimits:
         self.config, self.waits = config, list_waits(config)
         self.limit = max(1, min(config.max_connections, max_files))
         self._most_of_users = self.limit - max(1, int(LOBBY * self.limit)) if self.limit > 1 else 1
-        self._weights = {user: named.weight for user, named in index_named_users(config).items()}
+        self._weigh = make_weigher(config)
         self._strangers = Holder()
         self._users: dict[str, Holder] = {}
         self._owners: dict[Droppable, str] = {}
@@ -125,12 +125,12 @@ class ConnectionLimits:
         waits = connection in (self._strangers if owner == STRANGERS else self._users[owner]).waiting
         self._forget(connection)
         self._owners[connection] = user
-        holder = self._users.setdefault(user, Holder(self._weights.get(user, 1)))
+        holder = self._users.setdefault(user, Holder(self._weigh(user)))
         (holder.waiting if waits else holder.busy)[connection] = None
 
     def _make_room(self, user: str) -> None:
         """Close a connection for this user's new one."""
-        own = self._users.get(user) or Holder(self._weights.get(user, 1))
+        own = self._users.get(user) or Holder(self._weigh(user))
         most = max(self._users.values(), key=lambda holder: holder.load)
         if own.load >= most.load:
             if not self._drop_first(own.waiting):

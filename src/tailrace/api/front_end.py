@@ -19,6 +19,7 @@ from tailrace.api.response_file import ResponseFile
 from tailrace.api.response_store import ResponseStore, make_bounds
 from tailrace.api.sealed import Sealer
 from tailrace.api.service import Service, Shared
+from tailrace.api.user import make_weigher
 from tailrace.api.user_limits import UserLimits
 from tailrace.api.user_metrics import UserMetrics
 from tailrace.api.user_table import TableLayout, UserTable
@@ -61,12 +62,16 @@ class FrontEnd:
         self.aliased: dict[str, Service] = {}
         self._first_adapters: dict[str, tuple[str, ...]] = {}
         self._adapted: dict[str, Service] = {}
-        bounds = make_bounds(config)
-        self.work_queue, self.responses, self.observer = WorkQueue(), ResponseStore(*bounds), Observer(config, named)
+        bounds, weigh = make_bounds(config), make_weigher(config)
+        self.work_queue, self.responses, self.observer = (
+            WorkQueue(weigh),
+            ResponseStore(*bounds),
+            Observer(config, named),
+        )
         self.streams = KeptStreams(config.resume_mib << 20, config.resume_s)
         path = config.stored_responses_file
         self.sealer, self.background = Sealer(config.encryption_key), BackgroundRuns()
-        self.file = None if path is None else ResponseFile(path, bounds, owner=not attached)
+        self.file = None if path is None else ResponseFile(path, bounds, owner=not attached, weigh=weigh)
         if table is None and config.tracks_users:
             table = UserTable(TableLayout.of(config))
         self.limits = UserLimits(config, table) if table is not None and config.limits_users else None

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tailrace.api.response_database import ResponseDatabase, make_config_error
 from tailrace.api.response_store import Responses, StoreBounds
+from tailrace.base.fair_line import Weigh, count_down, may_wait, weigh_equally
 from tailrace.base.fair_threads import FairThreads
 from tailrace.errors import ConfigError, StorageError, take_first_line
 
@@ -29,36 +30,12 @@ LOCK = "-lock"  # the end of the lock's name, as SQLite's -wal and -shm
 T = TypeVar("T")
 
 
-class CallPlaces:
-    """Places of calls that wait. If all are taken, a user may still have an equal part of them, and at least one."""
-
-    def __init__(self) -> None:
-        self._taken: Counter[str] = Counter()
-        self._total = 0
-
-    def take(self, user: str) -> bool:
-        """Take a place. Return False if the user has no place left."""
-        users = len(self._taken) + (user not in self._taken)
-        if self._total >= MAX_PENDING and self._taken[user] >= max(1, MAX_PENDING // users):
-            return False
-        self._taken[user] += 1
-        self._total += 1
-        return True
-
-    def free(self, user: str) -> None:
-        """Free a place that was taken."""
-        self._taken[user] -= 1
-        self._total -= 1
-        if not self._taken[user]:
-            del self._taken[user]
-
-
 class ResponseFile:
     """The stored responses of all front ends, in a file.
 
     Args:
         owner: this process owns the engines. It creates the file, and no other server can use the file meanwhile.
-        timeout_s: how long a call may take.
+        timeout_s: how long a call may take. weigh: returns a user's weight.
 
     Raises:
         ConfigError: the file can't be used.
@@ -74,6 +51,7 @@ class ResponseFile:
         owner: bool = True,
         clock: Callable[[], float] = time.time,
         timeout_s: float = TIMEOUT_S,
+        weigh: Weigh = weigh_equally,
     ) -> None:
         self._lock = FileLock(path) if owner else None
         try:
@@ -85,7 +63,8 @@ class ResponseFile:
         self._timeout_s = timeout_s
         self._thread = FairThreads(1, "stored-responses")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reads, self._writes = CallPlaces(), CallPlaces()
+        self._reads, self._writes = Counter[str](), Counter[str]()  # calls that wait, by user
+        self._weigh = weigh
         self._failing = self._closed = False
 
     async def run(self, work: Callable[[ResponseDatabase], T], user: str = "") -> T:
@@ -103,18 +82,20 @@ class ResponseFile:
         """Return what `work` reads of the user's responses. ended: only of those that are over. See `run`."""
         return await self._run(lambda database: work(database.share_of(user, ended), argument), user, self._reads)
 
-    async def _run(self, work: Callable[[ResponseDatabase], T], user: str, places: CallPlaces) -> T:
+    async def _run(self, work: Callable[[ResponseDatabase], T], user: str, waiting: Counter[str]) -> T:
         if self._closed:
             raise self._make_error("the server ends")
-        if not places.take(user):
+        if not may_wait(waiting, user, MAX_PENDING, self._weigh):
             raise self._make_error("too many calls wait for the disk")
-        call = self._thread.submit(user, partial(work, self.database), urgent=places is self._writes)
+        waiting[user] += 1
+        urgent = waiting is self._writes
+        call = self._thread.submit(user, partial(work, self.database), urgent, self._weigh(user))
         future = asyncio.wrap_future(call)
-        future.add_done_callback(lambda done: finish_call(done, places, user))
+        future.add_done_callback(lambda done: finish_call(done, waiting, user))
         try:
             done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
         finally:
-            if places is self._reads:  # nobody waits for it any more
+            if waiting is self._reads:  # nobody waits for it any more
                 future.cancel()
         if future.cancelled() and self._closed:
             raise self._make_error("the server ends")
@@ -176,9 +157,9 @@ class ResponseFile:
             self._lock.release()
 
 
-def finish_call(call: asyncio.Future[Any], places: CallPlaces, user: str) -> None:
+def finish_call(call: asyncio.Future[Any], waiting: Counter[str], user: str) -> None:
     """Free the place of a call that has ended."""
-    places.free(user)
+    count_down(waiting, user)
     if not call.cancelled():
         call.exception()  # else asyncio logs an error that nobody waited for
 

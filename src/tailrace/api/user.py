@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from starlette.types import Scope
 
 if TYPE_CHECKING:
+    from tailrace.base.fair_line import Weigh
     from tailrace.config import ServerConfig, UserConfig
 
 USER = "tailrace.user"  # where the ASGI scope has the id
@@ -25,6 +26,12 @@ def make_user_id(kind: Literal["key", "address"], name: str) -> str:
 def index_named_users(config: ServerConfig) -> dict[str, UserConfig]:
     """Return the users of the settings file by id."""
     return {make_user_id("key", user.api_key): user for user in config.users.values()}
+
+
+def make_weigher(config: ServerConfig) -> Weigh:
+    """Return a function that returns a user's weight."""
+    weights = {id: user.weight for id, user in index_named_users(config).items()}
+    return lambda user: weights.get(user, 1)
 
 
 def user_of(scope: Scope) -> str:

@@ -7,13 +7,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.user import user_of
-from tailrace.base.fair_line import FairLine
+from tailrace.base.fair_line import FairLine, Weigh, weigh_equally
 from tailrace.base.fair_threads import FairThreads
 from tailrace.text.templates.processes import PROCESSES
 
@@ -32,9 +33,15 @@ class WorkQueue:
     work runs on threads. Very long work has threads of its own and waits only for other very long work. Rendering waits
     for a process that runs a template, so it has threads of its own.
 
-    Everywhere the next piece belongs to the user whose work took the least time. One user leaves a thread free."""
+    Everywhere the next piece belongs to the user whose work took the least time, divided by the weight. One user leaves
+    a thread free.
 
-    def __init__(self) -> None:
+    Args:
+        weigh: returns a user's weight.
+    """
+
+    def __init__(self, weigh: Weigh = weigh_equally) -> None:
+        self._weigh = weigh
         self._medium = FairThreads(THREADS + 1, "request", per_user=THREADS)
         self._long = FairThreads(LONG_THREADS + 1, "long request", per_user=LONG_THREADS)
         self._rendering = FairThreads(PROCESSES, "rendering")
@@ -61,7 +68,7 @@ class WorkQueue:
         Raises:
             ClientDisconnect: the client left before it was done.
         """
-        done = asyncio.wrap_future(self._rendering.submit(user_of(request.scope), work))
+        done = asyncio.wrap_future(self._submit(self._rendering, user_of(request.scope), work))
         return await unless_disconnected(request.receive, done, lambda: None)
 
     async def run_unwatched(self, user: str, work: Callable[[], T], size: int) -> T:
@@ -79,10 +86,15 @@ class WorkQueue:
 
     def _schedule_work(self, user: str, work: Callable[[], T], size: int) -> asyncio.Future[T]:
         if size > SHORT_CHARS:
-            return asyncio.wrap_future((self._long if size > LONG_CHARS else self._medium).submit(user, work))
+            return asyncio.wrap_future(self._submit(self._long if size > LONG_CHARS else self._medium, user, work))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.add(user, (work, done))  # a turn has been asked for: the slice has begun
+        self._waiting.add(
+            user, (work, done), weight=self._weigh(user)
+        )  # a turn has been asked for: the slice has begun
         return done
+
+    def _submit(self, threads: FairThreads, user: str, work: Callable[[], T]) -> Future[T]:
+        return threads.submit(user, work, weight=self._weigh(user))
 
     def _run_turn(self) -> None:
         now_s = time.perf_counter()

@@ -1,4 +1,5 @@
-"""Whose work is next: users take turns by the time that their work has taken. Pure data, without clocks and threads.
+"""Whose work is next: users take turns by the time that their work has taken, divided by their weights. And whose work
+may wait. Pure data, without clocks and threads.
 
 This is start-time fair queueing. A user who comes begins with the time of the user who was served last, so nobody saves
 turns. A user who leaves with more than that still has more when coming back (decision 0096).
@@ -6,14 +7,17 @@ turns. A user who leaves with more than that still has more when coming back (de
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
+from tailrace.errors import OverloadedError
+
 T = TypeVar("T")
+Weigh = Callable[[str], int]  # a user's weight
 Turn = tuple[float, int, int, str]  # used_s, running pieces, arrival of the turn, user
 
 MAX_DEBTORS = 256  # users without work here whose time is remembered
@@ -24,7 +28,7 @@ MAX_STALE = 64  # turns that no longer hold, beyond one per user
 class UserWork(Generic[T]):
     """What a user waits for and runs.
 
-    - used_s: comparable between users.
+    - used_s: comparable between users: the time, divided by the weight.
     - lines: urgent pieces, and the others, each in order of arrival.
     - turn: the place among the users who may be next; None: nothing waits, or as much runs as may.
     """
@@ -34,6 +38,7 @@ class UserWork(Generic[T]):
         default_factory=lambda: (OrderedDict(), OrderedDict())
     )
     running: int = 0
+    weight: int = 1
     turn: Turn | None = None
 
     @property
@@ -60,11 +65,12 @@ class FairLine(Generic[T]):
         self._served_s = 0.0  # the greatest used_s with which a piece was taken
         self.size = 0
 
-    def add(self, user: str, piece: T, urgent: bool = False) -> None:
-        """Add a piece. urgent: it comes before the user's other pieces."""
+    def add(self, user: str, piece: T, urgent: bool = False, weight: int = 1) -> None:
+        """Add a piece. urgent: it comes before the user's other pieces. weight: the user's from now on."""
         own = self._users.get(user)
         if own is None:
             own = self._users[user] = UserWork(max(self._debts.pop(user, 0.0), self._served_s))
+        own.weight = weight
         own.lines[not urgent][piece] = None
         self.size += 1
         if own.turn is None:
@@ -99,7 +105,7 @@ class FairLine(Generic[T]):
         """A piece of the user has ended."""
         own = self._users[user]
         own.running -= 1
-        own.used_s += took_s
+        own.used_s += took_s / own.weight
         self.size -= 1
         self._queue_turn(user, own)
         self._leave(user, own)
@@ -136,3 +142,40 @@ class FairLine(Generic[T]):
             self._debts[user] = own.used_s
             if len(self._debts) > MAX_DEBTORS:
                 self._debts.popitem(last=False)
+
+
+def weigh_equally(user: str) -> int:
+    """Return the weight of any user where nobody has another."""
+    return 1
+
+
+def may_wait(waiting: Counter[str], user: str, most: int, weigh: Weigh) -> bool:
+    """Return whether one more piece of the user may wait. `most` pieces may wait.
+
+    Beyond `most` a user may still have a part of the places, by weight, and one at least, so a full line is full for
+    those alone who fill it. No piece that waits already is refused for another one.
+    """
+    if waiting.total() < most:
+        return True
+    own = weigh(user)
+    weights = own + sum(weigh(other) for other in waiting if other != user)
+    return waiting[user] < max(min(1, most), most * own // weights)
+
+
+def check_line(waiting: Counter[str], user: str, most: int, weigh: Weigh) -> None:
+    """Check that one more request of the user may wait.
+
+    Raises:
+        OverloadedError: it may not. See may_wait.
+    """
+    if not may_wait(waiting, user, most, weigh):
+        own, total = waiting[user], waiting.total()
+        whose = f", {own} of them of this user" if own < total else ""
+        raise OverloadedError(f"{total} requests are waiting{whose}; try again later")
+
+
+def count_down(counter: Counter[str], user: str) -> None:
+    """Subtract 1 from the user's count, and forget a count of 0."""
+    counter[user] -= 1
+    if not counter[user]:
+        del counter[user]

@@ -33,15 +33,15 @@ class FairThreads:
         self._lock = threading.Condition(threading.Lock())
         self._threads = 0
 
-    def submit(self, user: str, work: Callable[[], T], urgent: bool = False) -> Future[T]:
+    def submit(self, user: str, work: Callable[[], T], urgent: bool = False, weight: int = 1) -> Future[T]:
         """Return the future result of `work`. If it is cancelled before its turn, it is never done.
 
         Args:
-            urgent: before the user's other work.
+            urgent: before the user's other work. weight: the user's.
         """
         piece = Piece(work)
         with self._lock:
-            self._line.add(user, piece, urgent)
+            self._line.add(user, piece, urgent, weight)
             if self._threads < min(self._count, self._line.size):
                 threading.Thread(target=self._serve, name=self._name, daemon=True).start()
                 self._threads += 1

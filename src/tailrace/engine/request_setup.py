@@ -145,13 +145,12 @@ class Compilations:
 
     def begin(self, request: Request, token_bytes: TokenBytes) -> None:
         """Start to compile the request's grammar and bans on other threads and processes."""
-        params = request.params
+        params, owner = request.params, request.owner
         if params.grammar is not None and self._grammars is not None:
-            owner = request.owner
-            request.compiling = self._grammars.compile(params.grammar, owner.user, owner.cache_salt)
+            request.compiling = self._grammars.compile(params.grammar, owner.user, owner.cache_salt, owner.weight)
         if params.bans:
             work = partial(Bans.of, params, token_bytes, self._vocab_size, request.eos_token_ids)
-            request.banning = self._thread.submit(request.owner.user, work)
+            request.banning = self._thread.submit(owner.user, work, weight=owner.weight)
         if request.compilations:
             self.requests.append(request)
 

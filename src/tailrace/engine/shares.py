@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
-from tailrace.base.waiting_line import check_line
+from tailrace.base.fair_line import check_line, count_down
 from tailrace.engine.sequence import Sequence
 
 MOST_SERVICE = 256  # Tokens of a user's service that are kept for each of its requests.
@@ -135,22 +135,12 @@ class Shares:
         """Check that one more request of the user, who has this weight, may wait. `most` requests may wait.
 
         Raises:
-            OverloadedError: see check_line.
+            OverloadedError: it may not.
         """
-        total = self.waiting.total()
-        if total >= most:
-            others = sum(self._active[other].weight for other in self.waiting if other != user)
-            check_line(most, total, self.waiting[user], weight, others)
+        check_line(self.waiting, user, most, lambda one: weight if one == user else self._active[one].weight)
 
     def _find_least(self) -> int | Fraction:
         return min((share.tokens for share in self.read().values()), default=0)
-
-
-def count_down(counter: Counter[str], user: str) -> None:
-    """Subtract 1 from the user's count, and forget a count of 0."""
-    counter[user] -= 1
-    if not counter[user]:
-        del counter[user]
 
 
 def sort_by_share(running: list[Sequence], shares: dict[str, Share]) -> list[Sequence]:

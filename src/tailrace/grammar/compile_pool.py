@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
 
 SHARE = 8  # a kept grammar may take this fraction of the memory allowed for compiling
-SLOW_USERS = 2  # places of the slow lane for each worker; each may take all of the memory
+MEDIUM_S = 2.0  # processor time of a grammar in the medium lane
 MAX_WAITING = 128  # grammars that no child has started on
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,9 @@ class CompilePool:
     ) -> None:
         self._vocabulary, self._config, self._keep = vocabulary, config, keep
         self._process = CompileProcess(vocabulary, config)
-        # More places than a user may take, so that another user finds one. A grammar keeps a slow place for seconds, so
-        # several users must not fill them either. The kernel divides the time between the grammars that run.
-        fast = Lane(config.workers + 1, config.workers)
-        slow = Lane(SLOW_USERS * config.workers, max(1, config.workers - 1))
-        self._schedule = FairSchedule(fast, slow, MAX_WAITING)
-        self._num_threads = fast.places + slow.places
+        lanes = make_lanes(config.workers)
+        self._schedule = FairSchedule(lanes, MAX_WAITING)
+        self._num_threads = sum(lane.places for lane in lanes)
         self._threads: list[threading.Thread] = []
         self._jobs: dict[bytes, CompileJob] = {}
         self._library: Future[GrammarCompiler] | None = None
@@ -89,13 +86,13 @@ class CompilePool:
         pid = self._process.pid
         return [] if pid is None else [pid, *self._process.children]
 
-    def join(self, key: bytes, user: str) -> Future[Compiled] | None:
+    def join(self, key: bytes, user: str, weight: int = 1) -> Future[Compiled] | None:
         """Return a new future for the grammar with this key, if the grammar waits or is being compiled."""
         with self._lock:
             job = self._jobs.get(key)
-            return None if job is None else self._add_future(job, user)
+            return None if job is None else self._add_future(job, user, weight)
 
-    def submit(self, key: bytes, grammar: Grammar, user: str) -> Future[Compiled]:
+    def submit(self, key: bytes, grammar: Grammar, user: str, weight: int = 1) -> Future[Compiled]:
         """Compile a grammar for a user. The future gets the outcome, or OverloadedError if too many grammars wait, or
         EngineError if the pool is closed."""
         with self._lock:
@@ -110,11 +107,11 @@ class CompilePool:
                     thread.start()
             if (job := self._jobs.get(key)) is None:
                 job = self._jobs[key] = CompileJob(estimate_cost(grammar), key=key, grammar=grammar)
-            return self._add_future(job, user)
+            return self._add_future(job, user, weight)
 
     def forget(self, future: Future[Compiled]) -> None:
         """Note that the request with this future no longer waits. If no request is left, a job that waits is dropped,
-        and a job in the slow lane is stopped. Any other running job finishes."""
+        and a job beyond the fast lane is stopped. Any other running job finishes."""
         with self._lock:
             job = next((job for job in self._jobs.values() if future in job.futures), None)
             if job is None:
@@ -140,11 +137,11 @@ class CompilePool:
         for job in jobs:
             self._end_job(job, CompileOutcome(make_closed_error()))
 
-    def _add_future(self, job: CompileJob, user: str) -> Future[Compiled]:
+    def _add_future(self, job: CompileJob, user: str, weight: int) -> Future[Compiled]:
         future = Future[Compiled]()
         future.set_running_or_notify_cancel()
         job.futures[future] = user
-        if (lost := self._schedule.add(job, user)) is not None:
+        if (lost := self._schedule.add(job, user, weight)) is not None:
             self._refuse_user(*lost)
         self._lock.notify_all()
         return future
@@ -204,16 +201,16 @@ class CompilePool:
             else:
                 future.set_result(outcome.result)
 
-    def _may_continue(self, job: CompileJob) -> bool:
-        """Return whether a job that has used its time in the fast lane goes on in the slow lane."""
+    def _may_continue(self, job: CompileJob, used_s: float) -> bool:
+        """Return whether a job that has used its time in the fast lane goes on."""
         with self._lock:
-            if self._closed or not job.futures or not self._schedule.slow_down(job):
+            if self._closed or not job.futures or not self._schedule.may_continue(job, used_s):
                 return False
-            self._lock.notify_all()  # its place is free
+            self._lock.notify_all()  # a place may be free
             return True
 
     def _compile_safely(self, job: CompileJob) -> tuple[Attempt, CompileOutcome | None]:
-        """Compile and load a grammar. Return no outcome if the job has to wait for the slow lane."""
+        """Compile and load a grammar. Return no outcome if the job has to wait for the next lane."""
         attempt, slow = Attempt("stopped"), job.slow
         try:
             attempt = self._process.run(Task(job.grammar, slow, job.background), partial(self._may_continue, job))
@@ -279,6 +276,15 @@ class CompilePool:
                     self._library = None
                 future.set_exception(error)
         return future.result()
+
+
+def make_lanes(workers: int) -> list[Lane]:
+    """Return the lanes. A user may take all places but one, so that another user finds one.
+
+    Beyond the fast lane each grammar may take all of the memory. The kernel divides the time between those that run.
+    """
+    one_less = max(1, workers - 1)
+    return [Lane(workers + 1, workers, SLICE_S), Lane(workers, one_less, MEDIUM_S), Lane(workers, one_less)]
 
 
 def is_out_of_memory(attempt: Attempt) -> bool:

@@ -52,11 +52,11 @@ class CompileProcess:
         """Ids of the children that compile grammars."""
         return sorted(self._busy)
 
-    def run(self, task: Task, may_continue: Callable[[], bool]) -> Attempt:
+    def run(self, task: Task, may_continue: Callable[[float], bool]) -> Attempt:
         """Compile a grammar in one of the lanes.
 
-        may_continue: called again and again once the grammar has used SLICE_S. If it returns False, the grammar is
-        stopped. If it returns True in the fast lane, the grammar moves to the slow lane.
+        may_continue: called again and again, with the used processor time, once that is SLICE_S. If it returns False,
+        the grammar is stopped. Otherwise a grammar of the fast lane gets all of the memory and a low priority.
         """
         worked = self._process is not None
         attempt = self._run_once(task, may_continue, self._idle)
@@ -73,7 +73,7 @@ class CompileProcess:
         self._drop_process()
         self._lock.release()
 
-    def _run_once(self, task: Task, may_continue: Callable[[], bool], idle: list[CompileChild]) -> Attempt:
+    def _run_once(self, task: Task, may_continue: Callable[[float], bool], idle: list[CompileChild]) -> Attempt:
         child: CompileChild | None = None
         try:
             child = self._take_child(idle)
@@ -96,7 +96,7 @@ class CompileProcess:
         self._release_child(child, attempt)
         return attempt
 
-    def _watch_child(self, child: CompileChild, running: RunningTask, may_continue: Callable[[], bool]) -> Attempt:
+    def _watch_child(self, child: CompileChild, running: RunningTask, may_continue: Callable[[float], bool]) -> Attempt:
         """Wait for the outcome of a task. End the child if it may not continue."""
         used_s, until = 0.0, time.monotonic() + self._timeout_s * STARVED
         try:
@@ -117,13 +117,13 @@ class CompileProcess:
         outside = reply.signal and reply.signal not in CRASHES
         return Attempt("killed" if outside else "crashed", used_s)
 
-    def _check_child(self, used_s: float, until: float, may_continue: Callable[[], bool]) -> End | None:
+    def _check_child(self, used_s: float, until: float, may_continue: Callable[[float], bool]) -> End | None:
         """Return why a child must end; None if it continues."""
         if used_s >= self._timeout_s:
             return "timeout"
         if time.monotonic() >= until:
             return "starved"
-        return "stopped" if used_s >= SLICE_S and not may_continue() else None
+        return "stopped" if used_s >= SLICE_S and not may_continue(used_s) else None
 
     def _take_child(self, idle: list[CompileChild]) -> CompileChild:
         """Return an idle child, or a new one. If none is left idle, fork a spare one for the next grammar."""

@@ -61,7 +61,7 @@ class Grammars:
         self._closed = False
         self._threads: ThreadPoolExecutor | None = None
 
-    def compile(self, grammar: Grammar, user: str = "", salt: bytes = b"") -> Future[Compiled]:
+    def compile(self, grammar: Grammar, user: str = "", salt: bytes = b"", weight: int = 1) -> Future[Compiled]:
         """Compile a grammar; returns at once. A grammar that is known or being compiled under the same salt is not
         compiled again.
 
@@ -71,6 +71,7 @@ class Grammars:
         Args:
             user: whose request it is. Users take turns, and share the places for waiting grammars and the cache.
             salt: requests find each other's grammars only under the same salt (wire.messages.Owner).
+            weight: the user's. Turns and places are by weight.
 
         The future raises:
             ParameterError: (param "grammar") invalid, not supported, or too slow or too big to compile.
@@ -78,12 +79,12 @@ class Grammars:
             EngineError: closed meanwhile, no request waits for it any more, or an error of ours.
         """
         key = hash_grammar(grammar, salt)
-        if (running := self._pool.join(key, user)) is not None:
+        if (running := self._pool.join(key, user, weight)) is not None:
             return running
         with self._lock:
             known, refusal = self._cache.get(key), self._refusals.get(key)
         if known is None and refusal is None:
-            return self._pool.submit(key, grammar, user)
+            return self._pool.submit(key, grammar, user, weight)
         future = Future[Compiled]()
         if known is not None:
             future.set_result(known)
@@ -102,7 +103,7 @@ class Grammars:
     def forget(self, future: Future[Compiled]) -> None:
         """Note that the request that got this future no longer waits for it; then the future fails.
 
-        If no request is left, a grammar that waits is dropped, and a grammar in the slow lane is stopped. Any other
+        If no request is left, a grammar that waits is dropped, and a grammar beyond the fast lane is stopped. Any other
         grammar that a process has started on is finished and kept for later requests.
         """
         self._pool.forget(future)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 
-from tailrace.base.waiting_line import check_line
+from tailrace.base.fair_line import check_line
 from tailrace.config import SchedulerConfig
 from tailrace.errors import TailraceError
 from tailrace.wire.messages import AdapterChange, ModelInfo, Owner
@@ -57,14 +58,13 @@ class SleepState:
         """Check that one more request of the owner may wait for the engine.
 
         Raises:
-            OverloadedError: see check_line.
+            OverloadedError: it may not.
         """
         if len(waiting) < self._max_waiting:
             return
         owners = [stream.message.owner for stream in waiting]
-        own = sum(other.user == owner.user for other in owners)
-        weights = {other.user: other.weight for other in owners if other.user != owner.user}
-        check_line(self._max_waiting, len(waiting), own, owner.weight, sum(weights.values()))
+        weights = {one.user: one.weight for one in (*owners, owner)}
+        check_line(Counter(one.user for one in owners), owner.user, self._max_waiting, weights.__getitem__)
 
     def want(self) -> None:
         """Let the engine be loaded, if it sleeps."""

@@ -16,7 +16,7 @@ FILES = (
     "docs/design.md",
     "docs/path.md",
     "src/tailrace/errors.py",
-    "src/tailrace/config.py",
+    "src/tailrace/config/server.py",
     "csrc/sample/draw.h",
 )
 QUESTIONS = (

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.grammar.compile_pool import MEDIUM_S, make_lanes
-from tailrace.grammar.fair_schedule import MAX_DEBTORS, OLDEST_EVERY, SLICE_S, FairSchedule, Job, Lane
+from tailrace.grammar.fair_schedule import (
+    MAX_DEBTORS,
+    MEDIUM_S,
+    OLDEST_EVERY,
+    SLICE_S,
+    FairSchedule,
+    Job,
+    Lane,
+    make_lanes,
+)
 
 LOOK_S = 0.25
 FAST, SLOW = Lane(3, 2, SLICE_S), Lane(2, 1)

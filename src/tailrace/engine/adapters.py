@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tailrace.base.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tailrace.config import MODEL_NAME, NAME_RULE, ModelConfig
 from tailrace.engine.cache_size import measure_available_memory
 from tailrace.engine.engine import Engine
@@ -27,7 +28,6 @@ from tailrace.errors import (
     describe_error,
     format_json,
 )
-from tailrace.models.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tailrace.wire.messages import AdapterChange, AdapterOutcome, PeerCount, PeerQuery, PeerReply, Ready
 
 log = logging.getLogger(__name__)

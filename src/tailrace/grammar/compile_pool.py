@@ -24,7 +24,7 @@ from tailrace.grammar.compile_child import Attempt
 from tailrace.grammar.compile_messages import Task
 from tailrace.grammar.compile_process import CompileProcess
 from tailrace.grammar.estimate import estimate_cost
-from tailrace.grammar.fair_schedule import SLICE_S, FairSchedule, Job, Lane
+from tailrace.grammar.fair_schedule import SLICE_S, FairSchedule, Job, make_lanes
 from tailrace.grammar.vocabulary import Vocabulary
 from tailrace.grammar.worker import load_compiler
 from tailrace.request.options import Grammar
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tailrace.grammar.llguidance import GrammarCompiler
 
 SHARE = 8  # a kept grammar may take this fraction of the memory allowed for compiling
-MEDIUM_S = 2.0  # processor time of a grammar in the medium lane
 MAX_WAITING = 128  # grammars that no child has started on
 log = logging.getLogger(__name__)
 
@@ -276,15 +275,6 @@ class CompilePool:
                     self._library = None
                 future.set_exception(error)
         return future.result()
-
-
-def make_lanes(workers: int) -> list[Lane]:
-    """Return the lanes. A user may take all places but one, so that another user finds one.
-
-    Beyond the fast lane each grammar may take all of the memory. The kernel divides the time between those that run.
-    """
-    one_less = max(1, workers - 1)
-    return [Lane(workers + 1, workers, SLICE_S), Lane(workers, one_less, MEDIUM_S), Lane(workers, one_less)]
 
 
 def is_out_of_memory(attempt: Attempt) -> bool:

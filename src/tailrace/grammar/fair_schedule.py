@@ -15,6 +15,7 @@ from itertools import count
 from math import inf
 
 SLICE_S = 0.2  # Processor time of a grammar in the fast lane. Also the charge of a running grammar until its end.
+MEDIUM_S = 2.0  # Processor time of a grammar in the medium lane.
 OLDEST_EVERY = 4  # Of this many grammars of a user, one is the oldest. The others are the cheapest.
 MAX_DEBTORS = 256  # Users without a grammar here, whose use above the others' is remembered.
 
@@ -226,3 +227,12 @@ class FairSchedule:
         debtors = [user for user in idle if self._accounts[user].used_s > least][-MAX_DEBTORS:]
         for user in set(idle) - set(debtors):
             del self._accounts[user]
+
+
+def make_lanes(workers: int) -> list[Lane]:
+    """Return the lanes. A user may take all places but one, so that another user finds one.
+
+    Beyond the fast lane each grammar may take all of the memory. The kernel divides the time between those that run.
+    """
+    one_less = max(1, workers - 1)
+    return [Lane(workers + 1, workers, SLICE_S), Lane(workers, one_less, MEDIUM_S), Lane(workers, one_less)]

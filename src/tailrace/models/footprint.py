@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
+from tailrace.base.adapter_files import ADAPTER_WEIGHTS
 from tailrace.models.class_settings import read_language_settings
 from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, nested_config, read_json
-from tailrace.models.local import ADAPTER_WEIGHTS, list_indexed
+from tailrace.models.local import list_indexed
 from tailrace.models.tensors import BLOCKS_METHOD, FLOATS, SIZES, index_tensors
 
 # by quant_method: how many floats become of an entry, where transformers widens it at load

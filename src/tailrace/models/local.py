@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailrace.base.adapter_files import ADAPTER_CONFIG
 from tailrace.base.json_files import read_object
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError, format_json
@@ -16,7 +17,6 @@ SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "s
 SETTINGS += ("added_tokens.json", "chat_template.jinja", "chat_template.json", "processor_config.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")  # any one will do
 # of a LoRA adapter, in the layout of PEFT; runners/lora_files.py may not import them
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

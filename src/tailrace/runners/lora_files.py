@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tailrace.base.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_object
 from tailrace.base.regex_search import RegexLimitError, match_first
@@ -18,7 +19,6 @@ from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError
 from tailrace.runners.load_checks import all_finite
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's format
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 # settings that change more than y + s B (A x), and the values without such an effect
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -102,33 +102,35 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
         from safetensors.torch import load_file
 
     try:
-        config = read_object(folder / CONFIG)
-        refuse_stand_in(folder / WEIGHTS)
+        config = read_object(folder / ADAPTER_CONFIG)
+        refuse_stand_in(folder / ADAPTER_WEIGHTS)
     except ModelLoadError as error:
         raise ModelLoadError(f"lora {name}: {error}") from error
     for field, plain in PLAIN.items():
         if config.get(field) not in plain:
-            raise ModelLoadError(f"lora {name}: {field} {config.get(field)!r} is not supported ({folder / CONFIG})")
+            raise ModelLoadError(
+                f"lora {name}: {field} {config.get(field)!r} is not supported ({folder / ADAPTER_CONFIG})"
+            )
     for field in sorted(config.keys() - PLAIN.keys() - HANDLED):
         if config[field] not in NONE_GIVEN:
-            raise ModelLoadError(f"lora {name}: {field} is not a known setting ({folder / CONFIG})")
-    check_alphas(f"lora {name}", config, folder / CONFIG)
+            raise ModelLoadError(f"lora {name}: {field} is not a known setting ({folder / ADAPTER_CONFIG})")
+    check_alphas(f"lora {name}", config, folder / ADAPTER_CONFIG)
     try:
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
     except Exception as error:  # the library raises many kinds
-        raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} can't be read: {error}") from error
+        raise ModelLoadError(f"lora {name}: {folder / ADAPTER_WEIGHTS} can't be read: {error}") from error
     parts: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         if (at := KEY.fullmatch(key)) is None:
             raise ModelLoadError(f"lora {name}: {key!r} is not supported; only linear layers' lora_A and lora_B are")
         parts[at["module"]][at["part"]] = tensor
-    alphas = find_alphas(f"lora {name}", config, list(parts), folder / CONFIG)
+    alphas = find_alphas(f"lora {name}", config, list(parts), folder / ADAPTER_CONFIG)
     found = {
         module: read_pair(name, module, both, config | {"lora_alpha": alpha}, targets)
         for (module, both), alpha in zip(parts.items(), alphas, strict=True)
     }
     if not found:
-        raise ModelLoadError(f"lora {name}: {folder / WEIGHTS} holds nothing")
+        raise ModelLoadError(f"lora {name}: {folder / ADAPTER_WEIGHTS} holds nothing")
     return found
 
 

@@ -72,6 +72,19 @@ async def test_an_image_in_a_result_becomes_a_line_of_text(tmp_path: Any, kind: 
 
 
 @pytest.mark.parametrize("kind", PATHS)
+async def test_an_image_behind_a_result_is_a_part_of_it(tmp_path: Any, kind: str):
+    behind, answered = from_user(kind, [TEXT[kind], IMAGE[kind]]), with_result(kind, [TEXT[kind]])
+    turns = "input" if kind == "responses" else "messages"
+    answered[turns] += behind[turns]
+    answer, prompt = await ask(tmp_path, kind, answered)
+    assert answer.status_code == 200, answer.text
+    assert f"a{LEFT_OUT}" in prompt
+    answered[turns] += [{"role": "assistant", "content": "a"}, *behind[turns]]
+    answer, _ = await ask(tmp_path, kind, answered)
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("kind", PATHS)
 async def test_the_operator_may_allow_it_everywhere(tmp_path: Any, kind: str):
     answer, prompt = await ask(tmp_path, kind, from_user(kind, [TEXT[kind], IMAGE[kind]]), "placeholder")
     assert answer.status_code == 200, answer.text

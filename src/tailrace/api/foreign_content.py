@@ -7,7 +7,7 @@ would be at its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tailrace.api.schema.chat import ChatMessage, Part
@@ -16,6 +16,7 @@ from tailrace.api.schema.responses import InputItem, InputPart
 
 Policy = Literal["auto", "placeholder", "refuse"]
 AnyPart = Part | MessageBlock | InputPart
+AnyTurn = ChatMessage | InputMessage | InputItem
 KINDS = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -32,44 +33,40 @@ def replace_foreign_content(ask: Any, policy: Policy) -> list[str]:
     Args:
         ask: a body. Its `messages` or `input` are changed in place.
         policy: "auto" replaces parts of tools' results alone. What is not replaced is refused where it is read.
+            A user's turn right behind a result is a part of it: clients put a result's image there, because results
+            of chats have none.
     """
     turns = getattr(ask, "messages", None) or getattr(ask, "input", None)
     if policy == "refuse" or not isinstance(turns, list):
         return []
     replaced: dict[str, None] = {}
+    of_tool = False
     for turn in turns:
-        for of_tool, parts in LISTS[type(turn)](turn):
-            for part in parts if of_tool or policy == "placeholder" else ():
-                if (kind := KINDS.get(part.type)) is not None:
-                    part.type, part.text = "text", PLACEHOLDER.format(kind)
-                    replaced[kind] = None
+        of_tool = holds_result(turn) or (of_tool and turn.role == "user")
+        for part in list_parts(turn) if of_tool or policy == "placeholder" else ():
+            if (kind := KINDS.get(part.type)) is not None:
+                part.type, part.text = "text", PLACEHOLDER.format(kind)
+                replaced[kind] = None
     return list(replaced)
 
 
-def list_chat_parts(message: ChatMessage) -> Iterator[tuple[bool, list[Part]]]:
-    """Yield whether a list of parts is a tool's result, and the list."""
-    if isinstance(message.content, list):
-        yield message.role == "tool", message.content
+def holds_result(turn: AnyTurn) -> bool:
+    """Return whether a turn is, or has, the result of a tool."""
+    blocks = turn.content if isinstance(turn, InputMessage) else ()
+    output = turn.output if isinstance(turn, InputItem) else None
+    return turn.role == "tool" or output is not None or any(part.type == "tool_result" for part in list_of(blocks))
 
 
-def list_blocks(message: InputMessage) -> Iterator[tuple[bool, list[MessageBlock]]]:
-    """The same of a message in Anthropic's form: results are blocks of the user's turns."""
-    if isinstance(message.content, list):
-        yield False, message.content
-        for block in message.content:
-            if block.type == "tool_result" and isinstance(block.content, list):
-                yield True, block.content
+def list_parts(turn: AnyTurn) -> Iterator[AnyPart]:
+    """Yield the parts of a turn, and those of its results."""
+    yield from list_of(turn.content)
+    if isinstance(turn, InputItem):
+        yield from list_of(turn.output)
+    if isinstance(turn, InputMessage):
+        for block in list_of(turn.content):
+            yield from list_of(block.content) if block.type == "tool_result" else ()
 
 
-def list_item_parts(item: InputItem) -> Iterator[tuple[bool, list[InputPart]]]:
-    """The same of an item of a response's input."""
-    for of_tool, parts in ((True, item.output), (item.role == "tool", item.content)):
-        if isinstance(parts, list):
-            yield of_tool, parts
-
-
-LISTS: dict[type, Callable[[Any], Iterator[tuple[bool, list[Any]]]]] = {
-    ChatMessage: list_chat_parts,
-    InputMessage: list_blocks,
-    InputItem: list_item_parts,
-}
+def list_of(content: Any) -> list[Any]:
+    """Return the content if it is a list. A text has no parts."""
+    return content if isinstance(content, list) else []

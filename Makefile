@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 DEPS := $(VENV)/.stamp-dependencies
 BUILD := $(VENV)/.stamp-package
 CLIENTS := .venv-clients
+AGENTS := .venv-agents
 OLDEST := .venv-oldest
 DOCS := .venv-docs
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
@@ -28,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-clients lock-docs clean help
+.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-agents lock-clients lock-docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -104,7 +105,7 @@ screenshots: install
 	PYTHONPATH=tests $(BIN)/python -m page.screenshots $(ARGS)
 
 # Clients of others against the server.
-test-clients: install $(CLIENTS)/.stamp
+test-clients: install $(CLIENTS)/.stamp $(AGENTS)/.stamp
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
 # The peers' own code on the same inputs as ours, from packages that are fetched once: chat templates against
@@ -277,12 +278,12 @@ lock: $(BIN)/pip
 	{ head -1 requirements.lock; "$$work/venv/bin/python" -m pip freeze | sed -E 's/^(torch==[^+]+).*/\1/; s/^(uvloop==.*)/\1; platform_system != "Windows"/; /^nvidia/d; s/^triton==.*/triton>=3.7.1; platform_system == "Linux"/' | sort -f; } > "$$work/lock"; \
 	cp "$$work/lock" requirements.lock; echo "requirements.lock renewed; run make test"
 
-lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
+lock-agents lock-clients lock-docs lock-peers: lock-%: $(BIN)/pip
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	$(BIN)/python -m venv "$$work/venv"; \
 	"$$work/venv/bin/python" -m pip install --quiet -r requirements-$*.txt; \
 	{ head -1 requirements-$*.lock; "$$work/venv/bin/python" -m pip freeze | sort -f; } > "$$work/lock"; \
-	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(if $(filter docs,$*),docs,test-$*)"
+	cp "$$work/lock" requirements-$*.lock; echo "requirements-$*.lock renewed; run make $(or $(if $(filter docs,$*),docs),$(if $(filter agents,$*),test-clients),test-$*)"
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) .venv-vllm* $(VLLM_RAY) $(LLAMA_CPP) $(SGLANG) $(RAY) $(OLDEST) $(DOCS) build dist
+	rm -rf $(VENV) $(CLIENTS) $(AGENTS) $(PEERS) .venv-vllm* $(VLLM_RAY) $(LLAMA_CPP) $(SGLANG) $(RAY) $(OLDEST) $(DOCS) build dist

@@ -4,11 +4,12 @@ tests/ on its path; the first argument is the port.
 
     POST /format/NAME    how the model writes its calls from now on: one of TOOL_FORMATS, or harmony
     POST /script         what the model answers from now on: a JSON list with an answer for each turn of the
-                         conversation, {"thought": str, "calls": [[name, arguments], ...], "text": str}
-    GET  /prompts        the prompts since the script was set: those with tools
+                         conversation, {"thought": str, "calls": [[name, arguments], ...], "text": str}. A script with
+                         calls is for prompts with tools.
+    GET  /prompts        the prompts that the script has answered
 
 It writes calls as tests/tool_examples.py does, so a format needs nothing here but its entry there. A user who says
-"think" makes the model think first.
+"think" makes the model think first. A user who says "JSON" gets an object, by the tool `json` where there is one.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CITY = "Paris"
+REPORT = {"city": CITY, "weather": "sunny"}
 
 
 def calls_text(form: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
@@ -75,6 +77,9 @@ def answer_to(form: str, prompt: bytes) -> bytes:
     thought = thought_text(form) if b"think" in turns[-1] else ""
     if role == b"tool" and "final_result" in names:
         answer = calls_text(form, [("final_result", {"city": CITY, "weather": told.decode()})])
+    elif b"JSON" in told:
+        text = said_text(form, json.dumps(REPORT))
+        answer = thought + (calls_text(form, [("json", REPORT)]) if "json" in names else text)
     elif role == b"tool":
         answer = said_text(form, f"They say: {told.decode()}")
     else:
@@ -97,8 +102,8 @@ class Agent:
     """The model.
 
     - form: how it writes calls.
-    - script: its answers to prompts with tools, one for each turn of the conversation; empty: it asks for the weather.
-    - prompts: the prompts with tools since the script was set.
+    - script: its answers, one for each turn of the conversation; empty: it asks for the weather.
+    - prompts: the prompts that the script has answered.
     """
 
     def __init__(self) -> None:
@@ -109,10 +114,10 @@ class Agent:
 
     def __call__(self, ids: list[int]) -> torch.Tensor:
         begin = find_last(ids, START) + 1 + len("assistant\n")
-        said = len(ids) - begin
+        said, prompt = len(ids) - begin, (begin, *ids[max(0, begin - 500) : begin])
         if said == 0:
-            self.answers[begin, *ids[max(0, begin - 500) : begin]] = self.answer(ids)
-        answer = self.answers[begin, *ids[max(0, begin - 500) : begin]]
+            self.answers[prompt] = self.answer(ids)
+        answer = self.answers[prompt]
         logits = torch.zeros(VOCAB)
         logits[answer[said] if said < len(answer) else EOS] = 50.0
         return logits
@@ -120,7 +125,7 @@ class Agent:
     def answer(self, ids: list[int]) -> bytes:
         """Return the answer to a prompt."""
         prompt = b"".join(b"" if id == START else b"<|im_end|>" if id == EOS else bytes([id]) for id in ids)
-        if not self.script or b"<tools>" not in prompt:
+        if not self.script or (b"<tools>" not in prompt and any("calls" in turn for turn in self.script)):
             return answer_to(self.form, prompt)
         self.prompts.append(prompt)
         turn = self.script[min(prompt.count(b"assistant\n") - 1, len(self.script) - 1)]

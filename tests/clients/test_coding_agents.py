@@ -59,6 +59,12 @@ def packages() -> Path:
     return install_packages(HERE) / "node_modules" / ".bin"
 
 
+@pytest.fixture(scope="session")
+def cline() -> Path:
+    """Cline, apart from the others: it brings 300 packages."""
+    return install_packages(HERE / "cline") / "node_modules" / ".bin" / "cline"
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
@@ -167,3 +173,20 @@ def test_opencode_completes_its_work(packages: Path, model: Server, project: Pat
     assert [one["part"]["text"] for one in told if one["type"] == "text"] == [ANSWER]
     assert (project / "out.py").read_text() == LONG_FILE
     assert SECRET in read_prompts(model)[-1]
+
+
+@pytest.mark.parametrize("calls", FORMS)
+def test_cline_completes_its_work(cline: Path, model: Server, project: Path, calls: str):
+    run_agent([cline, "auth", "-p", "openai", "-k", "none", "-m", NAME, "-b", model.v1], project)
+    reads = [("read_files", {"files": [{"path": str(project / name)}]}) for name in ("a.txt", "b.png")]
+    script(model, calls, reads, [("editor", {"path": str(project / "out.py"), "new_text": LONG_FILE})])
+    command = [cline, "--json", "-P", "openai-compatible", "-m", NAME, QUESTION]
+    told = run_agent(command, project, CLINE_SESSION_BACKEND_MODE="local")  # else a daemon stays behind
+    events = [one["event"] for one in told if one["type"] == "agent_event"]
+    ends = [one for one in events if one["type"] == "content_end"]
+    assert (told[-1]["finishReason"], told[-1]["text"]) == ("completed", ANSWER)
+    assert [one["reasoning"] for one in ends if one["contentType"] == "reasoning"] == [THOUGHT]
+    assert (project / "out.py").read_text() == LONG_FILE
+    last = read_prompts(model)[-1]
+    assert SECRET in last
+    assert ("[image: left out" in last) == (calls != "harmony")

@@ -234,7 +234,9 @@ def main(argv: list[str] | None = None) -> int:
     clock = Clock() if args.step_ms else None
     if clock is not None:
         step.time = speculation.time = clock  # type: ignore[assignment]
-    engines = {n: ScriptedAnswers(make_engine(args, local.folder, clock, n), clock) for n in DRAFTERS}
+    engines: dict[Name, ScriptedAnswers] = {
+        n: ScriptedAnswers(make_engine(args, local.folder, clock, n), clock) for n in DRAFTERS
+    }
     engines["none"].write([1, 2, 3], list(range(5, 105)), [])  # warm up
     engines["ngram"].write([1, 2, 3], list(range(5, 105)), [])
     results = [row for edit in args.edits for row in measure_edit(engines, tokenizer, args, edit)]

@@ -17,7 +17,7 @@ from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
 from tailrace.api.kept_streams import StreamPart, make_lost_error
 from tailrace.api.received import Received
-from tailrace.api.streaming import KEPT, EventStream, Frame
+from tailrace.api.streaming import KEPT, EventStream, Frame, Silence
 from tailrace.api.user import user_of
 from tailrace.api.user_admission import ADMISSION
 from tailrace.api.worker_queries import ask_stream
@@ -68,7 +68,7 @@ def make_event_stream(request: Request, id: str, number: int) -> EventStream:
     """The answer with the events behind event `number`."""
     events = follow_events(request, id, number)
     first = asyncio.ensure_future(anext(events))
-    return EventStream(first, events, do_nothing, front_of(request).config.keep_alive_s, KEPT)
+    return EventStream(first, events, do_nothing, Silence(front_of(request).config.keep_alive_s), KEPT)
 
 
 async def follow_events(request: Request, id: str, number: int) -> AsyncGenerator[Frame, None]:

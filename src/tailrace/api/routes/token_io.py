@@ -188,8 +188,7 @@ async def derender_chat(received: Received[DerenderChatRequest]) -> Response:
     outputs = list_outputs(inner, [given], "generate_response")
     count = len(prompt) if asked.prompt_tokens is None else asked.prompt_tokens
     answer = TokenAnswer(inner.service, given.request_id, [prompt], prepared.params, outputs, count)
-    called = "stop" if choice.mode == "named" else "tool_calls"
-    return json_response(await fold_chat(ChatChunks(inner.service, inner.ask, answer, channels, called).stream()))
+    return json_response(await fold_chat(ChatChunks(inner.service, inner.ask, answer, channels, choice).stream()))
 
 
 @answers(DERENDER_COMPLETION)

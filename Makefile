@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEPS := $(VENV)/.stamp-dependencies
 BUILD := $(VENV)/.stamp-package
+PACKAGES := $(VENV)/.packages
 CLIENTS := .venv-clients
 AGENTS := .venv-agents
 OLDEST := .venv-oldest
@@ -29,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-agents lock-clients lock-docs clean help
+.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-agents lock-clients lock-docs clean help FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -51,7 +52,11 @@ $(DEPS): requirements.lock | $(BIN)/pip
 	$(PIP) install --quiet -r requirements.lock
 	@touch $@
 
-$(BUILD): $(DEPS) $(SOURCES) CMakeLists.txt pyproject.toml packages/conform/pyproject.toml
+# The installation knows the packages by their paths: a module that has become a package is not found without a new one.
+$(PACKAGES): FORCE | $(BIN)/pip
+	@find src -name __init__.py | LC_ALL=C sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(BUILD): $(DEPS) $(PACKAGES) $(SOURCES) CMakeLists.txt pyproject.toml packages/conform/pyproject.toml
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "a C++ compiler is needed to build the CPU kernels (g++ or clang++)" >&2; exit 1; }
 	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || \

@@ -126,7 +126,7 @@ class LocalClient(AsyncClient):
         self._pump = asyncio.create_task(self._run())
         return self.model
 
-    def _send_message(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine) -> None:
         """What would go over the socket."""
         if isinstance(message, Submit):
             self.engine.submit(message)

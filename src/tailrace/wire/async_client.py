@@ -61,7 +61,7 @@ class AsyncClient:
         self._label = label
         self._engine, self._timeout_s, self._pauses = engine, start_timeout_s, pauses
         self._streams = StreamTable()
-        self.queries = PeerQueries(self._send_message)
+        self.queries = PeerQueries(self.send)
         self._streams.on_peer_message = self.queries.on_message
         self.sleep = SleepState(scheduler)
         self.on_launched: Callable[[str], None] = lambda url: None
@@ -104,7 +104,7 @@ class AsyncClient:
             await self._fail_load(error)
             raise error from None
         for stream in self._streams.waiting:
-            self._send_message(stream.message)
+            self.send(stream.message)
         return model
 
     async def _launch(self) -> ModelInfo:
@@ -217,8 +217,13 @@ class AsyncClient:
         elif self.error is not None:
             self._streams.fail_all(EngineDeadError(str(self.error)))
         else:
-            self._send_message(message)
+            self.send(message)
         return AsyncStream(open_stream, self._streams, self._cancel_request, self._cancel_threadsafe)
+
+    def send(self, message: ToEngine) -> None:
+        """Send the engine a message."""
+        assert self._link is not None, "not started"
+        self._link.send(message)
 
     async def ask(self, question: str, argument: str, timeout_s: float = 1.0) -> list[bytes]:
         """Return the answers that the other front ends of this engine have, within the time."""
@@ -226,14 +231,14 @@ class AsyncClient:
 
     def ask_to_sleep(self, abort: bool) -> None:
         """Ask an engine that is ready to end itself if nothing runs. abort: end what runs."""
-        self._send_message(Sleep(abort))
+        self.send(Sleep(abort))
 
     async def drain(self, timeout_s: float = 30.0) -> bool:
         """Let the engine finish the running requests and exit. True if it did within the time."""
         if self.error is not None:
             return False
         if self._link is not None:
-            self._send_message(Drain())
+            self.send(Drain())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._link.drained.wait(), timeout_s)
         return self._streams.drained is not None
@@ -259,15 +264,11 @@ class AsyncClient:
         if self.sleep.model is not None:
             self.on_asleep(self.sleep.model, error)
 
-    def _send_message(self, message: ToEngine) -> None:
-        assert self._link is not None, "not started"
-        self._link.send(message)
-
     def _cancel_request(self, message: Abort | EndThoughts) -> None:
         if self.asleep:  # the next engine will not hear of the request
             self._streams.unacknowledged.discard((message.id, message.epoch))
         elif self.error is None:
-            self._send_message(message)
+            self.send(message)
 
     def _cancel_threadsafe(self, message: Abort) -> None:
         """Do the work of `_cancel_request`, on any thread and at any moment."""

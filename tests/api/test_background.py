@@ -143,7 +143,10 @@ async def test_the_engines_refusal_is_its_end(tmp_path):
         made = await talk.post(input="hi", background=True)
         talk.front.client.die()
         done = await until(talk, made["id"], "failed")
-        assert "died" in done["error"]["message"]
+        error = done["error"]
+        assert "died" in error["message"]
+        # AI SDK 7 requires the type and the code
+        assert (error["type"], error["code"], error["param"]) == ("server_error", "engine_dead", None)
 
 
 async def test_what_is_refused(tmp_path):

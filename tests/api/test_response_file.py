@@ -120,7 +120,7 @@ async def test_a_response_that_ran_when_the_server_died_has_failed(tmp_path: Pat
         for id in ids:
             found = (await front.http.get(f"{PATH}/{id}")).json()
             assert (found["id"], found["status"], found["output"]) == (id, "failed", [])
-            assert found["error"] == {"code": "server_error", "message": LOST}
+            assert found["error"] == {"message": LOST, "type": "server_error", "param": None, "code": "server_error"}
             assert (await post(front, previous_response_id=id)).status_code == 200
         streams = [await front.http.get(f"{PATH}/{id}", params={"stream": "true"}) for id in ids]
         [stream] = [stream for stream in streams if stream.status_code == 200]

@@ -429,7 +429,8 @@ async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
         await front.until(lambda: len(front.app.state.front.responses) == 1)
         front.client.die()
         last = events_of((await running).text)[-1]
-        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "engine_dead")
+        error = last["response"]["error"]
+        assert (last["type"], error["type"], error["code"]) == ("response.failed", "server_error", "engine_dead")
 
 
 @pytest.mark.parametrize(

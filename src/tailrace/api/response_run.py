@@ -8,12 +8,13 @@ from functools import partial
 
 import msgspec
 
+from tailrace.api.error_handlers import make_error_body
 from tailrace.api.explanations import encode_records, size_of
 from tailrace.api.generation import Generation
 from tailrace.api.response_events import FULL, ResponseEvents
 from tailrace.api.response_logprobs import ScoredSegments
 from tailrace.api.response_saver import ResponseSaver
-from tailrace.api.schema.responses import Event, InputDetails, OutputDetails, ResponseError, ResponseUsage
+from tailrace.api.schema.responses import Event, InputDetails, OutputDetails, ResponseUsage
 from tailrace.api.tool_kinds import Offered
 from tailrace.errors import TailraceError
 from tailrace.text.output import Delta
@@ -97,7 +98,7 @@ class ResponseRun:
                 yield event
 
     async def _fail(self, error: TailraceError) -> list[Event]:
-        self.response.error, self.response.usage = ResponseError(error.code, str(error)), self._usage
+        self.response.error, self.response.usage = make_error_body(error).error, self._usage
         final = list(self._writer.fail_response())
         await self.saver.finish()
         return final

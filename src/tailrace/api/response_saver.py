@@ -11,7 +11,8 @@ from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_file import ResponseFile
 from tailrace.api.response_input import to_messages
 from tailrace.api.response_store import ResponseShare
-from tailrace.api.schema.responses import Event, ResponseError, ResponseObject
+from tailrace.api.schema.errors import Problem
+from tailrace.api.schema.responses import Event, ResponseObject
 from tailrace.api.stored import OutputOrigin, Stored, make_stored, without_records
 from tailrace.api.streaming import named_frame
 from tailrace.errors import StorageError
@@ -86,7 +87,7 @@ class ResponseSaver:
         frames: list[bytes] = []
         writer = ResponseEvents(lost, lambda event: frames.append(named_frame(event)))
         list(writer.begin())
-        lost.error = ResponseError("server_error", LOST)
+        lost.error = Problem(LOST, "server_error", None, "server_error")
         list(writer.fail_response())
         return make_stored(
             lost, self._messages, len(self._messages), frames if self._streamed else None, created=created

@@ -17,6 +17,7 @@ from tailrace.api.schema.chat import (
     Verbosity,
 )
 from tailrace.api.schema.common import REFUSED, GenerateRequest
+from tailrace.api.schema.errors import Problem
 from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
 
@@ -199,13 +200,6 @@ class Incomplete(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ResponseError(msgspec.Struct, frozen=True):
-    """Why it failed."""
-
-    code: str
-    message: str
-
-
 class ResponseObject(msgspec.Struct, kw_only=True):
     """The response: queued, in_progress, completed, incomplete, cancelled or failed. Open Responses requires the fields
     that are always null."""
@@ -216,7 +210,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     status: str = "in_progress"
     background: bool = False
-    error: ResponseError | None = None
+    error: Problem | None = None
     incomplete_details: Incomplete | None = None
     instructions: str | None
     max_output_tokens: int | None

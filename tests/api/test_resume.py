@@ -307,6 +307,44 @@ def test_an_engine_that_dies_ends_it_by_an_error(tokenizer, free_port):
         assert b"[DONE]" not in rest.content
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["its client waits", "its client has left"])
+def test_a_request_that_fails_late_and_without_an_event(tokenizer, free_port, waits):
+    """The answer has begun with comments, or nobody waits for it: the error is its only event."""
+    path, client = "/v1/completions", LocalClient(endless)
+    client.hold = True
+    with serving(tokenizer, free_port, client, keep_alive_s=0.05, on_engine_death="restart") as server:
+        with server.open(path, "a") as answer:
+            pieces = answer.iter_raw()
+            assert next(pieces).startswith(b": keep-alive")
+            if not waits:
+                answer.close()
+            client._pump.get_loop().call_soon_threadsafe(client.die)
+            got = b"".join(pieces) if waits else b""
+        server.until(lambda: not server.app.state.front.default.open_requests)
+        whole = server.resume(path, "a")
+        assert whole.status_code == 200
+        assert b'"code":"engine_dead"' in whole.content
+        assert not waits or join(got) == join(whole.content)
+
+
+def test_a_client_that_leaves_before_a_failure_finds_the_error(tokenizer, free_port):
+    path, client = "/v1/completions", LocalClient(endless)
+    client.hold = True
+    with serving(tokenizer, free_port, client, on_engine_death="restart") as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                server.url + path,
+                json=ASKED[path] | {"stream": True, "resumable": True, "request_id": "a"},
+                timeout=httpx.Timeout(WAIT_S, read=0.5),
+            )
+        server.until(lambda: bool(server.app.state.front.default.open_requests))
+        [(stream, _)] = server.streams._running.values()
+        server.until(stream.begun.is_set)  # its client's leaving was noticed
+        client._pump.get_loop().call_soon_threadsafe(client.die)
+        server.until(lambda: not server.app.state.front.default.open_requests)
+        assert b'"code":"engine_dead"' in server.resume(path, "a").content
+
+
 def test_a_shutdown_ends_it_by_an_error(tokenizer, free_port):
     found: list[bytes] = []
     with serving(tokenizer, free_port, LocalClient(endless, tick_s=0.02), drain_timeout_s=0.1) as server:

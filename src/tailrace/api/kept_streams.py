@@ -57,7 +57,8 @@ class RunningStream:
         admission: what it has of its user's limits; it is finished with the request.
 
     Attributes:
-        begun: set when there is an event, or the request has failed without one. failure: that error.
+        begun: set when there is an event, or the request has failed without one, or its answer has begun. A later
+            error is an event. failure: the error of a request that failed without an event.
     """
 
     def __init__(self, kept: KeptStreams, share: ResponseShare, request: Cuttable, admission: Admission | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -51,24 +51,27 @@ async def answer_resumably(
     request, front = received.request, received.front
     stream = front.streams.start(received.user, generation, chunks, request.scope.get(ADMISSION))
     keep_alive_s = front.config.keep_alive_s
-    with stream.reading():
-        begun = asyncio.wait_for(stream.begun.wait(), keep_alive_s)
-        with contextlib.suppress(TimeoutError):
+    try:
+        with stream.reading(), contextlib.suppress(TimeoutError):
+            begun = asyncio.wait_for(stream.begun.wait(), keep_alive_s)
             await unless_disconnected(request.receive, begun, do_nothing)
+    finally:
+        stream.begun.set()  # from now on an error is an event: the answer has begun, or its client has left
     failure, stream.failure = stream.failure, None
     if failure is not None:
         try:
             raise failure
         finally:
             del failure  # its traceback holds this frame
-    return make_event_stream(request, generation.id, 0)
+    return make_event_stream(request, generation.id, 0, generation.describe_wait)
 
 
-def make_event_stream(request: Request, id: str, number: int) -> EventStream:
-    """The answer with the events behind event `number`."""
+def make_event_stream(request: Request, id: str, number: int, describe_wait: Callable[[], str] = str) -> EventStream:
+    """The answer with the events behind event `number`. describe_wait: see Silence."""
     events = follow_events(request, id, number)
     first = asyncio.ensure_future(anext(events))
-    return EventStream(first, events, do_nothing, Silence(front_of(request).config.keep_alive_s), KEPT)
+    silence = Silence(front_of(request).config.keep_alive_s, describe_wait=describe_wait)
+    return EventStream(first, events, do_nothing, silence, KEPT)
 
 
 async def follow_events(request: Request, id: str, number: int) -> AsyncGenerator[Frame, None]:

@@ -109,6 +109,8 @@ async def test_it_counts_as_a_running_request_of_its_user(tmp_path):
     async with talk_to(tmp_path, endless, tick_s=0.002, context=100_000, max_requests_per_user=2) as talk:
         made = [await talk.post(input="hi", background=True) for _ in range(2)]
         await talk.post(input="hi", status=429)
+        for path in ("", "/input_items"):
+            await talk.get(f"/v1/responses/{made[0]['id']}{path}")
         await talk.post(f"/v1/responses/{made[0]['id']}/cancel")
         await until(talk, made[0]["id"], "cancelled")
         await talk.front.until(lambda: len(talk.front.app.state.front.background) == 1)

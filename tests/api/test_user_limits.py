@@ -195,6 +195,18 @@ def test_of_two_limits_the_longer_wait_is_named():
     limits.admit(A)
 
 
+def test_a_request_that_does_not_run_is_no_running_request():
+    limits = limits_of(Clock(), max_requests_per_user=1)
+    for _ in range(3):
+        limits.admit("a", costs_tokens=False, runs=False)
+    running = limits.admit("a")
+    limits.admit("a", costs_tokens=False, runs=False).finish()
+    with pytest.raises(RateLimitError):
+        limits.admit("a")
+    running.finish()
+    limits.admit("a")
+
+
 def test_requests_at_once():
     limits = limits_of(Clock(), max_requests_per_user=2)
     first, second = limits.admit(A), limits.admit(A)

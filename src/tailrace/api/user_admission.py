@@ -54,7 +54,9 @@ class UserAdmission:
             await send(message)
 
         try:
-            admission = scope[ADMISSION] = self._limits.admit(user, cost is Cost.TOKENS)
+            # whoever runs as many requests as it may still reads and deletes the responses of those in the background
+            runs = scope["method"] == "POST"
+            admission = scope[ADMISSION] = self._limits.admit(user, cost is Cost.TOKENS, runs)
         except TailraceError as error:
             return await error_response(scope, error)(scope, receive, send_with_standing)
         try:

@@ -73,8 +73,11 @@ class UserLimits:
         """Return the user's limits."""
         return self._own.get(user, self._common)
 
-    def admit(self, user: str, costs_tokens: bool = True) -> Admission:
-        """Count a request of the user that begins. costs_tokens: it needs some that the user has left.
+    def admit(self, user: str, costs_tokens: bool = True, runs: bool = True) -> Admission:
+        """Count a request of the user that begins.
+
+        Args:
+            costs_tokens: it needs some that the user has left. runs: it is one of the user's running requests.
 
         Raises:
             RateLimitError: the user has no request left, has used more tokens than its limit, or runs too many.
@@ -88,13 +91,14 @@ class UserLimits:
                 raise OverloadedError("too many users run requests at the same time")
             running, standing = table.running(place), self._load(rates, place, now_us)
             tokens = min(1, rates.tokens) if costs_tokens else 0
-            refusal = check_running(rates, running) or check_rates(standing, requests=1, tokens=tokens)
+            refusal = check_running(rates, running) if runs else None
+            refusal = refusal or check_rates(standing, requests=1, tokens=tokens)
             if refusal is None:
-                table.add_running(place, 1)
+                table.add_running(place, int(runs))
                 self._save(place, now_us, standing._replace(requests=standing.requests.take(1)))
         if refusal is not None:
             self._refuse(user, refusal)
-        return Admission(self, user, rates, place)
+        return Admission(self, user, rates, place, runs)
 
     def read_standing(self, user: str) -> Standing:
         """Return what the user has left."""
@@ -193,19 +197,19 @@ def format_duration(ms: int) -> str:
 
 
 class Admission:
-    """A request that is admitted. Call `finish` once it has ended; further calls have no effect.
+    """A request that is admitted. Call `finish` once it has ended; further calls have no effect. One that does not run
+    has ended already.
 
     Attributes:
-        rates: the user's limits. outlives: it may run longer than its connection; then whatever runs it
-            finishes it.
+        rates: the user's limits. outlives: it may run longer than its connection; then whatever runs it finishes it.
     """
 
-    def __init__(self, limits: UserLimits, user: str, rates: Rates, place: int) -> None:
+    def __init__(self, limits: UserLimits, user: str, rates: Rates, place: int, runs: bool) -> None:
         self._limits, self._user, self._place = limits, user, place
         self.rates = rates
         self.outlives = False
         self._reserved = 0
-        self._open = True
+        self._open = runs
 
     def reserve(self, tokens: int) -> None:
         """Reserve tokens, at most the limit.

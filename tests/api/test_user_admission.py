@@ -17,6 +17,7 @@ from tailrace.api.app import PAGE, ROUTES, create_app
 from tailrace.api.openapi import GENERATING_PATHS, OPERATIONS
 from tailrace.api.prepare import UNNAMED
 from tailrace.api.route_costs import COSTS, FREE, Cost, find_cost
+from tailrace.api.routes import compact
 from tailrace.api.user import make_user_id
 from tailrace.api.user_limits import UserLimits, format_duration
 from tailrace.config import ServerConfig, UserConfig
@@ -44,6 +45,12 @@ COUNTED: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [65]},
 }
 USER = make_user_id("address", "127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def short_order(monkeypatch):
+    """The order to compact a conversation fits the small context."""
+    monkeypatch.setattr(compact, "ORDER", "Sum up.")
 
 
 class Clock:

@@ -17,6 +17,7 @@ from api.harness import Front, LocalClient, endless, front_of, saying
 from tailrace.api.auth import ApiKeys
 from tailrace.api.openapi import GENERATING_PATHS
 from tailrace.api.response_store import ResponseStore
+from tailrace.api.routes import compact
 from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.api.user import make_user_id, user_of
 from tailrace.api.worker_queries import READS, answer_question
@@ -272,8 +273,16 @@ PROMPTS = {
     "/v1/completions": {"prompt": LONG, "max_tokens": 2},
     "/generate": {"text": LONG, "sampling_params": {"max_new_tokens": 2}},
     "/v1/responses": {"input": LONG, "max_output_tokens": 2},
+    "/v1/responses/compact": {"model": "scripted", "input": LONG},
     "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
+    "/inference/v1/generate": {"token_ids": [*LONG.encode()], "sampling_params": {"max_tokens": 2}},
 }
+
+
+@pytest.fixture(autouse=True)
+def short_order(monkeypatch):
+    """The order to compact a conversation fits the small context."""
+    monkeypatch.setattr(compact, "ORDER", "Sum up.")
 
 
 def cached_tokens(answer: Any) -> int:

@@ -38,8 +38,8 @@ class ResponseSaver:
         messages: list[dict[str, Any]],
         streamed: bool,
     ) -> None:
-        self.response = response
-        self._share, self._file, self._messages, self._streamed = share, file, messages, streamed
+        self.response, self.messages = response, messages
+        self._share, self._file, self._streamed = share, file, streamed
         self._kept, self._begun = response.store, False
         self._add_error: StorageError | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -78,8 +78,8 @@ class ResponseSaver:
             await asyncio.wait({self._ending})
 
     def _save(self, origin: OutputOrigin | None) -> None:
-        messages = [*self._messages, *to_messages(self.response.output)]
-        self._share.put(self.response, messages, len(self._messages), self._streamed, origin)
+        messages = [*self.messages, *to_messages(self.response.output)]
+        self._share.put(self.response, messages, len(self.messages), self._streamed, origin)
 
     def _make_lost_state(self, created: float) -> Stored:
         """Return what the file holds until the end of the response: it has failed, without output."""
@@ -89,9 +89,7 @@ class ResponseSaver:
         list(writer.begin())
         lost.error = Problem(LOST, "server_error", None, "server_error")
         list(writer.fail_response())
-        return make_stored(
-            lost, self._messages, len(self._messages), frames if self._streamed else None, created=created
-        )
+        return make_stored(lost, self.messages, len(self.messages), frames if self._streamed else None, created=created)
 
     async def _add(self, entry: Stored) -> None:
         assert self._file is not None

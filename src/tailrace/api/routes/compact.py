@@ -7,7 +7,6 @@ import time
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 from starlette.responses import Response
 
 from tailrace.api.aggregate import last_seen
@@ -15,10 +14,8 @@ from tailrace.api.body import Body, BodyNames, BodyReader
 from tailrace.api.conversations import make_item
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.received import Received, answers
-from tailrace.api.response_input import turns_of
 from tailrace.api.response_run import ResponseRun
-from tailrace.api.routes.responses import fetch_conversation, start_response
-from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.routes.responses import start_response
 from tailrace.api.schema.conversations import CompactedResponse, CompactRequest
 from tailrace.api.schema.responses import InputItem, ResponseObject, ResponsesRequest
 from tailrace.api.streaming import json_response
@@ -37,25 +34,37 @@ HEADING = "Summary of the conversation so far:\n\n"
 async def compact_response(received: Received[CompactRequest]) -> Response:
     """The model writes the summary. It is encrypted, because clients must send it back unchanged."""
     asked, request = received.ask, received.request
-    given = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input or []
-    if not given and asked.previous_response_id is None:
-        raise ParameterError("input: a conversation to compact is missing", "input")
-    ask = ResponsesRequest(
-        model=asked.model,
-        input=[*given, InputItem(role="user", content=ORDER)],
-        instructions=asked.instructions,
-        previous_response_id=asked.previous_response_id,
-        store=False,
+    inner = Received(
+        request, Body(order_summary(asked), received.size, BodyNames(received.names, {})), received.service
     )
-    inner = Received(request, Body(ask, received.size, BodyNames(received.names, {})), received.service)
     run = await start_response(inner)
     made = await unless_disconnected(request.receive, finish_run(run), lambda: run.generation.abort("disconnect"))
     received.warnings |= inner.warnings
-    said = list_user_messages(await fetch_conversation(inner), given)
+    said = list_user_messages(run.saver.messages[:-1])  # without ORDER
     sealed = received.front.sealer.seal("compaction", received.user, HEADING + read_summary(made))
     item = {"id": f"cmp_{uuid4().hex}", "type": "compaction", "encrypted_content": sealed}
     return json_response(
         CompactedResponse(id=made.id, created_at=int(time.time()), output=[*said, item], usage=made.usage)
+    )
+
+
+def order_summary(asked: CompactRequest) -> ResponsesRequest:
+    """Return the request for a response that is the summary.
+
+    Raises:
+        ParameterError: there is no conversation.
+    """
+    given = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input or []
+    if not given and asked.previous_response_id is None:
+        raise ParameterError("input: a conversation to compact is missing", "input")
+    return ResponsesRequest(
+        model=asked.model,
+        input=[*given, InputItem(role="user", content=ORDER)],
+        instructions=asked.instructions,
+        previous_response_id=asked.previous_response_id,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        store=False,
     )
 
 
@@ -77,14 +86,7 @@ def read_summary(made: ResponseObject) -> str:
     return "\n\n".join(texts)
 
 
-def list_user_messages(before: bytes, given: list[InputItem]) -> list[dict[str, Any]]:
+def list_user_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the user's messages of a conversation, as items."""
-    messages = msgspec.json.decode(before, type=list[ChatMessage]) if before else []
-    texts = [join_text(message) for message in [*messages, *turns_of(given)] if message.role == "user"]
-    return [make_item(InputItem(type="message", role="user", content=text)) for text in texts]
-
-
-def join_text(message: ChatMessage) -> str:
-    """Return the text of a message."""
-    content = message.content
-    return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
+    said = [message["content"] for message in messages if message["role"] == "user"]
+    return [make_item(InputItem(type="message", role="user", content=text)) for text in said]

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.api.schema.common import CacheSalt, Priority
 from tailrace.api.schema.responses import Includable, InputItem, ResponseUsage
 
 
@@ -53,6 +54,8 @@ class CompactRequest(msgspec.Struct, kw_only=True):
     input: str | list[InputItem] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
 
 
 class CompactedResponse(msgspec.Struct, kw_only=True):

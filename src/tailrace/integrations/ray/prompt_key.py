@@ -10,7 +10,8 @@ from tailrace.api.chat_prompt import chat_text
 from tailrace.api.chat_tools import read_tools
 from tailrace.api.messages_input import conversation_of
 from tailrace.api.response_input import read_chat
-from tailrace.api.routes import chat, completions, generate, messages, responses
+from tailrace.api.routes import chat, compact, completions, generate, messages, responses, token_io
+from tailrace.api.schema.responses import ResponsesRequest
 from tailrace.engine.block_hash import prefix_hash
 from tailrace.errors import ModelNotFoundError, TailraceError
 from tailrace.text.tokenizer import Tokenizer
@@ -94,8 +95,15 @@ def of_message(raw: bytes, most: int) -> Beginning:
 
 
 def of_response(raw: bytes, most: int) -> Beginning | None:
-    ask = responses.READER.decoded(raw, most)
-    if ask.previous_response_id is not None:  # the beginning of the conversation is stored with the response
+    return begin_response(responses.READER.decoded(raw, most))
+
+
+def of_compaction(raw: bytes, most: int) -> Beginning | None:
+    return begin_response(compact.order_summary(compact.READER.decoded(raw, most)))
+
+
+def begin_response(ask: ResponsesRequest) -> Beginning | None:
+    if ask.previous_response_id is not None or ask.conversation is not None:  # the beginning is stored elsewhere
         return None
     if isinstance(ask.input, list):  # an item behind a reference is stored elsewhere
         ask.input = list(takewhile(lambda item: not item.is_reference, ask.input))
@@ -123,10 +131,17 @@ def of_native(raw: bytes, most: int) -> Beginning:
     return Beginning(ask.model, None, first)
 
 
+def of_tokens(raw: bytes, most: int) -> Beginning:
+    ask = token_io.TOKENS.decoded(raw, most)
+    return Beginning(ask.model, None, ask.token_ids)
+
+
 READERS: dict[str, Callable[[bytes, int], Beginning | None]] = {
     "/v1/chat/completions": of_chat,
     "/v1/messages": of_message,
     "/v1/responses": of_response,
+    "/v1/responses/compact": of_compaction,
+    "/inference/v1/generate": of_tokens,
     "/v1/completions": of_completion,
     "/generate": of_native,
 }

@@ -78,6 +78,8 @@ class SleepState:
         Raises:
             TailraceError: the load failed.
         """
+        if self.model is None:  # it has been loaded since the caller looked
+            return
         caller = asyncio.get_running_loop().create_future()
         self._callers.append(caller)
         self.want()

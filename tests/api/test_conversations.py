@@ -99,6 +99,18 @@ async def test_what_is_refused(talk):
     assert (await talk.get(f"{PATH}/{made['id']}")) == made
 
 
+async def test_an_image_in_a_result_becomes_a_line_of_text(talk):
+    """As in a response's input, also if it is behind the result."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    result = {"type": "function_call_output", "call_id": "c", "output": [image]}
+    made = await talk.post(PATH, items=[result, {"role": "user", "content": [image]}])
+    await talk.post(f"{PATH}/{made['id']}/items", items=[result])
+    page = await talk.get(f"{PATH}/{made['id']}/items?order=asc")
+    assert "base64" not in str(page)
+    assert ["image" in str(item) for item in page["data"]] == [True] * 3
+    await talk.post(input="hi", conversation=made["id"])
+
+
 async def test_other_users_have_no_part_in_it(tmp_path):
     async with talk_to(tmp_path, api_keys="one, two") as talk:
         made = await talk.post(PATH, key="one")

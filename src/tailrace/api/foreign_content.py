@@ -17,6 +17,7 @@ from tailrace.api.schema.responses import InputItem, InputPart
 Policy = Literal["auto", "placeholder", "refuse"]
 AnyPart = Part | MessageBlock | InputPart
 AnyTurn = ChatMessage | InputMessage | InputItem
+FIELDS = ("messages", "input", "items")  # which have the turns of a body
 KINDS = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -31,12 +32,12 @@ def replace_foreign_content(ask: Any, policy: Policy) -> list[str]:
     """Put a line of text in the place of each part that is no text. Return the kinds of the replaced parts.
 
     Args:
-        ask: a body. Its `messages` or `input` are changed in place.
+        ask: a body. The turns in one of its FIELDS are changed in place.
         policy: "auto" replaces parts of tools' results alone. What is not replaced is refused where it is read.
             A user's turn right behind a result is a part of it: clients put a result's image there, because results
             of chats have none.
     """
-    turns = getattr(ask, "messages", None) or getattr(ask, "input", None)
+    turns = next((found for name in FIELDS if (found := getattr(ask, name, None))), None)
     if policy == "refuse" or not isinstance(turns, list):
         return []
     replaced: dict[str, None] = {}

@@ -31,10 +31,16 @@ class ConversationChange(msgspec.Struct):
     metadata: dict[str, str] | None = None
 
 
+class ItemName(msgspec.Struct):
+    """An item, of which only the id is read. A conversation can be as large as the store."""
+
+    id: str
+
+
 def apply_change(stored: Stored, change: ConversationChange) -> Stored | None:
     """Return the changed conversation; None if it does not have the item to remove."""
-    items = msgspec.json.decode(stored.messages, type=list[dict[str, Any]])
-    left = [item for item in items if item["id"] != change.remove]
+    items = msgspec.json.decode(stored.messages, type=list[msgspec.Raw])
+    left = items if change.remove is None else [item for item in items if read_id(item) != change.remove]
     if change.remove is not None and len(left) == len(items):
         return None
     body = stored.body
@@ -46,8 +52,13 @@ def apply_change(stored: Stored, change: ConversationChange) -> Stored | None:
     return stored._replace(body=body, messages=messages, created=time.time())
 
 
+def read_id(item: msgspec.Raw) -> str:
+    """Return the id of an item."""
+    return msgspec.json.decode(item, type=ItemName).id
+
+
 def change_in_memory(front: FrontEnd, user: str, argument: str) -> bytes | None:
-    """ConversationChange a conversation in the memory of this front end. Return its object; None if it is not here."""
+    """Change a conversation in the memory of this front end. Return its object; None if it is not here."""
     id, _, change = argument.partition(" ")
     share = front.responses.share_of(user)
     stored = share.find(id)

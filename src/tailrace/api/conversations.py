@@ -42,7 +42,7 @@ PREFIXES = {
 
 
 async def change_conversation(request: Request, id: str, change: ConversationChange) -> bytes:
-    """ConversationChange a conversation of the request's user. Return its object as JSON.
+    """Change a conversation of the request's user. Return its object as JSON.
 
     Raises:
         RequestNotFoundError: the conversation, or the item to remove, is not stored. StorageError: the file can't be

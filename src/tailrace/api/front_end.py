@@ -63,11 +63,8 @@ class FrontEnd:
         self._first_adapters: dict[str, tuple[str, ...]] = {}
         self._adapted: dict[str, Service] = {}
         bounds, weigh = make_bounds(config), make_weigher(config)
-        self.work_queue, self.responses, self.observer = (
-            WorkQueue(weigh),
-            ResponseStore(*bounds),
-            Observer(config, named),
-        )
+        self.work_queue, self.responses = WorkQueue(weigh), ResponseStore(*bounds)
+        self.observer = Observer(config, named)
         self.streams = KeptStreams(config.resume_mib << 20, config.resume_s)
         path = config.stored_responses_file
         self.sealer, self.background = Sealer(config.encryption_key), BackgroundRuns()

@@ -26,8 +26,8 @@ KINDS = {
 }
 SUMMARY = "summary_text"
 NO_OFFERS: Mapping[str, Offered] = MappingProxyType({})
-# finish reason → (status, why it is incomplete)
 FULL = "max_tool_calls"  # the cause of an end by a further call
+# finish reason → (status, why it is incomplete)
 ENDS = {"stop": ("completed", None), "length": ("incomplete", "max_output_tokens")}
 
 

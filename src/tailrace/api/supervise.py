@@ -115,9 +115,8 @@ class Supervisor:
             raise EngineDeadError(f"{self._called} is dead: {self.error}")
         if self.state == "draining":
             raise NotReadyError("the server is shutting down")
-        if (
-            self.state == "starting" or self.model is None
-        ):  # an engine that sleeps is loaded when a request waits for it
+        # an engine that sleeps is loaded when a request waits for it
+        if self.state == "starting" or self.model is None:
             raise NotReadyError(f"{self._called} is starting; try again shortly")
         return self.model
 

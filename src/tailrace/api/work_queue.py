@@ -88,9 +88,8 @@ class WorkQueue:
         if size > SHORT_CHARS:
             return asyncio.wrap_future(self._submit(self._long if size > LONG_CHARS else self._medium, user, work))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.add(
-            user, (work, done), weight=self._weigh(user)
-        )  # a turn has been asked for: the slice has begun
+        # a turn has been asked for: the slice has begun
+        self._waiting.add(user, (work, done), weight=self._weigh(user))
         return done
 
     def _submit(self, threads: FairThreads, user: str, work: Callable[[], T]) -> Future[T]:

@@ -18,8 +18,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One served model. `max_model_len` (prompt and output together) is null until the engine is ready. `parent`: of an
     adapter, the model that it changes. `sampling_defaults`: fields of a request that leaves them out.
     `reasoning_parser`, `tool_parser`: what reads the thoughts and the calls of its answers, by the names of the flags;
-    `tool_grammar`: calls can be forced. `status`: of a model that may
-    sleep."""
+    `tool_grammar`: calls can be forced. `status`: of a model that may sleep."""
 
     id: str
     created: int

@@ -127,6 +127,16 @@ async def test_the_number_of_a_user_is_bounded(tmp_path, monkeypatch):
         await talk.post(input="hi", background=True, key="two")
 
 
+async def test_the_number_is_bounded_for_those_that_come_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "MAX_RUNNING", 2)
+    async with talk_to(tmp_path, endless, tick_s=0.002, context=100_000) as talk:
+        asked = [talk.http.post("/v1/responses", json={"input": "hi", "background": True}) for _ in range(6)]
+        codes = [answer.status_code for answer in await asyncio.gather(*asked)]
+        assert sorted(codes) == [200, 200, 429, 429, 429, 429]
+        assert len(talk.front.app.state.front.background) == 2
+        assert len(talk.front.service.open_requests) == 2
+
+
 async def test_a_shutdown_ends_it_with_a_status(tmp_path):
     file = str(tmp_path / "responses")
     async with talk_to(tmp_path / "a", endless, tick_s=0.002, context=100_000, stored_responses_file=file) as talk:

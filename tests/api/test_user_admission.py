@@ -158,7 +158,8 @@ async def test_every_answer_says_what_is_left(tokenizer, path: str):
         assert whole.status_code == 200, whole.text
         requests, tokens = used(front)
         assert requests == 1
-        bad = await post(front, path, temperature="hot", sampling_params={"temperature": "hot"}, messages=3)
+        wrong = {"temperature": "hot", "sampling_params": {"temperature": "hot"}, "messages": 3, "instructions": 3}
+        bad = await post(front, path, **wrong)
         assert bad.status_code == 400
         clock.advance(0.5)
         broken = await front.http.post(path, content=b"{", headers={"content-type": "application/json"})

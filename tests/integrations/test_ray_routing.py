@@ -85,6 +85,8 @@ class TestKeysOfRequests:
             ("/v1/chat/completions", {"messages": [turn]}, chat),
             ("/v1/messages", {"messages": [turn], "max_tokens": 5, "model": "m"}, chat),
             ("/v1/responses", {"input": TEXT}, chat),
+            ("/v1/responses/compact", {"model": "m", "input": TEXT}, chat),
+            ("/inference/v1/generate", {"token_ids": plain, "sampling_params": {}}, prefix_hash(plain, BLOCK, 4)),
             ("/v1/completions", {"prompt": TEXT}, prefix_hash(plain, BLOCK, 4)),
             ("/v1/completions", {"prompt": [plain, [1]]}, prefix_hash(plain, BLOCK, 4)),
             ("/v1/completions", {"prompt": TEXT, "model": "second"}, prefix_hash(plain, BLOCK, 4, adapter=2)),
@@ -106,6 +108,7 @@ class TestKeysOfRequests:
             ("/v1/completions", b'{"prompt": ' + json.dumps(TEXT).encode() + b', "model": "other"}'),
             ("/v1/chat/completions", b'{"messages": [{"role": "user"}]}'),
             ("/v1/responses", b'{"input": ' + json.dumps(TEXT).encode() + b', "previous_response_id": "resp_1"}'),
+            ("/v1/responses", b'{"input": ' + json.dumps(TEXT).encode() + b', "conversation": "conv_1"}'),
             ("/health", b""),
         ],
     )

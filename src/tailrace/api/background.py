@@ -32,17 +32,19 @@ class BackgroundRuns:
         """Return whether a response of the user runs in the background."""
         return (user, id) in self._tasks
 
-    def check(self, user: str) -> None:
-        """Raise RateLimitError if the user runs as many as it may."""
-        running = sum(owner == user for owner, _ in self._tasks)
-        if running >= MAX_RUNNING:
-            raise RateLimitError(f"at most {MAX_RUNNING} responses of a user run in the background, got one more")
-
     async def start(
         self, user: str, id: str, events: AsyncGenerator[Any, None], admission: Admission | None = None
     ) -> None:
-        """Read the events to their end, whoever listens. Return when the response has begun. admission: is finished at
-        the end, and not with the request."""
+        """Read the events to their end, whoever listens. Return when the response has begun.
+
+        Args:
+            admission: is finished at the end, and not with the request.
+
+        Raises:
+            RateLimitError: the user runs as many as it may.
+        """
+        if sum(owner == user for owner, _ in self._tasks) >= MAX_RUNNING:
+            raise RateLimitError(f"at most {MAX_RUNNING} responses of a user run in the background, got one more")
         if admission is not None:
             admission.outlives = True
         self._tasks[user, id] = asyncio.create_task(self._read(user, id, events, admission))

@@ -76,20 +76,17 @@ async def create_response(received: Received[ResponsesRequest]) -> Response:
 
 
 def check_background(received: Received[ResponsesRequest]) -> None:
-    """Raise an error if the request asks for the background and can't have it.
-
-    Raises:
-        ParameterError: the response would not be stored. RateLimitError: too many run already.
-    """
-    if not received.ask.background:
-        return
-    if received.ask.store is False:
+    """Raise ParameterError if the request asks for the background, and would not be stored."""
+    if received.ask.background and received.ask.store is False:
         raise ParameterError("background needs store to be true: the response is read from the store", "background")
-    received.front.background.check(received.user)
 
 
 async def run_in_background(received: Received[ResponsesRequest], run: ResponseRun) -> Response:
-    """The response as it waits, or the stream that shows it. It goes on without its client."""
+    """The response as it waits, or the stream that shows it. It goes on without its client.
+
+    Raises:
+        RateLimitError: the user runs too many already.
+    """
     request, id, user = received.request, run.generation.id, received.user
     await received.front.background.start(user, id, run.events(), request.scope.get(ADMISSION))
     if received.ask.streamed:

@@ -62,11 +62,9 @@ class FrontEnd:
         self.aliased: dict[str, Service] = {}
         self._first_adapters: dict[str, tuple[str, ...]] = {}
         self._adapted: dict[str, Service] = {}
-        bounds, weigh = make_bounds(config), make_weigher(config)
+        path, bounds, weigh = config.stored_responses_file, make_bounds(config), make_weigher(config)
         self.work_queue, self.responses = WorkQueue(weigh), ResponseStore(*bounds)
-        self.observer = Observer(config, named)
-        self.streams = KeptStreams(config.resume_mib << 20, config.resume_s)
-        path = config.stored_responses_file
+        self.observer, self.streams = Observer(config, named), KeptStreams(config.resume_mib << 20, config.resume_s)
         self.sealer, self.background = Sealer(config.encryption_key), BackgroundRuns()
         self.file = None if path is None else ResponseFile(path, bounds, owner=not attached, weigh=weigh)
         if table is None and config.tracks_users:

@@ -20,20 +20,12 @@ from tailrace.api.schema.common import PromptTokensDetails, Timings, Usage
 from tailrace.api.stored import OutputOrigin
 from tailrace.api.token_clock import TokenClock
 from tailrace.api.work_queue import SLICE_S
+from tailrace.base.logprobs import TokenLogprobs
 from tailrace.errors import EngineError, TailraceError
 from tailrace.params import SamplingParams
 from tailrace.text.output import Delta, TextStream
 from tailrace.text.splitter import ReasoningTokens
-from tailrace.wire.messages import (
-    Failed,
-    Finished,
-    PromptLogprobs,
-    PromptProgress,
-    Replayed,
-    SequenceEvent,
-    TokenLogprobs,
-    Tokens,
-)
+from tailrace.wire.messages import Failed, Finished, PromptLogprobs, PromptProgress, SequenceEvent, Tokens
 
 if TYPE_CHECKING:
     from tailrace.api.service import Service
@@ -298,5 +290,5 @@ class Generation:
                 return text.flush(event.reason, event.stop_token_id, event.cause)
             case Failed():
                 raise error_handlers.of_failed(event, self._grammar_field)
-            case PromptLogprobs() | PromptProgress() | Replayed():
-                raise AssertionError("_filter_events has kept these")
+            case _:
+                raise AssertionError("_filter_events has kept the others")

@@ -37,8 +37,7 @@ class AsyncClient:
     """The client of one engine; `restart` gives it a new one.
 
     Args:
-        engine: the settings of an engine process that this client starts. Or a function that waits for an engine of
-            another process.
+        engine: the settings of an engine process to start. Or a function that waits for an engine of another process.
         label: the engine's name in log lines.
         pauses: let other requests run on the event loop while many streams are served. False delivers everything at
             once.
@@ -58,8 +57,7 @@ class AsyncClient:
         label: str = "",
         scheduler: SchedulerConfig = NO_SLEEP,
     ) -> None:
-        self._label = label
-        self._engine, self._timeout_s, self._pauses = engine, start_timeout_s, pauses
+        self._engine, self._timeout_s, self._pauses, self._label = engine, start_timeout_s, pauses, label
         self._streams = StreamTable()
         self.queries = PeerQueries(self.send)
         self._streams.on_peer_message = self.queries.on_message

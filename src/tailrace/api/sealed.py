@@ -50,7 +50,7 @@ class Sealer:
         """Return text that only `open` can read."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         sealed = self._cipher.encrypt(nonce, text.encode(), bind_user(kind, user))
-        return PREFIX + urlsafe_b64encode(nonce + sealed).decode()
+        return write_sealed(nonce + sealed)
 
     def open(self, kind: Kind, user: str, sealed: str) -> str | None:
         """Return the text that was sealed for this user; None if it was changed, or sealed for another kind or user or
@@ -62,7 +62,12 @@ class Sealer:
             opened = self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bind_user(kind, user))
         except (ValueError, InvalidTag):  # ValueError: it is no base64, or too short
             return None
-        return opened.decode() if sealed.startswith(PREFIX) else None
+        return opened.decode() if sealed == write_sealed(raw) else None
+
+
+def write_sealed(raw: bytes) -> str:
+    """Return the one form of sealed bytes as text. Base64 can be read in other forms too, with more padding."""
+    return PREFIX + urlsafe_b64encode(raw).decode()
 
 
 def bind_user(kind: Kind, user: str) -> bytes:

@@ -121,7 +121,7 @@ def nest_error(outer: str, error: RequestError) -> ParameterError:
     """Return the error of a field inside the field `outer`. It names both fields."""
     text, inner = str(error), error.param
     if inner is None:
-        return ParameterError(f"{outer}: {text}", outer)
+        return ParameterError(f"{outer}: {text.removeprefix('the body: ')}", outer)
     return ParameterError(f"{outer}.{text}" if text.startswith(inner) else f"{outer}: {text}", f"{outer}.{inner}")
 
 

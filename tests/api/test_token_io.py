@@ -185,6 +185,8 @@ async def test_a_stream_of_tokens(noisy):
         ({"sampling_params": {"nonsense": 1}}, "sampling_params.nonsense"),
         ({"sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
         ({"sampling_params": {"extra_args": {"nonsense": 1}}}, "sampling_params.extra_args.nonsense"),
+        ({"sampling_params": {"stop_token_ids": [VOCAB]}}, "sampling_params.stop_token_ids"),
+        ({"sampling_params": {"logit_bias": {str(VOCAB): 1}}}, "sampling_params.logit_bias"),
         ({"sampling_params": {"extra_args": [1]}}, "sampling_params.extra_args"),
         ({"sampling_params": {"thinking_token_budget": 5}}, "sampling_params.thinking_token_budget"),
     ],
@@ -226,6 +228,12 @@ async def test_the_defaults_of_vllms_parameters_ask_for_nothing(front):
     [
         ({"token_ids": [VOCAB]}, {}, "generate_response.choices[0].token_ids"),
         ({"token_ids": [97] * 300}, {}, "generate_response.choices[0].token_ids"),
+        ({"index": -1}, {}, "generate_response.choices[0].index"),
+        ({"index": 2**31}, {}, "generate_response.choices[0].index"),
+        ({"index": 1}, {}, "generate_response.choices[1].index"),
+        ({}, {"prompt_tokens": -1}, "prompt_tokens"),
+        ({}, {"prompt_token_ids": []}, "prompt_token_ids"),
+        ({}, {"chat_request": 5}, "chat_request"),
         ({"finish_reason": "odd"}, {}, "generate_response.choices[0].finish_reason"),
         ({}, {"prompt_token_ids": [VOCAB]}, "prompt_token_ids"),
         ({}, {"stream": True}, "stream"),
@@ -239,9 +247,41 @@ async def test_the_defaults_of_vllms_parameters_ask_for_nothing(front):
 )
 async def test_what_is_refused_of_outputs(front, choice, changes, param):
     choices = [{"index": 0, "finish_reason": "length", "token_ids": [*b"Hello"]} | choice]
+    choices += [choices[0]] if choice.get("index") == 1 else []
     body = {"generate_response": {"request_id": "a", "choices": choices}, "chat_request": CHAT}
     error = (await post(front, "/v1/chat/completions/derender", body | changes, 400))["error"]
     assert error["param"] == param, error
+
+
+@pytest.mark.parametrize("prompt", ["", [VOCAB], [[97], [VOCAB]]], ids=str)
+async def test_prompts_that_can_not_be_generated_are_not_rendered(front, prompt):
+    error = (await post(front, "/v1/completions/render", {"prompt": prompt}, 400))["error"]
+    assert error["param"] == "prompt", error
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt_token_ids": [[VOCAB]]}, "prompt_token_ids[0]"),
+        ({"prompt_token_ids": [[]]}, "prompt_token_ids[0]"),
+        ({"prompt_tokens": [-1]}, "prompt_tokens[0]"),
+        ({"completion_request": {"prompt": [VOCAB]}}, "completion_request.prompt"),
+    ],
+    ids=str,
+)
+async def test_what_is_refused_of_a_completions_outputs(front, changes, param):
+    choices = [{"index": 0, "finish_reason": "length", "token_ids": [*b"Hello"]}]
+    body = {"generate_responses": [{"request_id": "a", "choices": choices}], "completion_request": {"prompt": "hi"}}
+    error = (await post(front, "/v1/completions/derender", body | changes, 400))["error"]
+    assert error["param"] == param, error
+
+
+async def test_both_names_of_the_model_are_checked(front):
+    choices = [{"index": 0, "finish_reason": "length", "token_ids": [*b"Hello"]}]
+    body = {"generate_response": {"request_id": "a", "choices": choices}, "chat_request": CHAT | {"model": "other"}}
+    served = (await front.http.get("/v1/models")).json()["data"][0]["id"]
+    error = (await post(front, "/v1/chat/completions/derender", body | {"model": served}, 400))["error"]
+    assert error["param"] == "chat_request.model", error
 
 
 async def test_a_generation_whose_client_leaves_ends(tokenizer):

@@ -95,6 +95,8 @@ async def make_rendered(
     if ask.use_beam_search:
         raise ParameterError("use_beam_search can't be rendered", "use_beam_search")
     params = write_params(ask, prepared.params, ask.response_format)
+    for ids in prepared.prompts:
+        check_prompt(received, ids, "prompt")
     again = await prepare_tokens(received, read_params(params), prepared.prompts)
     if (name := find_difference(prepared.params, again.params)) is not None:
         field = prepared.grammar_field if name == "grammar" else name
@@ -145,15 +147,14 @@ async def prepare_tokens(received: Received[Any], ask: CompletionRequest, prompt
 async def generate_tokens(received: Received[TokensRequest]) -> Response:
     """The outputs of a prompt as token ids, streamed or whole."""
     ask, service = received.ask, received.service
-    if not ask.token_ids:
-        raise ParameterError("token_ids must not be empty", "token_ids")
-    check_ids(received, ask.token_ids, "token_ids")
+    check_prompt(received, ask.token_ids, "token_ids")
     request = msgspec.structs.replace(
         read_params(ask.sampling_params),
         **{name: getattr(ask, name) for name in ("request_id", "stream", "stream_options", "cache_salt", "priority")},
     )
     try:
         prepared = await prepare_tokens(received, request, [ask.token_ids])
+        prepared.params.check_vocab(service.client.model.vocab_size)
     except RequestError as error:
         raise error if error.field in ("token_ids", None) else nest_params(error) from error
     origin = received.origin("generate", request)
@@ -182,7 +183,7 @@ async def derender_chat(received: Received[DerenderChatRequest]) -> Response:
     with nested_errors("chat_request"):
         prepared, channels, choice = await prepare_completion(inner)
     prompt = prepared.prompts[0] if asked.prompt_token_ids is None else asked.prompt_token_ids
-    check_ids(inner, prompt, "prompt_token_ids")
+    check_prompt(inner, prompt, "prompt_token_ids")
     if asked.prompt_token_ids is not None:
         channels = channels_of(inner.service, inner.ask, prompt)
     outputs = list_outputs(inner, [given], "generate_response")
@@ -209,6 +210,8 @@ async def derender_completion(received: Received[DerenderCompletionRequest]) -> 
             prepared.prompts, asked.prompt_token_ids or [None] * len(prepared.prompts), strict=False
         )
     ]
+    for p, ids in enumerate(prompts):
+        check_prompt(inner, ids, f"prompt_token_ids[{p}]" if asked.prompt_token_ids else f"{field}.prompt")
     outputs = list_outputs(inner, given, "generate_responses")
     count = sum(map(len, prompts)) if asked.prompt_tokens is None else sum(asked.prompt_tokens)
     answer = TokenAnswer(inner.service, given[0].request_id, prompts, prepared.params, outputs, count)
@@ -223,8 +226,9 @@ async def read_inner(received: Received[Any], reader: BodyReader[Any], raw: msgs
     """
     with nested_errors(field):
         body = await reader.decode(received.request, bytes(raw))
-        front, named = received.front, received.ask.model or body.ask.model
-        inner: Received[Any] = Received(received.request, body, front.find(named))
+        service = received.front.find(body.ask.model or received.ask.model)
+        service = service if received.ask.model is None else received.service
+        inner: Received[Any] = Received(received.request, body, service)
         inner.service.supervisor.check()
         for name in ("echo", "best_of", "use_beam_search", "explain", "timings_per_token", "return_sampling_mask"):
             if getattr(body.ask, name, None):
@@ -237,13 +241,17 @@ def list_outputs(received: Received[Any], given: list[GivenTokens], field: str) 
     """The outputs of all prompts in order.
 
     Raises:
-        ParameterError: an output is too long, or has an unknown token.
+        ParameterError: an output is too long, has an unknown token, or has the index of another one.
     """
     found: list[TokenOutput] = []
     for p, response in enumerate(given):
         place = field if field == "generate_response" else f"{field}[{p}]"
-        for i, choice in enumerate(sorted(response.choices, key=lambda choice: choice.index)):
+        indices: set[int] = set()
+        for i, choice in sorted(enumerate(response.choices), key=lambda numbered: numbered[1].index):
             name = f"{place}.choices[{i}]"
+            if choice.index in indices:
+                raise ParameterError(f"{name}.index: {choice.index} is the index of another choice", f"{name}.index")
+            indices.add(choice.index)
             check_ids(received, choice.token_ids or [], f"{name}.token_ids")
             found.append(TokenOutput(p, choice, name))
     if not found:
@@ -251,8 +259,15 @@ def list_outputs(received: Received[Any], given: list[GivenTokens], field: str) 
     return found
 
 
+def check_prompt(received: Received[Any], ids: list[int], field: str) -> None:
+    """Raise ParameterError for token ids that no prompt can have."""
+    if not ids:
+        raise ParameterError(f"{field} must not be empty", field)
+    check_ids(received, ids, field)
+
+
 def check_ids(received: Received[Any], ids: list[int], field: str) -> None:
-    """Raise ParameterError for token ids that no output can have."""
+    """Raise ParameterError for token ids that neither a prompt nor an output can have."""
     info = received.service.client.model
     if len(ids) > info.max_model_len:
         raise ParameterError(f"{field} must have at most {info.max_model_len} ids, got {len(ids)}", field)

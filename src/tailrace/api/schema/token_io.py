@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,6 +10,7 @@ from tailrace.api.schema.chat import CHAT_REFUSED, ChatRequest
 from tailrace.api.schema.common import CacheSalt, Priority, RequestId, StreamOptions, TokenId, Usage
 from tailrace.api.schema.completions import COMPLETION_REFUSED, CompletionRequest
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 OFFSETS = "return_token_offsets"
 
 
@@ -95,7 +96,7 @@ class ScoredTokens(msgspec.Struct, frozen=True):
 class TokensChoice(msgspec.Struct, kw_only=True):
     """An output, or what is new of it; `finish_reason` is null until its end."""
 
-    index: int
+    index: Count
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[TokenId] | None = None
@@ -131,7 +132,7 @@ class DerenderChatRequest(msgspec.Struct, kw_only=True):
     chat_request: msgspec.Raw
     model: str | None = None
     stream: Literal[False] | None = None
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     prompt_token_ids: list[TokenId] | None = None
 
 
@@ -142,5 +143,5 @@ class DerenderCompletionRequest(msgspec.Struct, kw_only=True):
     completion_request: msgspec.Raw
     model: str | None = None
     stream: Literal[False] | None = None
-    prompt_tokens: list[int] | None = None
+    prompt_tokens: list[Count] | None = None
     prompt_token_ids: list[list[TokenId] | None] | None = None

@@ -65,3 +65,17 @@ async def test_what_is_refused(tmp_path):
         error = (await talk.post(PATH, key="one", model="scripted", input="hi", status=500))["error"]
         assert "wrote no whole summary" in error["message"]
         await talk.post(PATH, key="one", model="other", input="hi", status=404)
+
+
+async def test_a_conversation_that_leaves_no_room_for_its_summary(tmp_path):
+    async with talk_to(tmp_path, "word " * 100, context=700) as talk:
+        for size in range(20, 640, 20):  # until the answer is cut
+            answer = await talk.http.post(PATH, json={"model": "scripted", "input": "x" * size})
+            if answer.status_code != 200:
+                break
+        while answer.status_code == 500:  # the model had room, and did not end
+            size += 20
+            answer = await talk.http.post(PATH, json={"model": "scripted", "input": "x" * size})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
+        assert "too few for its summary" in error["message"]

@@ -19,7 +19,8 @@ from tailrace.api.routes.responses import start_response
 from tailrace.api.schema.conversations import CompactedResponse, CompactRequest
 from tailrace.api.schema.responses import InputItem, ResponseObject, ResponsesRequest
 from tailrace.api.streaming import json_response
-from tailrace.errors import EngineError, ParameterError
+from tailrace.api.truncation import ROOM
+from tailrace.errors import ContextLengthError, EngineError, ParameterError
 
 READER = BodyReader(CompactRequest, {})
 ORDER = (
@@ -40,8 +41,9 @@ async def compact_response(received: Received[CompactRequest]) -> Response:
     run = await start_response(inner)
     made = await unless_disconnected(request.receive, finish_run(run), lambda: run.generation.abort("disconnect"))
     received.warnings |= inner.warnings
+    summary = read_summary(made, received.service.client.model.max_model_len // ROOM)
     said = list_user_messages(run.saver.messages[:-1])  # without ORDER
-    sealed = received.front.sealer.seal("compaction", received.user, HEADING + read_summary(made))
+    sealed = received.front.sealer.seal("compaction", received.user, HEADING + summary)
     item = {"id": f"cmp_{uuid4().hex}", "type": "compaction", "encrypted_content": sealed}
     return json_response(
         CompactedResponse(id=made.id, created_at=int(time.time()), output=[*said, item], usage=made.usage)
@@ -73,12 +75,22 @@ async def finish_run(run: ResponseRun) -> ResponseObject:
     return await last_seen(run.events(), lambda event: event.response)
 
 
-def read_summary(made: ResponseObject) -> str:
+def read_summary(made: ResponseObject, room: int) -> str:
     """Return the text that the model wrote.
 
+    Args:
+        room: tokens that a conversation must leave for its summary.
+
     Raises:
-        EngineError: it failed, was cut, or wrote none.
+        ContextLengthError: the conversation left less, and the summary was cut. EngineError: the model failed, was cut
+            nevertheless, or wrote none.
     """
+    written = made.usage.output_tokens if made.usage else room
+    if made.incomplete_details and made.incomplete_details.reason == "max_output_tokens" and written < room:
+        raise ContextLengthError(
+            f"input: the conversation leaves {written} tokens of the context, which are too few for its summary",
+            "input",
+        )
     texts = [part.text for item in made.output if item.type == "message" for part in item.content or ()]
     if made.status != "completed" or not "".join(texts).strip():
         why = made.error.message if made.error else made.incomplete_details and made.incomplete_details.reason

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from tailrace.text.templates.chat_template import ChatTemplate
 from tailrace.text.templates.environment import CompiledTemplate, describe_failure, make_environment
 from tailrace.text.templates.processes import SHARED, TemplateProcess
 from tailrace.text.templates.program import DEFAULT_LIMITS, REFUSES, TemplateLimitError, TemplateLimits, TemplateProgram
-from tailrace.text.templates.worker import GROWN, TemplateJob, TemplateReply, is_last
+from tailrace.text.templates.worker import GROWN, TemplateJob, TemplateReply, is_last, load_modules
 from tailrace.text.tokenizer import Tokenizer
 
 LOW = TemplateLimits(cpu_s=0.2, memory_mib=64)
@@ -266,6 +267,17 @@ ENCODINGS = ("utf-8", "ascii", "latin-1", "cp1252", "utf-16", "utf-32-be", "idna
 def test_usual_encodings_work_without_files(encoding):
     source = f"{{{{ 'a'.encode('{encoding}') }}}}"
     assert render(source, {}) == CompiledTemplate(source).render({})
+
+
+def test_a_template_is_compiled_without_a_search_for_modules(monkeypatch):
+    """A search lists the folders that have changed, as pip changes them. The process can list none."""
+    load_modules()
+    monkeypatch.delitem(sys.modules, "tokenizers")  # the process has not imported it
+    searched = []
+    finder = SimpleNamespace(find_spec=lambda name, *_: searched.append(name))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert CompiledTemplate("{{ [a] | tojson }}").render({"a": 1}) == "[1]"
+    assert not searched
 
 
 # ---- the process

@@ -36,9 +36,9 @@ class CompiledTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        with require_extra("text"):
-            from jinja2 import meta, nodes
-        environment = make_environment()
+        environment = make_environment()  # Not by require_extra: that may list folders, which fails in the process.
+        from jinja2 import meta, nodes
+
         tree = environment.parse(source)
         self.variables = sorted(meta.find_undeclared_variables(tree))
         self.constants = sorted({node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})

@@ -14,6 +14,7 @@ BUILD := $(VENV)/.stamp-package
 PACKAGES := $(VENV)/.packages
 CLIENTS := .venv-clients
 AGENTS := .venv-agents
+PEERS := .venv-peers
 OLDEST := .venv-oldest
 DOCS := .venv-docs
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
@@ -109,13 +110,13 @@ test-page: install
 screenshots: install
 	PYTHONPATH=tests $(BIN)/python -m page.screenshots $(ARGS)
 
-# Clients of others against the server.
-test-clients: install $(CLIENTS)/.stamp $(AGENTS)/.stamp
+# Clients of others against the server. Coding agents run with chat templates that packages carry, which are fetched once.
+test-clients: install $(CLIENTS)/.stamp $(AGENTS)/.stamp $(PEERS)/.stamp
+	$(PEERS)/bin/python tests/peers/fetch.py llama-cpp-python xinference
 	$(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
 # The peers' own code on the same inputs as ours, from packages that are fetched once: chat templates against
 # transformers (writes docs/templates.md; about 20 minutes), tool calls against vLLM's and SGLang's parsers (docs/tools.md).
-PEERS := .venv-peers
 test-peers: install $(PEERS)/.stamp
 	$(PEERS)/bin/python tests/peers/fetch.py
 	PYTHONPATH=tests $(BIN)/python -m peers.templates $(ARGS)

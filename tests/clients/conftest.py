@@ -54,8 +54,11 @@ class Server:
 
     def post(self, path: str, body: bytes = b"") -> None:
         """Send a body. The answer has none."""
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, method="POST"), timeout=30):
-            pass
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, body, method="POST"), timeout=300):
+                pass
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error} {error.read()!r}\n{self.log.read_text()[-5000:]}") from error
 
     def healthy(self) -> bool:
         """It accepts requests."""

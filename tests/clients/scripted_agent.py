@@ -3,6 +3,9 @@ the weather it says so, or gives it to the tool `final_result` where there is on
 tests/ on its path; the first argument is the port.
 
     POST /format/NAME    how the model writes its calls from now on: one of TOOL_FORMATS, or harmony
+    POST /format/NAME/PACKAGE/TEMPLATE
+                         the same, for a model with a real chat template, which peers/fetch.py has fetched. The server
+                         finds the formats of thoughts and calls by itself. Conversations have a script.
     POST /script         what the model answers from now on: a JSON list with an answer for each turn of the
                          conversation, {"thought": str, "calls": [[name, arguments], ...], "text": str}. A script with
                          calls is for prompts with tools.
@@ -29,16 +32,17 @@ from starlette.routing import Route
 
 from api.harness import EOS, START, VOCAB, LocalClient, make_tokenizer
 from api.test_forced_tools import vocabulary
+from peers.fetch import TEMPLATES
 from tailrace.api.app import create_app
+from tailrace.api.formats import choose_formats
 from tailrace.api.serve import Server, uvicorn_config
 from tailrace.api.service import Service
 from tailrace.config import GrammarConfig, ServerConfig
 from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar.service import Grammars
-from tailrace.text.reasoning import HARMONY_MARKS, REASONING_FORMATS
+from tailrace.text.reasoning import HARMONY_MARKS
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_parsers import TOOL_FORMATS
-from tailrace.text.tool_parsers.harmony import HARMONY
+from tailrace.wire.messages import Submit, ToEngine
 from tool_examples import written
 
 TEMPLATE = (
@@ -46,6 +50,9 @@ TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>\n{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Stands before a real template, so that the model knows its turn.
+HEAD = "[[{{ messages | selectattr('role', 'equalto', 'assistant') | list | length }}{{ ' tools' if tools else '' }}]]"
+HEADED = re.compile(rb"\[\[(\d+)( tools)?\]\]")
 CITY = "Paris"
 REPORT = {"city": CITY, "weather": "sunny"}
 
@@ -58,7 +65,12 @@ def calls_text(form: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return written(form, calls)
 
 
-def thought_text(form: str, thought: str = "hm") -> str:
+def thought_text(form: str, thought: str = "hm", opened: bool = False) -> str:
+    """A thought, which the prompt may have opened already; then an empty one is closed, too."""
+    if opened:
+        return f"{thought}</think>\n\n"
+    if not thought:
+        return ""
     if form == "harmony":
         return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
     return f"<think>{thought}</think>"
@@ -93,9 +105,10 @@ def tokenizer_of(form: str) -> Tokenizer:
     return make_tokenizer(Path(tempfile.mkdtemp()), f"{TEMPLATE}{{# {shown} #}}")
 
 
-def find_last(ids: list[int], id: int) -> int:
-    """Return the last place of an id."""
-    return next(place for place in range(len(ids) - 1, -1, -1) if ids[place] == id)
+def read_template(package: str, name: str) -> str:
+    """Return a real template, behind what tells the model its turn."""
+    source = next(one for one in TEMPLATES if one.package == package)
+    return HEAD + (source.folder / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 class Agent:
@@ -111,40 +124,70 @@ class Agent:
         self.script: list[dict[str, Any]] = []
         self.prompts: list[bytes] = []
         self.answers: dict[tuple[int, ...], bytes] = {}  # By the length and the end of the prompt.
+        self.lengths: list[int] = []  # Of all prompts, the longest first.
 
     def __call__(self, ids: list[int]) -> torch.Tensor:
-        begin = find_last(ids, START) + 1 + len("assistant\n")
-        said, prompt = len(ids) - begin, (begin, *ids[max(0, begin - 500) : begin])
-        if said == 0:
-            self.answers[prompt] = self.answer(ids)
-        answer = self.answers[prompt]
+        keys = (key_of(ids, length) for length in self.lengths if length <= len(ids))
+        key = next(key for key in keys if key in self.answers)
+        answer, said = self.answers[key], len(ids) - key[0]
         logits = torch.zeros(VOCAB)
         logits[answer[said] if said < len(answer) else EOS] = 50.0
         return logits
 
-    def answer(self, ids: list[int]) -> bytes:
+    def hear(self, prompt: list[int]) -> None:
+        """Find the answer to a prompt."""
+        self.lengths = sorted({*self.lengths, len(prompt)}, reverse=True)
+        text = b"".join(b"" if id == START else b"<|im_end|>" if id == EOS else bytes([id]) for id in prompt)
+        self.answers[key_of(prompt, len(prompt))] = self.answer(text)
+
+    def answer(self, prompt: bytes) -> bytes:
         """Return the answer to a prompt."""
-        prompt = b"".join(b"" if id == START else b"<|im_end|>" if id == EOS else bytes([id]) for id in ids)
-        if not self.script or (b"<tools>" not in prompt and any("calls" in turn for turn in self.script)):
-            return answer_to(self.form, prompt)
-        self.prompts.append(prompt)
-        turn = self.script[min(prompt.count(b"assistant\n") - 1, len(self.script) - 1)]
-        thought = thought_text(self.form, turn["thought"]) if turn.get("thought") else ""
+        head = HEADED.match(prompt)
+        number = int(head[1]) if head else prompt.count(b"assistant\n") - 1
+        has_tools = bool(head[2]) if head else b"<tools>" in prompt
+        if not self.script or (not has_tools and any("calls" in turn for turn in self.script)):
+            if head is None:
+                return answer_to(self.form, prompt)
+            turn = {"text": "Hello"}
+        else:
+            self.prompts.append(prompt)
+            turn = self.script[min(number, len(self.script) - 1)]
+        opened = prompt.rstrip().endswith(b"<think>")
+        thought = thought_text(self.form, turn.get("thought", ""), opened)
         calls = [(name, arguments) for name, arguments in turn.get("calls", ())]
         return (thought + (calls_text(self.form, calls) if calls else said_text(self.form, turn["text"]))).encode()
 
-    def becomes(self, form: str, service: Service) -> None:
+    def becomes(self, form: str, service: Service, template: str = "") -> None:
         """Another model, in the same process: another way to write, another template."""
-        self.form, harmony = form, form == "harmony"
-        service.tokenizer = tokenizer_of(form)
-        service.reasoning = REASONING_FORMATS["harmony" if harmony else "think"]
-        service.tools = HARMONY if harmony else TOOL_FORMATS[form]
+        self.form = form
+        service.tokenizer = make_tokenizer(Path(tempfile.mkdtemp()), template) if template else tokenizer_of(form)
+        named = ServerConfig(tool_parser=form, reasoning_parser="harmony" if form == "harmony" else "think")
+        config = ServerConfig() if template else named
+        service.template, service.reasoning, service.tools = choose_formats(config, service.tokenizer)
+
+
+def key_of(ids: list[int], length: int) -> tuple[int, ...]:
+    """Return the length of a prompt and its end, which tell it from others."""
+    return (length, *ids[max(0, length - 500) : length])
+
+
+class Client(LocalClient):
+    """An engine whose model hears each prompt before it answers."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self.agent = agent
+
+    def _send_message(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self.agent.hear(message.prompt)
+        super()._send_message(message)
 
 
 async def main(port: int) -> None:
     """Serve until the process is told to end."""
     agent, tokenizer = Agent(), tokenizer_of("hermes")
-    client = LocalClient(agent)
+    client = Client(agent)
     client.token_bytes = TokenBytes.of(tokenizer, VOCAB)
     client.context = 400_000  # The system prompt and the tools of Claude Code take 100,000 bytes.
     spelt = [tokenizer.bytes_of(id) for id in range(VOCAB)]
@@ -153,7 +196,9 @@ async def main(port: int) -> None:
     app = create_app(client, tokenizer, config, "small")
 
     async def write_as(request: Request) -> Response:
-        agent.becomes(request.path_params["name"], app.state.front.default)
+        package, template = (request.path_params.get(name, "") for name in ("package", "template"))
+        source = read_template(package, template) if template else ""
+        agent.becomes(request.path_params["name"], app.state.front.default, source)
         return Response(status_code=204)
 
     async def follow(request: Request) -> Response:
@@ -163,7 +208,8 @@ async def main(port: int) -> None:
     async def tell(request: Request) -> Response:
         return JSONResponse([prompt.decode(errors="replace") for prompt in agent.prompts])
 
-    app.router.routes.append(Route("/format/{name}", write_as, methods=["POST"]))
+    for path in ("/format/{name}", "/format/{name}/{package}/{template}"):
+        app.router.routes.append(Route(path, write_as, methods=["POST"]))
     app.router.routes.append(Route("/script", follow, methods=["POST"]))
     app.router.routes.append(Route("/prompts", tell, methods=["GET"]))
     await Server(app.state.front, uvicorn_config(app, config)).until_end()

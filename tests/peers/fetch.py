@@ -2,7 +2,8 @@
 parsers of tool calls. `make test-peers` runs this with an environment that has `unearth`, which downloads a package
 without building it.
 
-What is there is not fetched again. A template is a file FOLDER/NAME.jinja; parsers keep their paths.
+Arguments name packages; without them all are fetched. What is there is not fetched again. A template is a file
+FOLDER/NAME.jinja; parsers keep their paths.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ def corpus() -> list[tuple[Source, str, str]]:
 
 
 if __name__ == "__main__":
-    for missing in (*TEMPLATES, *PARSERS):
-        if not (missing.folder / DONE).is_file():
-            fetch(missing)
+    named = sys.argv[1:] or [source.package for source in (*TEMPLATES, *PARSERS)]
+    for wanted in (*TEMPLATES, *PARSERS):
+        if wanted.package in named and not (wanted.folder / DONE).is_file():
+            fetch(wanted)

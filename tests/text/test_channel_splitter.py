@@ -170,6 +170,17 @@ def test_what_goes_where():
     assert json.loads(call.arguments) == {"a": 1, "b": [2, "</x>"]}
 
 
+@pytest.mark.parametrize("lead", ["", "<think>hm</think>"])
+def test_white_space_before_calls_is_left_out(lead):
+    call = [Segment("tool", call=ToolCall(0, "add", ARGUMENTS))]
+    thought = [Segment("reasoning", "hm")] if lead else []
+    block = f"<tool_call>\n{CALL}\n</tool_call>"
+    assert split([f"{lead}\n\n{block}"]) == thought + call
+    assert split(list(f"{lead}\n\n")) == [*thought, Segment("content", "\n\n")]
+    assert split([f"{lead}\n\nSo "]) == [*thought, Segment("content", "\n\nSo ")]
+    assert split([f"{lead}\n\n<tool_call>no"]) == [*thought, Segment("content", "\n\n<tool_call>no")]
+
+
 def test_where_a_thought_begins_and_ends():
     thought, content = (lambda text: Segment("reasoning", text)), (lambda text: Segment("content", text))
     for text, start, wanted in (

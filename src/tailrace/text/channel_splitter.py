@@ -1,8 +1,9 @@
 """Splits a model's text into channels: reasoning, content and tool calls, at the markers that models write around each.
 
 The split is exact. Every character comes out in one channel, or belongs to a marker or to a call's wrapper, or is white
-space after the last call. Only text that may still become a marker is held back, and the start of a call until its name
-is known. Text that looks like a tool call but is none comes out unchanged. Knows nothing of tokens.
+space beside calls. Only white space that may stand beside a call, text that may still become a marker, and the start of
+a call until its name is known are held back. Text that looks like a tool call but is none comes out unchanged. Knows
+nothing of tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class ChannelSplitter(Splitter):
         self._missing_closing: str | None = None  # The closing marker of a malformed block.
         self._for_closing = False  # Its opening marker may replace the closing marker.
         self._doubled = False  # Its closing marker came, and may come twice.
-        self._gap: str | None = None  # White space since the last call; None after other text.
+        # White space since the start of the answer, the last thought or the last call, if calls are looked for. None
+        # after other text.
+        self._gap: str | None = None if tools is None else ""
         self._first_thought: list[str] | None = [] if start == "opened" else None  # Until it ends.
         self._set_thinking(reasoning is not None and start == "opened")
         # Reads that thought as long as it may be a call without markers. The text is held back until then.
@@ -111,6 +114,8 @@ class ChannelSplitter(Splitter):
             torn = self._gap is not None and bool(self._missing_closing)
             if not torn or not str(self._missing_closing).startswith(self._held):  # else a torn tag behind a call
                 self._add_text(self._held, 0)
+            if self._gap and not self.calls:  # the answer is white space
+                self._segments.append(Segment("content", self._gap))
             if cut or not self._get_open_thought().strip():
                 self._stop_waiting(0)
             return
@@ -168,7 +173,8 @@ class ChannelSplitter(Splitter):
 
     def _set_thinking(self, thinking: bool) -> None:
         """Enter or leave a thought."""
-        self._ended |= self.thinking and not thinking
+        if self.thinking and not thinking:
+            self._ended, self._gap = True, None if self._tools is None else ""
         self._first_thought = self._first_thought if thinking else None
         self.thinking, self._visible = thinking, False
         self._update_markers()

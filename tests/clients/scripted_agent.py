@@ -148,7 +148,7 @@ class Agent:
         if not self.script or (not has_tools and any("calls" in turn for turn in self.script)):
             if head is None:
                 return answer_to(self.form, prompt)
-            turn = {"text": "Hello"}
+            turn: dict[str, Any] = {"text": "Hello"}
         else:
             self.prompts.append(prompt)
             turn = self.script[min(number, len(self.script) - 1)]

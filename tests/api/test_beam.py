@@ -367,6 +367,7 @@ SENT = {
     "explain": True,
     "logprobs": 0,
     "negative_prompt": "no",
+    "prediction": {"type": "content", "content": "abc"},
     "sequence_bias": [["a", 1.0]],
     "grammar": None,  # refused later, by the field that it came in: test_what_a_chats_beam_search_does_not_take
     "logit_bias": {"97": 5.0},

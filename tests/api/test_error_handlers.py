@@ -197,8 +197,13 @@ WITHOUT_REFUSED = {"/detokenize", "/v1/chat/completions/derender", "/v1/completi
 
 
 def test_every_endpoint_with_a_body_has_one_here():
-    """Except the endpoints whose body names something that must exist: a stored response, a running one, an adapter."""
+    """Except the endpoints whose body names something that must exist (a stored response, a running one, an adapter),
+    and those of test_conversations.py and test_compact.py."""
     others = {
+        "/v1/conversations",
+        "/v1/conversations/{id}",
+        "/v1/conversations/{id}/items",
+        "/v1/responses/compact",
         "/v1/explain",
         "/v1/chat/completions/control",
         "/v1/chat/completions/{id}/control",

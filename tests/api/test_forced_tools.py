@@ -475,7 +475,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name", "already"),
     ({"tools": [tool("a", "x")]}, "tools[0].function.parameters", 'got "x"'),
     ({"tools": [tool("a", None, strict=1)]}, "tools[0].function.strict", "true or false"),
-    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type", '"custom"'),
+    ({"tools": [{"type": "custom"}]}, "tools[0].custom", "object"),
+    ({"tools": [{"type": "web"}]}, "tools[0].type", '"web"'),
     ({"tools": [tool("a", None, description=5)], "tool_choice": "none"}, "tools[0].function.description", "a string"),
     (
         {

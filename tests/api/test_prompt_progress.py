@@ -9,6 +9,8 @@ import pytest
 
 from api.harness import LocalClient, endless, events, front_of, saying
 from tailrace.api import prompt_progress
+from tailrace.errors import OverloadedError
+from tailrace.wire.messages import Owner
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a" * 150}]},
@@ -104,16 +106,25 @@ async def test_without_the_field_nothing_changes(tokenizer, path):
 @pytest.mark.parametrize("path", PATHS)
 async def test_what_is_refused(tokenizer, path):
     async with front_of(LocalClient(endless), tokenizer) as front:
-        for fields in ({}, {"stream": True, "use_beam_search": True, "n": 2}):
-            body = PATHS[path] | {"return_progress": True, "max_tokens": 3} | fields
-            answer = await front.http.post(path, json=body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "return_progress")
+        fields = {"stream": True, "use_beam_search": True, "n": 2}
+        answer = await front.http.post(path, json=PATHS[path] | {"return_progress": True, "max_tokens": 3} | fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "return_progress")
         await front.until(front.client.idle)
 
 
-async def test_a_refusal_of_the_engine_is_still_an_http_error(tokenizer):
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_whole_answer_has_no_progress(tokenizer, path):
+    async with front_of(LocalClient(saying(b"Hello")), tokenizer) as front:
+        answer = await front.http.post(path, json=PATHS[path] | {"return_progress": True})
+        assert (answer.status_code, "prompt_progress" in answer.text) == (200, False)
+
+
+async def test_a_refusal_of_the_engine_is_still_an_http_error(tokenizer, monkeypatch):
+    def refuse(owner: Owner) -> None:
+        raise OverloadedError("memory is short")
+
     async with front_of(LocalClient(endless), tokenizer) as front:
-        front.client.engine.memory_limit.over = True
+        monkeypatch.setattr(front.client.engine.memory_limit, "check_place", refuse)
         answer = await front.chat(stream=True, return_progress=True)
         assert answer.status_code == 429
 

@@ -95,7 +95,7 @@ async def test_messages_reach_the_template_whole(front):
 @pytest.mark.parametrize(
     ("message", "place"),
     [
-        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "tool_calls[0].type"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "tool_calls[0].custom"),
         ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "tool_calls[0].function.name"),
         (

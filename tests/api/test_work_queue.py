@@ -175,7 +175,7 @@ SCORED = {"prompt": "x" * 200}
     ("path", "asked", "where", "name"),
     [
         ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, body, "log_once"),
-        ("/v1/chat/completions", {"messages": USER, "unknown": LARGE}, chat, "check_tools"),
+        ("/v1/chat/completions", {"messages": USER, "unknown": LARGE}, chat, "read_tools"),
         ("/v1/completions", {"prompt": "x=", "unknown": LARGE}, completions, "constraint_of"),
         ("/v1/completions", SCORED | {"prompt_logprobs": 20}, completions, "prompt_logprobs"),
         ("/v1/responses", {"input": "x", "unknown": LARGE, "max_tokens": None}, response_input, "check_messages"),

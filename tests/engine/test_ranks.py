@@ -121,7 +121,7 @@ def test_a_grammar_is_compiled_for_the_user_and_under_the_salt_of_its_request():
             return Future()
 
     grammar = Grammar(kind="regex", source="a")
-    owner = Owner(b"salt", "user")
+    owner = Owner(b"salt", "user", weight=3)
     request = Request(b"", "1", 0, SamplingParams(grammar=grammar), (0, 0), 9, owner=owner)
     Compilations(9, Recorder()).begin(request, TokenBytes())  # type: ignore[arg-type]
-    assert asked == [(grammar, "user", b"salt")]
+    assert asked == [(grammar, "user", b"salt", 3)]

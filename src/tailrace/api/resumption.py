@@ -33,9 +33,8 @@ def check_stream_fields(received: Received[Any]) -> None:
         ParameterError: naming the field.
     """
     ask = received.ask
-    for name in ("resumable", "return_progress"):
-        if getattr(ask, name) and not ask.streamed:
-            raise ParameterError(f"{name} needs stream to be true", name, mentions=["stream"])
+    if ask.resumable and not ask.streamed:
+        raise ParameterError("resumable needs stream to be true", "resumable", mentions=["stream"])
     if ask.resumable and not received.service.config.resume_s:
         raise ParameterError("resumable: this server keeps no events (--resume-s 0)", "resumable")
 

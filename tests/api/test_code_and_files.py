@@ -44,7 +44,7 @@ FILES += [
     (PART, {"messages": [{"role": "user", "content": "hi"}], "documents": ["FILE"]}),
     (PART, {"messages": [{"role": "user", "content": "hi"}], "cache_salt": "FILE", "preset": "FILE"}),
     (PART, {"messages": [{"role": "user", "content": "hi"}], "model": "FILE"}),
-    ("/v1/completions", {"prompt": "file://FILE"}),
+    ("/v1/completions", {"prompt": "file://FILE="}),
     ("/v1/completions", {"prompt": "hi", "suffix": "FILE"}),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "../../FILE"}]}),
     ("/v1/responses", {"input": "hi", "previous_response_id": "../../FILE"}),

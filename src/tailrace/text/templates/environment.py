@@ -36,9 +36,7 @@ class CompiledTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        environment = make_environment()  # Not by require_extra: that may list folders, which fails in the process.
-        from jinja2 import meta, nodes
-
+        environment, (meta, nodes) = make_environment(), import_jinja()
         tree = environment.parse(source)
         self.variables = sorted(meta.find_undeclared_variables(tree))
         self.constants = sorted({node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})
@@ -72,10 +70,18 @@ def describe_failure(error: BaseException) -> str:
 
 
 @cache
+def import_jinja() -> tuple[Any, Any]:
+    """Return the modules `meta` and `nodes`, looked for once: later the process may list no folders."""
+    with require_extra("text"):
+        from jinja2 import meta, nodes
+    return meta, nodes
+
+
+@cache
 def make_environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
+    _, nodes = import_jinja()
     with require_extra("text"):
-        from jinja2 import nodes
         from jinja2.exceptions import SecurityError
         from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -198,13 +198,13 @@ def test_of_two_limits_the_longer_wait_is_named():
 def test_a_request_that_does_not_run_is_no_running_request():
     limits = limits_of(Clock(), max_requests_per_user=1)
     for _ in range(3):
-        limits.admit("a", costs_tokens=False, runs=False)
-    running = limits.admit("a")
-    limits.admit("a", costs_tokens=False, runs=False).finish()
+        limits.admit(A, costs_tokens=False, runs=False)
+    running = limits.admit(A)
+    limits.admit(A, costs_tokens=False, runs=False).finish()
     with pytest.raises(RateLimitError):
-        limits.admit("a")
+        limits.admit(A)
     running.finish()
-    limits.admit("a")
+    limits.admit(A)
 
 
 def test_requests_at_once():

@@ -180,6 +180,8 @@ def test_common_terminals_are_the_librarys(name: str):
         ('start: "ab".."c"', "range"),
         ('start: "(" start? ")" | /[^()]+/', "recursive"),
         ("start: " + "x" * 100_000, "more than"),
+        ('start: "(" start ")" | /^a/', "an anchor"),
+        ('start: "a" start | "\\q"', "an escape that is not known"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(source: str, says: str):

@@ -62,6 +62,7 @@ COMMON = {
     "C_COMMENT": r"/\*(?:[^*]|\*+[^*/])*\*+/",
     "SQL_COMMENT": r"--[^\n]*",
 }
+TERMINALS = ("string", "range", "regex")  # kinds of tokens
 MAX_SOURCE = 100_000  # characters
 
 
@@ -174,10 +175,11 @@ class LarkGrammar:
     def _check_kept(self, recursive: str) -> None:
         """Raise LarkError if a terminal can go on with a character that JSON escapes."""
         for kind, text in (token for body in (*self.bodies.values(), *self._ignored) for token in body):
+            written = write_terminal(kind, text, in_json=True) if kind in TERMINALS else ""
             if kind == "string":
                 goes_on = bool(SPECIAL & set(find_plain_text(text.removesuffix("i"))[1:]))
             else:
-                goes_on = kind in ("regex", "range") and "(?-i:" in write_terminal(kind, text, in_json=True)
+                goes_on = "(?-i:" in written
             if goes_on:
                 raise LarkError(
                     f"the rule {recursive} is recursive, and {text:.60} matches quotes, backslashes or line breaks"
@@ -211,15 +213,28 @@ def write_token(token: Token, names: Mapping[str, str], gap: str, in_json: bool)
         return text
     if kind == "name":
         return f"({names[text]} {gap})" if gap and text.isupper() else names[text]
-    try:
-        written = write_terminal(kind, text, in_json)
-    except RewriteError as error:
-        raise LarkError(f"{text:.80}: {error}") from error
+    written = write_terminal(kind, text, in_json)
     return f"({written} {gap})" if gap else written
 
 
 def write_terminal(kind: str, text: str, in_json: bool) -> str:
-    """Return a string, a range or a regular expression."""
+    """Return a string, a range or a regular expression.
+
+    Raises:
+        LarkError: it can't be written.
+    """
+    try:
+        return rewrite_terminal(kind, text, in_json)
+    except RewriteError as error:
+        raise LarkError(f"{text:.80}: {error}") from error
+
+
+def rewrite_terminal(kind: str, text: str, in_json: bool) -> str:
+    """See write_terminal.
+
+    Raises:
+        RewriteError: see rewrite_pattern.
+    """
     if kind == "range":
         first, last = (find_plain_text(part.strip()) for part in text.split("..", 1))
         if len(first) != 1 or len(last) != 1:

@@ -6,7 +6,7 @@ import pytest
 
 from api.talks import CALL, TOOL, talk_to
 from tailrace.api.schema.chat import ChatMessage
-from tailrace.api.truncation import list_cuts
+from tailrace.api.truncation import Cuts
 
 
 def messages_of(words: str) -> list[ChatMessage]:
@@ -38,7 +38,7 @@ def messages_of(words: str) -> list[ChatMessage]:
     ],
 )
 def test_what_may_be_left_out(words, cuts):
-    assert [" ".join(str(message.content) for message in cut) for cut in list_cuts(messages_of(words))] == cuts
+    assert [" ".join(str(message.content) for message in cut) for cut in Cuts(messages_of(words))] == cuts
 
 
 def turn(role: str, letter: str) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -57,7 +58,7 @@ async def fit_messages(
     Args:
         fits: whether the prompt of some messages fits. It fits also if more of them are left out.
     """
-    choices = list_cuts(messages)
+    choices = Cuts(messages)
     low, high = 0, len(choices)
     while low < high:
         middle = (low + high) // 2
@@ -68,22 +69,35 @@ async def fit_messages(
     return choices[low] if low < len(choices) else None
 
 
-def list_cuts(messages: list[ChatMessage]) -> list[list[ChatMessage]]:
-    """Return what may be left of the messages, the longest first.
+class Cuts(Sequence[list[ChatMessage]]):
+    """What may be left of the messages, the longest first. Each is made when it is read: there are as many as turns.
 
     Instructions stay, and so do the last message of the user and the last turn. Before the user's last message, whole
     exchanges are left out, each with the message of the user that begins it: a template may refuse a conversation that
     begins with an answer. After it, turns of the model are left out, each with the results of its calls.
     """
-    asked = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
-    starts = [i for i, message in enumerate(messages) if message.role == "user" and 0 < i <= asked]
-    turns = [i for i, message in enumerate(messages) if i > asked and message.role not in ("tool", *ALWAYS)]
-    cuts: list[list[ChatMessage]] = []
-    for start in starts:
-        cuts.append(keep_pairs(messages, {i for i in range(len(messages)) if i >= start}))
-    for start in turns[1:]:
-        cuts.append(keep_pairs(messages, {i for i in range(len(messages)) if i == asked or i >= start}))
-    return [cut for cut in cuts if len(cut) < len(messages)]
+
+    def __init__(self, messages: list[ChatMessage]) -> None:
+        self._messages = messages
+        self._asked = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
+        users = [i for i, message in enumerate(messages) if message.role == "user" and i > 0]
+        after = range(self._asked + 1, len(messages))
+        turns = [i for i in after if messages[i].role not in ("tool", *ALWAYS)]
+        self._starts = users + turns[1:]
+        # The first ones may leave nothing out. Later ones are parts of earlier ones.
+        self._starts = self._starts[bisect_left(self._starts, True, key=self._is_shorter) :]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._cut(self._starts[number])
+
+    def _is_shorter(self, start: int) -> bool:
+        return len(self._cut(start)) < len(self._messages)
+
+    def _cut(self, start: int) -> list[ChatMessage]:
+        return keep_pairs(self._messages, {self._asked, *range(start, len(self._messages))} - {-1})
 
 
 def keep_pairs(messages: list[ChatMessage], kept: set[int]) -> list[ChatMessage]:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
-from tailrace.api.conversation_changes import ConversationChange
+from tailrace.api.conversation_changes import ConversationChange, read_id
 from tailrace.api.conversations import (
     change_conversation,
     create_stored,
@@ -107,10 +107,15 @@ async def retrieve_item(request: Request) -> Response:
     """
     id = request.path_params["item"]
     raw = await read_conversation(request, request.path_params["id"], "conversation")
-    for item in msgspec.json.decode(raw):
-        if item["id"] == id:
-            return Response(msgspec.json.encode(item), media_type=JSON)
-    raise make_item_error(id)
+
+    def find_item() -> msgspec.Raw | None:
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        return next((item for item in items if read_id(item) == id), None)
+
+    found = await front_of(request).work_queue.run(request, find_item, len(raw) // JSON_BYTES)
+    if found is None:
+        raise make_item_error(id)
+    return Response(bytes(found), media_type=JSON)
 
 
 async def delete_item(request: Request) -> Response:

@@ -73,10 +73,12 @@ async def fold_tokens(chunks: AsyncGenerator[TokensAnswer, None]) -> TokensAnswe
         for new in chunk.choices:
             if (old := choices.setdefault(new.index, new)) is new:
                 continue
-            old.token_ids = [*(old.token_ids or ()), *(new.token_ids or ())]
+            assert old.token_ids is not None  # see stream_tokens
+            assert new.token_ids is not None
+            old.token_ids += new.token_ids
             old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
-            if old.logprobs is not None and new.logprobs is not None:
-                old.logprobs = ScoredTokens([*(old.logprobs.content or ()), *(new.logprobs.content or ())])
+            if old.logprobs is not None and new.logprobs is not None and old.logprobs.content is not None:
+                old.logprobs.content.extend(new.logprobs.content or ())
     assert whole is not None
     whole.choices = [choices[index] for index in sorted(choices)]
     return whole

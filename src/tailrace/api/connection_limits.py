@@ -120,7 +120,7 @@ class ConnectionLimits:
         owner = self._owners.get(connection)
         if owner in (None, user):  # None: it has been dropped
             return
-        if owner == STRANGERS and sum(map(len, self._users.values())) >= self._most_of_users:
+        if owner == STRANGERS and len(self._owners) - len(self._strangers) >= self._most_of_users:
             self._make_room(user)
         waits = connection in (self._strangers if owner == STRANGERS else self._users[owner]).waiting
         self._forget(connection)

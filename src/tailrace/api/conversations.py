@@ -16,7 +16,7 @@ from starlette.requests import Request
 from tailrace.api.conversation_changes import NO_ITEM, ConversationChange, apply_change
 from tailrace.api.front_end import front_of
 from tailrace.api.received import Received
-from tailrace.api.response_input import message_of, turns_of
+from tailrace.api.response_input import COMPACTIONS, message_of, read_input, turns_of
 from tailrace.api.schema.conversations import ConversationObject
 from tailrace.api.schema.responses import ConversationName, InputItem, ResponseObject, ResponsesRequest
 from tailrace.api.sealed_items import open_item
@@ -36,8 +36,7 @@ PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
-    "compaction": "cmp",
-    "compaction_summary": "cmp",
+    **dict.fromkeys(COMPACTIONS, "cmp"),
 }
 
 
@@ -122,7 +121,7 @@ def extend_conversation(
     ask, conversation = received.ask, response.conversation
     if conversation is None:
         return None
-    given = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
+    given = read_input(ask.input)
 
     async def extend() -> None:
         said = [

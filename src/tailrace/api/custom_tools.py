@@ -9,13 +9,14 @@ from typing import Any
 
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
+from tailrace.text.tool_parsers.json_patterns import CHARACTERS
 from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
 
 INPUT = "input"  # the argument of a custom tool
 OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[^u])")
 PARTIAL = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
-ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
+ESCAPES = CHARACTERS | {"/": "/"}
 FORMS = '{"type": "text"} or {"type": "grammar", "syntax": "regex" or "lark", "definition": string}'
 NESTED_FORMS = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "regex" or "lark", "definition": string}}'
 HIGH, LOW = re.compile(r"\\u[dD][89abAB]..\Z"), re.compile(r"\\u[dD][c-fC-F]..")

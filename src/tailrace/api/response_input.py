@@ -73,7 +73,7 @@ def to_chat(
     messages = [] if ask.instructions is None else [ChatMessage(role="system", content=ask.instructions)]
     if before:
         messages += msgspec.json.decode(before, type=list[ChatMessage])
-    items = [InputItem(role="user", content=ask.input)] if isinstance(ask.input, str) else ask.input
+    items = read_input(ask.input)
     made = {call.get("id") for message in messages for call in message.tool_calls or ()}
     messages += turns_of(items)
     if not items or not messages:
@@ -172,6 +172,11 @@ def response_format(ask: ResponsesRequest) -> ResponseFormat | None:
     if isinstance(form, FlatJsonSchemaFormat):
         return JsonSchemaFormat(JsonSchema(form.schema, form.name, form.strict, form.description))
     return form
+
+
+def read_input(given: str | list[InputItem]) -> list[InputItem]:
+    """Return the input of a request as items. A text is a message of the user."""
+    return [InputItem(role="user", content=given)] if isinstance(given, str) else given
 
 
 def message_of(item: InputItem, name: str) -> ChatMessage | None:

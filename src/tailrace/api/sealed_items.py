@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from tailrace.api.received import Received
+from tailrace.api.response_input import COMPACTIONS
 from tailrace.api.schema.responses import InputItem, InputPart, ResponsesRequest
 from tailrace.api.sealed import Kind
 from tailrace.errors import ParameterError
 
-KINDS: dict[str | None, Kind] = {
-    "reasoning": "reasoning",
-    "compaction": "compaction",
-    "compaction_summary": "compaction",
-}
+KINDS: dict[str | None, Kind] = {"reasoning": "reasoning", **dict.fromkeys(COMPACTIONS, "compaction")}
 
 
 async def open_sealed_items(received: Received[ResponsesRequest]) -> None:

@@ -28,7 +28,6 @@ SHARED = frozenset(
 )
 # fields of vLLM's SamplingParams that change no token → values at which they ask for nothing
 THEIRS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("output_kind", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache"), ()),
     **dict.fromkeys(("flat_logprobs", "watermarking"), (False,)),
     "thinking_token_budget": (),
     "routed_experts_prompt_start": (0,),

@@ -99,8 +99,8 @@ def rename_choice(choice: Any, offered: Mapping[str, Offered]) -> Any:
     if choice.get("type") not in ("custom", "function") or not isinstance(choice.get("name"), str):
         return choice
     custom, name = choice["type"] == "custom", choice["name"]
-    wanted = Offered(name, choice.get("namespace") or "", custom)
-    found = next((own for own, one in offered.items() if one[:3] == wanted[:3]), None)
+    wanted = (name, choice.get("namespace") or "", custom)
+    found = next((own for own, one in offered.items() if (one.name, one.namespace, one.custom) == wanted), None)
     if found is None and custom:
         raise ParameterError(f"tool_choice: there is no custom tool {format_json(name)}", "tool_choice")
     return choice if found is None else {"type": "function", "name": found}

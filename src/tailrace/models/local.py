@@ -16,7 +16,6 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 SETTINGS += ("added_tokens.json", "chat_template.jinja", "chat_template.json", "processor_config.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")  # any one will do
-# of a LoRA adapter, in the layout of PEFT; runners/lora_files.py may not import them
 
 
 @dataclass(frozen=True, slots=True)

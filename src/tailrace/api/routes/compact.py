@@ -14,6 +14,7 @@ from tailrace.api.body import Body, BodyNames, BodyReader
 from tailrace.api.conversations import make_item
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.received import Received, answers
+from tailrace.api.response_input import read_input
 from tailrace.api.response_run import ResponseRun
 from tailrace.api.routes.responses import start_response
 from tailrace.api.schema.conversations import CompactedResponse, CompactRequest
@@ -56,7 +57,7 @@ def order_summary(asked: CompactRequest) -> ResponsesRequest:
     Raises:
         ParameterError: there is no conversation.
     """
-    given = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input or []
+    given = read_input(asked.input or [])
     if not given and asked.previous_response_id is None:
         raise ParameterError("input: a conversation to compact is missing", "input")
     return ResponsesRequest(

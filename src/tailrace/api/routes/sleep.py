@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.routes.stored_responses import read_query_choice
+from tailrace.api.item_pages import read_query_choice
 from tailrace.api.service import Service
 from tailrace.api.streaming import json_response
 from tailrace.errors import NotReadyError, ParameterError, format_json

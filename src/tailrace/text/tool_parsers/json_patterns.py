@@ -13,6 +13,7 @@ import unicodedata
 from typing import NamedTuple
 
 ESCAPES = {'"': '"', "\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
+CHARACTERS = {letter: char for char, letter in ESCAPES.items()}  # the letter of an escape → its character
 SPECIAL = frozenset(ESCAPES)
 NOTHING = "[a&&b]"
 REST = r'[^"\\\x00-\x1f]'
@@ -44,7 +45,7 @@ def find_plain_text(literal: str) -> str:
         kind = found[0][1]
         if kind in "xuU":
             return chr(int(found[0][2:], 16))
-        return {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}.get(kind, kind)
+        return CHARACTERS.get(kind, kind)
 
     inside = literal[1:-1]
     if "\\" in STRING_ESCAPE.sub("", inside):

@@ -90,8 +90,13 @@ class Harness:
         self.aborted: list[Aborted] = []
         self.closed: set[tuple[str, int]] = set()
 
-    def submit(self, id: str, prompt: list[int], epoch: int = 0, priority: int = 0, user: str = "", **params) -> None:
-        asked, owner = SamplingParams(**({"temperature": 0.0} | params)), Owner(user=user)
+    def submit(
+        self, id: str, prompt: list[int], epoch: int = 0, priority: int = 0, user: str | Owner = "", **params
+    ) -> None:
+        asked, owner = (
+            SamplingParams(**({"temperature": 0.0} | params)),
+            user if isinstance(user, Owner) else Owner(user=user),
+        )
         self.engine.submit(Submit(id, epoch, prompt, asked, priority, owner=owner))
 
     def step(self) -> None:

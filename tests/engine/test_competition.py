@@ -22,7 +22,7 @@ from tailrace.engine.scheduler import plan_step
 from tailrace.engine.sequence import Sequence
 from tailrace.engine.shares import Share, Shares
 from tailrace.errors import OverloadedError
-from tailrace.wire.messages import Failed
+from tailrace.wire.messages import Failed, Owner
 
 BLOCK = 4
 TOKENS = 64  # of a step
@@ -100,6 +100,40 @@ def test_planted_faults_of_waiting_are_seen(fault, monkeypatch):
     else:
         monkeypatch.setattr(scheduler, "take_turns", lambda prefills, waiting, *_: iter([*prefills, *waiting]))
         assert measure_wait("long prompts", "small steps", 7) > MOST_STEPS
+
+
+def measure_second_wait(weight: int = 1) -> tuple[int, Harness]:
+    """Steps until B's second request has its first token, while B's first one runs and A has the other slots."""
+    harness = Harness(block_size=BLOCK, num_blocks=1000, max_num_seqs=8, max_num_batched_tokens=TOKENS)
+    for place in range(30):
+        owner = Owner(user="a", weight=weight)
+        harness.submit(f"a{place}", [place] * 5, user=owner, max_tokens=200, ignore_eos=True)
+    for _ in range(40):
+        harness.step()
+    for id in ("b0", "b1"):
+        harness.submit(id, [90, 91, 92], user="b", max_tokens=150, ignore_eos=True)
+        steps = wait_for_first_token(harness, id)
+    return steps, harness
+
+
+def test_a_user_gets_an_equal_part_of_the_slots(monkeypatch):
+    """A keeps its own equal part: four of eight slots, and six if its weight is three."""
+    assert measure_second_wait()[0] <= MOST_STEPS
+    for weight, most in ((1, 4), (3, 2)):
+        harness = measure_second_wait(weight)[1]
+        for place in range(2, 20):
+            harness.submit(f"b{place}", [90, 91, 92], user="b", max_tokens=150, ignore_eos=True)
+        peak = 0
+        for _ in range(40):
+            harness.step()
+            peak = max(peak, sum(sequence.user == "b" for sequence in harness.engine.running))
+        assert peak == most
+        harness.run()
+        assert {tuple(harness.stories[f"b{place}", 0, 0].tokens) for place in range(20)} == {
+            tuple(alone([90, 91, 92], 150))
+        }
+    monkeypatch.setattr(admission, "is_within_part", lambda left, sequence: left.held[sequence.user] == 0)
+    assert measure_second_wait()[0] > 3 * MOST_STEPS, "the bound would see it"
 
 
 def test_a_long_prompt_shares_the_steps_with_a_short_one():

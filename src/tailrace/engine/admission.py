@@ -1,13 +1,15 @@
-"""Admits waiting requests, and preempts sequences of other users for a user who has none running.
+"""Admits waiting requests, and preempts sequences of other users for a user who has less than an equal part of slots.
 
 A request is admitted if its slots and the blocks of its whole prompt are free. No request overtakes it, unless its
 grammar is still being compiled, it is a replay and enough of them run, or its prompt is long and enough long prompts of
-other users are being computed. A user without a running sequence also overtakes a request that does not fit.
+other users are being computed. A user without a running sequence also overtakes a request that does not fit. So does
+any user within an equal part of the slots if the request's user would have more than that.
 
-A user without a running sequence does not wait until others' generations end: sequences of users with larger shares
-are preempted, the largest share's last one first. The user of a preempted sequence must have sampled tokens for it, in
-all of its sequences together (Share.service): one for each RECOMPUTED tokens that must be computed again, at least
-LEAST_SERVICE, and at most MOST_SERVICE. The sequence itself must have sampled one since its last admission.
+A user within this part does not wait until others' generations end: sequences of users with larger shares are
+preempted, the largest share's last one first. Their users keep an equal part of the slots, except for a user without a
+running sequence. The user of a preempted sequence must have sampled tokens for it, in all of its sequences together
+(Share.service): one for each RECOMPUTED tokens that must be computed again, at least LEAST_SERVICE, and at most
+MOST_SERVICE. The sequence itself must have sampled one since its last admission.
 """
 
 from __future__ import annotations
@@ -29,11 +31,10 @@ def admit_waiting(left: Left, sequence: Sequence) -> Left:
     user = sequence.user
     if sequence.request.compilations:
         return left
-    new = len(left.shares) > 1 and user not in left.holders
-    claims = new and bool(left.yielding)
+    claims = bool(left.yielding) and is_within_part(left, sequence)
     slots_free = count_slots(sequence) <= left.slots or claims
-    if (left.full and not new) or not slots_free or (sequence.wants_rows and left.rows == 0):
-        return close(left, user)
+    if not may_overtake(left, sequence) or not slots_free or (sequence.wants_rows and left.rows == 0):
+        return close(left, sequence)
     cached = [left.cache.match_prefix(member) for member in sequence.pair]
     uncached = count_uncached(left, sequence, cached)
     if uncached > LONG and count_long_prompts(left, user) >= MAX_LONG:
@@ -44,15 +45,31 @@ def admit_waiting(left: Left, sequence: Sequence) -> Left:
         return _admit(left, sequence, cached, need)
     roomy = claim_room(left, sequence, cached) if claims else None
     if roomy is None:
-        return close(left, user)
+        return close(left, sequence)
     return _admit(roomy, sequence, cached, count_blocks(roomy, sequence, cached))
 
 
-def close(left: Left, user: str) -> Left:
-    """Admit nobody more, because the user's next sequence does not fit. Users without a running sequence still may."""
-    left.closed.add(user)
-    left.full = True
+def close(left: Left, sequence: Sequence) -> Left:
+    """Close the step for the sequence's user and for those who may not overtake the sequence, which does not fit."""
+    left.closed.add(sequence.user)
+    if is_within_part(left, sequence):
+        left.full = True
+    else:
+        left.crowded = True
     return left
+
+
+def may_overtake(left: Left, sequence: Sequence) -> bool:
+    """Return whether the sequence may be admitted although others did not fit."""
+    if left.held[sequence.user] == 0 and len(left.shares) > 1:
+        return True
+    return not left.full and (not left.crowded or is_within_part(left, sequence))
+
+
+def is_within_part(left: Left, sequence: Sequence) -> bool:
+    """Return whether the user has an equal part of the slots at most, with this sequence, or has none running."""
+    held = left.held[sequence.user]
+    return held == 0 or held + count_slots(sequence) <= left.parts[sequence.user]
 
 
 def _admit(left: Left, sequence: Sequence, cached: Cached, need: int) -> Left:
@@ -68,7 +85,7 @@ def _admit(left: Left, sequence: Sequence, cached: Cached, need: int) -> Left:
     left.chunk -= sum(parts)
     left.free -= need  # its whole prompt is reserved, so that the next admitted request can't starve it
     left.slots -= count_slots(sequence)
-    left.holders.add(sequence.user)
+    left.held[sequence.user] += count_slots(sequence)
     charge_turn(left, sequence, sum(parts))
     return left
 
@@ -125,11 +142,11 @@ def count_promised_blocks(left: Left, user: str) -> int:
     )
 
 
-# ---- preemption for a user who has none running
+# ---- preemption for a user within an equal part of the slots
 
 
 def list_yielding(alive: list[Sequence]) -> list[Sequence]:
-    """Return the sequences that may be preempted for a user without one. The last one of `alive` is the first."""
+    """Return the sequences that may be preempted for another user. The last one of `alive` is the first."""
     return [sequence for sequence in reversed(alive) if has_advanced(sequence)]
 
 
@@ -145,10 +162,15 @@ def claim_room(left: Left, sequence: Sequence, cached: Cached) -> Left | None:
 
 
 def yields_to(left: Left, victim: Sequence, sequence: Sequence) -> bool:
-    """Return whether the victim's user got more and has sampled enough, and its priority is not smaller."""
+    """Return whether the victim's user got more and has sampled enough, and its priority is not smaller.
+
+    The victim's user keeps an equal part of the slots, unless the sequence's user has no running sequence.
+    """
     ahead = left.shares[victim.user].tokens > left.shares[sequence.user].tokens
     paid = left.service[victim.user] >= count_service(victim)
-    return ahead and paid and victim.request.order[0] >= sequence.request.order[0]
+    rich = left.held[victim.user] - count_slots(victim) >= left.parts[victim.user]
+    fair = rich or left.held[sequence.user] == 0
+    return ahead and paid and fair and victim.request.order[0] >= sequence.request.order[0]
 
 
 def has_advanced(victim: Sequence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from tailrace.engine.kv_cache import BlockCache
@@ -36,21 +37,23 @@ class Left:
 
     - plan: so far.
     - alive: running sequences that are not preempted; the last one is the first to yield.
-    - holders: users with a running or admitted sequence.
-    - yielding: sequences of `alive` that may be preempted for a user without one; the first one is the first to yield.
+    - held: slots of each user's running and admitted sequences. parts: each user's equal part of all slots, by weight.
+    - yielding: sequences of `alive` that may be preempted for another user; the first one is the first to yield.
     - prefills: running sequences with a part of their prompt, of which some may be preempted.
     - shares: of the users, with the prompt tokens of this plan. turn: the number of the last turn.
     - service: of the users (Share.service), without what the preemptions of this plan cost.
     - budget, chunk: tokens, and prompt tokens. rows: rows of logits without sampling. free: blocks. slots: slots.
     - attached: cached blocks from which admitted sequences start. written: blocks that the planned work writes, from
       the first admission on.
-    - closed: users of whom no more is admitted in this step. full: only users without a running sequence are admitted.
+    - closed: users of whom no more is admitted in this step. crowded: only users within their part of the slots are
+      admitted. full: only users without a running sequence are.
     """
 
     plan: Plan
     cache: BlockCache
     alive: list[Sequence]
-    holders: set[str]
+    held: Counter[str]
+    parts: dict[str, int]
     yielding: list[Sequence]
     prefills: list[Sequence]
     shares: dict[str, Share]
@@ -64,6 +67,7 @@ class Left:
     attached: set[int] = field(default_factory=set)
     written: set[int | None] | None = None
     closed: set[str] = field(default_factory=set)
+    crowded: bool = False
     full: bool = False
 
     @property
@@ -74,7 +78,8 @@ class Left:
     def copy(self) -> Left:
         """Return a copy whose sequences can be preempted without a change of this one."""
         plan = replace(self.plan, preempt=[*self.plan.preempt], work=[*self.plan.work])
-        return replace(self, plan=plan, alive=[*self.alive], yielding=[*self.yielding], service=dict(self.service))
+        lists = {"alive": [*self.alive], "yielding": [*self.yielding]}
+        return replace(self, plan=plan, held=Counter(self.held), service=dict(self.service), **lists)
 
 
 def preempt(left: Left, victim: Sequence) -> None:
@@ -83,6 +88,7 @@ def preempt(left: Left, victim: Sequence) -> None:
     gone = [member for other in plan.preempt for member in other.pair]
     left.alive.remove(victim)
     left.service[victim.user] -= count_service(victim)
+    left.held[victim.user] -= count_slots(victim)
     if victim in left.yielding:
         left.yielding.remove(victim)
     plan.preempt.append(victim)
@@ -105,6 +111,14 @@ def count_service(victim: Sequence) -> int:
 def count_slots(sequence: Sequence) -> int:
     """Return the number of slots of a sequence, its unconditional one and its forks."""
     return (1 + len(sequence.forks)) * len(sequence.pair)
+
+
+def count_held_slots(running: list[Sequence]) -> Counter[str]:
+    """Return the number of slots of each user's sequences."""
+    held = Counter[str]()
+    for sequence in running:
+        held[sequence.user] += count_slots(sequence)
+    return held
 
 
 def charge_turn(left: Left, sequence: Sequence, tokens: int) -> None:

@@ -21,9 +21,9 @@ from tailrace.engine.admission import admit_waiting, list_yielding
 from tailrace.engine.host_budget import idle_sequences, select_admissible
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.parts import count_work_blocks, fit_parts, make_work, rows_made, share_budget
-from tailrace.engine.plan import Left, Plan, charge_turn, preempt
+from tailrace.engine.plan import Left, Plan, charge_turn, count_held_slots, preempt
 from tailrace.engine.sequence import Phase, Sequence
-from tailrace.engine.shares import Share, sort_by_share, take_turns
+from tailrace.engine.shares import Share, divide_slots, sort_by_share, take_turns
 from tailrace.engine.wanted_rows import MAX_SCORED
 
 PROMPT_PART = 4  # A step keeps one part in so many for prompts while several users compete.
@@ -74,11 +74,13 @@ def _begin_plan(
     shares: dict[str, Share],
 ) -> Left:
     alive = sort_by_share(running, shares)
+    held = count_held_slots(running)
     return Left(
         plan=Plan(),
         cache=cache,
         alive=alive,
-        holders={sequence.user for sequence in running},
+        held=held,
+        parts=divide_slots(room[0] + held.total(), shares),
         yielding=list_yielding(alive) if len(shares) > 1 else [],
         prefills=[sequence for sequence in running if sequence.prefilling],
         shares=dict(shares),

@@ -143,6 +143,12 @@ class Shares:
         return min((share.tokens for share in self.read().values()), default=0)
 
 
+def divide_slots(slots: int, shares: dict[str, Share]) -> dict[str, int]:
+    """Return the whole number of slots that is each user's equal part, by weight."""
+    weights = sum(share.weight for share in shares.values())
+    return {user: slots * share.weight // weights for user, share in shares.items()}
+
+
 def sort_by_share(running: list[Sequence], shares: dict[str, Share]) -> list[Sequence]:
     """Return sequences with the users' shares in front of the order of arrival: the last one is the first to yield.
 

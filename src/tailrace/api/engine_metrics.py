@@ -37,7 +37,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda s: s.preemptions,
     ),
     ("tailrace_num_rewinds", "Times a sequence went back because a banned string was complete.", lambda s: s.rewinds),
-    ("tailrace_spec_draft_tokens", "Draft tokens proposed.", lambda s: s.drafted_tokens),
+    ("tailrace_spec_draft_tokens", "Tokens that a drafter, or a prediction, proposed.", lambda s: s.drafted_tokens),
     ("tailrace_spec_accepted_tokens", "Draft tokens accepted.", lambda s: s.accepted_tokens),
     ("tailrace_engine_steps", "Steps of the engine.", lambda s: s.steps),
 )

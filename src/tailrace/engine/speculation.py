@@ -150,9 +150,13 @@ class Speculator:
         counters, drafted = self._counters, len(draft.tokens)
         counters.drafted_tokens += drafted
         counters.accepted_tokens += accepted
+        if draft.forced:
+            counters.forced_drafted += drafted
+            counters.forced_accepted += accepted
+            return
         counters.accepted_at.update(range(accepted))
         counters.drafted_at.update(range(drafted))
-        if not draft.forced and sequence.slot >= 0:
+        if sequence.slot >= 0:
             self.lengths.record_acceptance(name_source(sequence.slot, draft.predicted), drafted, accepted)
 
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:

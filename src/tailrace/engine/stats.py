@@ -51,7 +51,9 @@ class Counters:
     rewinds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    drafted_at: Counter[int] = field(default_factory=Counter)  # by place in the draft, from 0
+    forced_drafted: int = 0  # of the drafted tokens: what a grammar or the request allows alone, no drafter's guess
+    forced_accepted: int = 0
+    drafted_at: Counter[int] = field(default_factory=Counter)  # guesses, by place in the draft, from 0
     accepted_at: Counter[int] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
@@ -98,8 +100,8 @@ class Counters:
             generated_tokens=self.generated_tokens,
             preemptions=self.preemptions,
             rewinds=self.rewinds,
-            drafted_tokens=self.drafted_tokens,
-            accepted_tokens=self.accepted_tokens,
+            drafted_tokens=self.drafted_tokens - self.forced_drafted,
+            accepted_tokens=self.accepted_tokens - self.forced_accepted,
             drafted_at=[self.drafted_at[place] for place in range(len(self.drafted_at))],
             accepted_at=[self.accepted_at[place] for place in range(len(self.drafted_at))],
             bad_rows=dict(self.bad_rows),

@@ -91,6 +91,17 @@ async def test_pages_of_other_sites_may_not_call_a_server_on_loopback(front):
         assert (await front.http.get("/v1/models", headers={"origin": origin})).status_code == 200
 
 
+async def test_the_files_of_the_page_load_behind_a_proxy_that_drops_the_port_of_host(front):
+    """The page shows the refusal of its requests. Its files are public, and no file is a request."""
+    origin = {"origin": "http://localhost:8080"}
+    answer = await front.http.get("/page/js/app.js", headers=origin)
+    assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (200, False)
+    refused = await front.http.post("/v1/completions", json={}, headers=origin)
+    assert refused.status_code == 403
+    assert "proxy" in refused.json()["error"]["message"]
+    assert (await front.http.post("/page/js/app.js", headers=origin)).status_code == 403
+
+
 @pytest.mark.parametrize(
     ("sites", "origin", "status"),
     [

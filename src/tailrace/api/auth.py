@@ -67,6 +67,9 @@ class Site:
 
     A page can send requests to every server that its reader's machine can reach. It can read the answers if its own
     host name resolves to that machine (DNS rebinding). But it can set neither Host nor Origin.
+
+    The page's own files are public. They load under any Origin, so that a page behind a proxy that changes Host can
+    show why its requests are refused.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -81,9 +84,10 @@ class Site:
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         if host and not self._is_known_host(host):
             message = f"this server is not called {format_json(host, 200)}; --allowed-hosts names what it is called"
-        elif origin is not None and not self._is_allowed_origin(origin.lower(), host):
+        elif origin is not None and not is_page_file(scope) and not self._is_allowed_origin(origin.lower(), host):
             message = (
-                f"pages of {format_json(origin, 200)} may not call this server; --cors-origins names those that may"
+                f"pages of {format_json(origin, 200)} may not call this server; --cors-origins names those that may, "
+                f"and a proxy must pass Host with its port (got {format_json(host, 200)})"
             )
         else:
             return await self._app(scope, receive, send)
@@ -98,6 +102,11 @@ class Site:
 
     def _is_allowed_origin(self, origin: str, host: str) -> bool:
         return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
+
+
+def is_page_file(scope: Scope) -> bool:
+    """Return whether a request reads a file of the page."""
+    return scope["method"] in ("GET", "HEAD") and scope["path"].startswith("/page/")
 
 
 LOOPBACK = "localhost"  # stands for every name of the loopback interface

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python -m page.fake_server [--port 8123] [--key SECRET]
 
-The last prompt's words steer it: see fake_model.script_for; `rate N` sends N tokens per second, `fail` breaks off on
-the way, `refuse` refuses. By hand it shows the page without a model.
+The last prompt's words steer it: see fake_model.script_for; `rate N` sends N tokens per second, `fail` ends with an
+error on the way, `break` breaks the connection there, `refuse` refuses. By hand it shows the page without a model.
 """
 
 from __future__ import annotations
@@ -193,6 +193,8 @@ async def generate(request: Request) -> Response:
             if "fail" in words and count == 12:
                 yield f"data: {json.dumps({'error': {'message': 'The engine is gone.', 'type': 'server_error'}})}\n\n"
                 return
+            if "break" in words and count == 12:
+                raise OSError("the connection breaks here")
             if record.get("ended") == "length":
                 finish = "length"
             delta = texts.delta(record)

@@ -241,3 +241,17 @@ def test_titles_are_the_servers_or_made_from_the_name(modules: Page):
         "unknown_here": "Unknown here",
     }
     assert modules.evaluate(asked, [*wanted]) == [*wanted.values()]
+
+
+@pytest.mark.long
+def test_what_is_typed_stays_while_an_answer_streams(page: Page):
+    page.fill(".composer textarea", "hello 4000 rate 50")
+    page.keyboard.press("Enter")
+    page.locator(".tokens [data-i='3']").click()
+    page.locator(".whatif summary").click()
+    field = page.locator(".whatif").get_by_label("top_p", exact=True)
+    field.fill("")
+    field.press_sequentially("0.9", delay=150)
+    assert field.input_value() == "0.9"
+    assert page.locator(".tokens").get_attribute("aria-busy") == "true"
+    page.get_by_role("button", name="Stop").click()

@@ -31,7 +31,7 @@ def token(i: int, p: float, kept: int | None, origin: str) -> dict:
         "edits": [],
         "refinements": [] if kept is None else [{"method": "top_p", "kept": kept}],
     }
-    return {"record": record, "time_ms": 10.0 * i + 3, "text": "x"}
+    return {"record": record, "time_ms": 100.0 * i + 3, "text": "x"}
 
 
 def test_the_columns_are_the_records(modules: Page):
@@ -42,10 +42,21 @@ def test_the_columns_are_the_records(modules: Page):
     assert found["surprise"] == pytest.approx([math.log(2), 20, 20, 0])
     assert found["entropy"] == [0.5, 1.5, 2.5, 3.5]
     assert found["survivors"] == [3, 1, None, 2]
-    assert found["gap"] == [None, 10, 10, 10]
-    assert found["speed"] == [None, 100, 100, 100]
+    assert found["gap"] == [None, 100, 100, 100]
+    assert found["speed"] == [None, 10, 10, 10]
     assert (found["accepted"], found["refused"]) == ([None, 1, None, 1], [None, None, 0, None])
     assert found["share"] == [None, 1, 0.5, pytest.approx(2 / 3)]
+
+
+def test_speed_is_taken_over_a_while(modules: Page):
+    """Tokens that come at once, at the end or between, are not a speed of their own."""
+    tokens = [token(i, 0.5, 3, "drawn") for i in range(60)]
+    for i, one in enumerate(tokens):
+        one["time_ms"] = 20.0 * (i // 4 * 4) + 0.01 * i  # four tokens every 80 ms
+    tokens[-1]["time_ms"] = tokens[-2]["time_ms"] + 0.1
+    speed = modules.evaluate(SERIES, tokens)["speed"]
+    assert speed[0] is None
+    assert all(one is None or 25 <= one <= 80 for one in speed), speed
 
 
 def open_plots(page: Page, text: str) -> None:

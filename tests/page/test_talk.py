@@ -100,13 +100,62 @@ def test_again_answers_the_same_turn_with_another_seed(page: Page):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "message"),
-    [("hello fail", "The engine is gone."), ("hello refuse", "temperature must lie between 0 and 1000000, got -1.0")],
+    [
+        ("hello fail", "The engine is gone."),
+        ("hello refuse", "temperature must lie between 0 and 1000000, got -1.0"),
+        ("hello break rate 50", "The connection to the server broke before the answer ended. Is the server still running?"),
+    ],
 )
 def test_what_fails_is_said(page: Page, words: str, message: str):
+    asked = sent(page)
     say(page, words, whole=False)
     assert page.locator(".error").inner_text() == message
     say(page, "and now 4")
     assert page.locator(".turn.answer").last.locator(".t").count() == 5
+    messages = [body for path, body in asked if path == "/v1/chat/completions"][-1]["messages"]
+    said = [message for message in messages if message["role"] == "assistant"]
+    assert all(message["content"] for message in said)
+    assert len(said) == (0 if words == "hello refuse" else 1)
+
+
+def choose_kind(page: Page, name: str) -> None:
+    """Choose the kind of the next conversation."""
+    page.get_by_label(name).check(force=True)
+
+
+def continue_text(page: Page, text: str) -> None:
+    """Send a raw text and wait for its continuation."""
+    page.fill(".composer textarea", text)
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector(f".said-text:has-text('{text}')")
+    answered(page)
+
+
+@pytest.mark.long
+def test_the_kind_follows_the_conversation(page: Page):
+    """A chat after a raw text is a conversation of its own. A branch that is walked to brings its kind along."""
+    asked = sent(page)
+    choose_kind(page, "Raw text")
+    continue_text(page, "Once 12")
+    choose_kind(page, "Chat")
+    assert page.locator(".turn").count() == 0
+    say(page, "hello 5")
+    page.evaluate("import('/page/js/state.js').then((state) => state.walk(state.tree.value.roots[0]))")
+    page.wait_for_selector(".said-text:has-text('Once 12')")
+    assert page.get_by_label("Raw text").is_checked()
+    continue_text(page, "Twice 6")
+    assert [path for path, _ in asked] == ["/v1/completions", "/v1/chat/completions", "/v1/completions"]
+
+
+@pytest.mark.long
+def test_a_copy_has_the_text_alone(page: Page):
+    say(page, "hello 8")
+    assert page.locator(".t.special").count() == 1
+    copied = page.locator(".tokens").evaluate(
+        "root => (getSelection().selectAllChildren(root), getSelection().toString())"
+    )
+    assert copied.strip()
+    assert "<|end|>" not in copied
 
 
 @pytest.mark.long
@@ -131,8 +180,21 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(open_page: Callable[..., Page])
         page = open_page(served.url)
         asked: list[Any] = []
         page.on("request", lambda request: asked.append(request.headers.get("authorization")))
-        page.get_by_role("dialog").get_by_label("API key").fill("wrong")
-        page.get_by_role("button", name="Use this key").click()
+        page.get_by_role("dialog").wait_for()
+        page.keyboard.type("wrong")
+        assert page.locator(".composer textarea").input_value() == ""
+        page.keyboard.press("Escape")
+        page.keyboard.press("Escape")
+        hit = """field => { const { x, y, width, height } = field.getBoundingClientRect();
+            return document.elementFromPoint(x + width / 2, y + height / 2).tagName; }"""
+        assert page.locator(".composer textarea").evaluate(hit) == "DIALOG"
+        for _ in range(6):
+            page.keyboard.press("Tab")
+            assert page.evaluate(
+                "document.activeElement.closest('dialog') !== null || document.activeElement === document.body"
+            )
+        page.get_by_role("textbox", name="API key").focus()
+        page.keyboard.press("Enter")
         page.wait_for_selector("text=The server did not take this key.")
         page.get_by_role("dialog").get_by_label("API key").fill("secret")
         page.get_by_role("button", name="Use this key").click()

@@ -80,6 +80,11 @@ export function events(text) {
   return [found.filter(Boolean), rest];
 }
 
+function refuseBrokenStream(error) {
+  if (error.name === "AbortError") throw error;
+  throw new ApiError("The connection to the server broke before the answer ended. Is the server still running?");
+}
+
 /**
  * Sends a body and calls `onEvent(object)` for each event of the stream, in order; resolves at its end.
  * Raises ApiError where the server refuses or fails, also on the way; AbortError if `signal` fires.
@@ -89,7 +94,7 @@ export async function stream(path, body, { onEvent, signal }) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(refuseBrokenStream);
     if (done) return;
     let found;
     [found, rest] = events(rest + value);

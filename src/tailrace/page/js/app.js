@@ -1,5 +1,5 @@
 // The page's frame: bar, views, panels. What a panel shows is loaded when it is first opened.
-import { effect, html, render, useEffect, useSignal } from "./lib.js";
+import { effect, html, render, useEffect, useRef, useSignal } from "./lib.js";
 import { hasKey, keyWanted, setKey } from "./api.js";
 import { Conversation } from "./chat.js";
 import { Ladder } from "./ladder.js";
@@ -87,23 +87,26 @@ function Bar() {
   </header>`;
 }
 
-function AskKey() {
+/** Asks for the key in a modal dialog: nothing behind it can be reached, and it stays until there is a key. */
+function KeyDialog() {
   const typed = useSignal("");
-  if (!keyWanted.value) return null;
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
   const onSubmit = (event) => {
     event.preventDefault();
     setKey(typed.value.trim());
     start();
   };
-  return html`<div class="veil"><form class="ask-key" role="dialog" aria-modal="true" aria-labelledby="key-title"
-    onSubmit=${onSubmit}>
+  const keepOpen = (event) => (event.key === "Escape" ? event.preventDefault() : null);
+  return html`<dialog ref=${dialog} class="ask-key" aria-labelledby="key-title" onKeyDown=${keepOpen}
+    onCancel=${(event) => event.preventDefault()}><form onSubmit=${onSubmit}>
     <h2 id="key-title">API key</h2>
     <p>${hasKey() ? "The server did not take this key." : "This server asks for an API key."} The key stays in this
       tab and is gone when you close it.</p>
     <input type="password" aria-label="API key" autocomplete="off" autofocus value=${typed}
       onInput=${(event) => (typed.value = event.target.value)} />
     <button class="primary" disabled=${!typed.value.trim()}>Use this key</button>
-  </form></div>`;
+  </form></dialog>`;
 }
 
 /** Closes the panel; the keyboard goes back to the tokens. */
@@ -159,7 +162,7 @@ function App() {
       ${view.value === "compare" && html`<${Sides} />`}
       ${view.value === "server" && html`<main class="view"><${ServerView} /></main>`}
     </div>
-    <${AskKey} />
+    ${keyWanted.value && html`<${KeyDialog} />`}
   </div>`;
 }
 

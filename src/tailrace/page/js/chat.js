@@ -2,6 +2,7 @@
 import { html, useComputed, useEffect, useRef, useSignal } from "./lib.js";
 import { siblings } from "./branches.js";
 import * as generate from "./generate.js";
+import { pace } from "./speed.js";
 import * as state from "./state.js";
 import { Legend, TokenSpans } from "./tokens.js";
 
@@ -74,13 +75,6 @@ const ENDS = {
   tool_calls: "Calls a tool",
   repetition: "Ended: it repeated itself",
 };
-
-function pace(run) {
-  const { tokens } = run;
-  if (tokens.length < 2) return "";
-  const seconds = (tokens.at(-1).time_ms - tokens[0].time_ms) / 1000;
-  return seconds > 0 ? `${((tokens.length - 1) / seconds).toFixed(0)} tokens/s` : "";
-}
 
 function Forked({ fork }) {
   const from = state.tree.value.nodes[fork.node];
@@ -157,10 +151,8 @@ function Composer() {
             ["completion", "Raw text"],
           ].map(
             ([name, title]) => html`<label key=${name}>
-            <input type="radio" name="mode" checked=${state.mode.value === name} onChange=${() => {
-              state.mode.value = name;
-              state.begin();
-            }} /><span>${title}</span></label>`,
+            <input type="radio" name="mode" checked=${state.mode.value === name}
+              onChange=${() => state.begin(name)} /><span>${title}</span></label>`,
           )}
         </div>
         <button type="button" class="quiet-button" aria-pressed=${state.knobsOpen.value ? "true" : "false"}
@@ -226,7 +218,7 @@ export function Conversation() {
       <div class="thread">
         <div class="thread-head"><${System} />
           ${turns.length > 0 && html`<button type="button" class="quiet-button"
-            onClick=${state.begin}>New conversation</button>`}</div>
+            onClick=${() => state.begin()}>New conversation</button>`}</div>
         ${turns.length ? null : html`<${Welcome} />`}
         ${turns.map((node) => (node.kind === "answer" ? html`<${Answer} key=${node.id} node=${node} />` : html`<${Said}
           key=${node.id} node=${node} />`))}

@@ -1,5 +1,5 @@
 // Side by side: one prompt and one seed, two sets of parameters, streamed together; where they part, and why.
-import { Memo, computed, effect, html, signal, useEffect } from "./lib.js";
+import { Memo, computed, effect, html, signal, useDraft, useEffect } from "./lib.js";
 import { post } from "./api.js";
 import { firstDifference } from "./branches.js";
 import { explainBody, fill } from "./generate.js";
@@ -138,10 +138,8 @@ export function Compare({ onOpen = null }) {
               onChange=${() => (kind.value = name)} /><span>${title}</span></label>`,
           )}
         </div>
-        <label>seed <input type="text" inputmode="numeric" size="8" value=${seed.value}
-          onInput=${(event) => (seed.value = whole(event.target.value, seed.value))} /></label>
-        <label>tokens <input type="text" inputmode="numeric" size="5" value=${length.value}
-          onInput=${(event) => (length.value = Math.max(1, whole(event.target.value, length.value)))} /></label>
+        <${WholeNumber} title="seed" size="8" held=${seed} />
+        <${WholeNumber} title="tokens" size="5" held=${length} least=${1} />
         <button type="button" class="quiet" onClick=${swap}>Swap sides</button>
       </div>
       <textarea rows="2" value=${text.value} aria-label="Prompt for both" placeholder="One prompt for both"
@@ -158,7 +156,19 @@ export function Compare({ onOpen = null }) {
   </section>`;
 }
 
-const whole = (text, otherwise) => (/^-?\d{1,15}$/.test(text.trim()) ? Number(text) : otherwise);
+const WHOLE = /^-?\d{1,15}$/;
+
+/** A field for a whole number. held: its signal, which changes with each number of at least `least` that is typed. */
+function WholeNumber({ title, size, held, least = -Infinity }) {
+  const [draft, type, leave] = useDraft(String(held.value));
+  const onInput = (event) => {
+    const text = event.target.value.trim();
+    type(event.target.value);
+    if (WHOLE.test(text) && Number(text) >= least) held.value = Number(text);
+  };
+  return html`<label>${title} <input type="text" inputmode="numeric" size=${size} value=${draft} onInput=${onInput}
+    onBlur=${leave} /></label>`;
+}
 
 const LOOKING = "Looking for the stage at which the ladders differ …";
 

@@ -30,6 +30,13 @@ const stops = new Map(); // node id → AbortController
 export const stop = (id) => stops.get(id)?.abort();
 export const stopAll = () => stops.forEach((each) => each.abort());
 
+/** Whether an answer has nothing that a model could read: it was refused, failed or was stopped at once. */
+function isEmpty(node) {
+  if (node.kind !== "answer") return false;
+  const { content, calls } = node.run.value;
+  return !content && !calls.length;
+}
+
 function messageOf(node) {
   if (node.kind === "user") return { role: "user", content: node.text };
   if (node.kind === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
@@ -43,7 +50,8 @@ function requestFor(turns) {
   const body = { model: state.model.value, ...params, seed };
   if (turns.at(-1).kind === "prompt") return { path: "/v1/completions", body: { ...body, prompt: turns.at(-1).text } };
   const system = state.system.value ? [{ role: "system", content: state.system.value }] : [];
-  return { path: "/v1/chat/completions", body: { ...body, messages: [...system, ...turns.map(messageOf)] } };
+  const messages = turns.filter((node) => !isEmpty(node)).map(messageOf);
+  return { path: "/v1/chat/completions", body: { ...body, messages: [...system, ...messages] } };
 }
 
 /** What somebody says below `parent` (null: a new conversation), and the answer to it. */

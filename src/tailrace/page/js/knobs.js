@@ -1,6 +1,6 @@
 // Every knob of a request, in groups: a number with a slider, a choice, a list, …; what it does, where it is neutral,
 // and its curve on the selected token. `params` holds only what differs from where the request would start by itself.
-import { freshId, html, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { freshId, html, useDraft, useMemo, useState } from "./lib.js";
 import { mode as pageMode, model as pageModel } from "./state.js";
 import { Curve } from "./curves.js";
 import {
@@ -93,19 +93,8 @@ function Knob({ field, params, declared, record, mode, model }) {
 
 const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
-/** A text field that follows `value` unless somebody is typing in it, and tells each change that it understands. */
-function useDraft(form, value) {
-  const shown = shownValue(form, value);
-  const [draft, setDraft] = useState(shown);
-  const typed = useRef(false);
-  useEffect(() => {
-    if (!typed.current) setDraft(shown);
-  }, [shown]);
-  return [draft, (text) => ((typed.current = true), setDraft(text)), () => ((typed.current = false), setDraft(shown))];
-}
-
 function NumberInput({ id, field, form, value, set, described, bad }) {
-  const [draft, type, leave] = useDraft(form, value);
+  const [draft, type, leave] = useDraft(shownValue(form, value));
   const span = slider(field);
   const step = span ? span[2] : form === "integer" ? 1 : "any";
   const give = (text) => (type(text), set(parse(field, form, text)));
@@ -156,7 +145,7 @@ const EXAMPLES = {
 };
 
 function Area({ id, field, form, value, set, described, bad }) {
-  const [draft, type, leave] = useDraft(form, value);
+  const [draft, type, leave] = useDraft(shownValue(form, value));
   const rows = Math.min(6, Math.max(1, draft.split("\n").length));
   const give = (text) => {
     type(text);

@@ -28,6 +28,15 @@ export class Memo extends Component {
   }
 }
 
+/**
+ * The text of a field that somebody may be editing: [text, type(text), leave()]. It follows `shown`, but not between
+ * `type`, called with each input, and `leave`, called when the field loses the focus.
+ */
+export function useDraft(shown) {
+  const [draft, setDraft] = useState(null);
+  return [draft ?? shown, setDraft, () => setDraft(null)];
+}
+
 let lastId = 0;
 
 /** An id that nothing else on the page has. */

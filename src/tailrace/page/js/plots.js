@@ -5,9 +5,9 @@ import { html, uPlot, useEffect, useRef } from "./lib.js";
 import { surprise } from "./colour.js";
 import * as state from "./state.js";
 import { fixed } from "./text.js";
+import { speed } from "./speed.js";
 
 const EVERY_MS = 250; // between two renewals while tokens come
-const WINDOW = 16; // tokens over which a speed is taken
 const HEIGHT = 120;
 const SHOWN_MOST = 20; // nats: a token that the model gave nothing is drawn there
 
@@ -44,9 +44,7 @@ export class Series {
     this.entropy.push(record.model.entropy);
     this.survivors.push(survivors(record));
     this.gap.push(i ? time - tokens[i - 1].time_ms : null);
-    const first = Math.max(0, i - WINDOW);
-    const took = time - tokens[first].time_ms;
-    this.speed.push(i && took > 0 ? ((i - first) * 1000) / took : null);
+    this.speed.push(speed(tokens, i));
     const accepted = record.origin === "accepted";
     const refused = record.origin === "replaced";
     this.stood += accepted;

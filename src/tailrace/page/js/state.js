@@ -28,8 +28,7 @@ export function keepSettings() {
 export const SMALL = { top: 3 }; // what a streamed record shows
 export const LARGE = { top: 20 }; // what the ladder asks for
 
-/** "chat" or "completion". */
-export const mode = signal("chat");
+const wantedMode = signal("chat"); // of a conversation that has not begun
 export const system = signal("");
 /** Fields of the next request, without messages, prompt and what the page adds itself. */
 export const params = signal({});
@@ -73,6 +72,11 @@ export const newRun = (request, fork = null) => ({
 
 /** The turns that are shown. */
 export const shownPath = computed(() => branches.path(tree.value));
+/** "chat" or "completion": the kind of the conversation that is shown, or of the next one. */
+export const mode = computed(() => {
+  const [first] = shownPath.value;
+  return first ? (first.kind === "prompt" ? "completion" : "chat") : wantedMode.value;
+});
 /** The last answer on the path, or that of the selected token. */
 export const current = computed(() => {
   const at = selection.value;
@@ -157,9 +161,10 @@ export function walk(id) {
   });
 }
 
-/** A new conversation beside those that are there. */
-export function begin() {
+/** A new conversation beside those that are there. kind: its mode. */
+export function begin(kind = mode.value) {
   batch(() => {
+    wantedMode.value = kind;
     const { "": _, ...chosen } = tree.value.chosen;
     tree.value = { ...tree.value, chosen };
     select(null);

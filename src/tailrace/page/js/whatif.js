@@ -1,5 +1,5 @@
 // What if: other values of the knobs at one token, under the same noise; the server says what would have come.
-import { computed, debounced, effect, html, signal, useSignal } from "./lib.js";
+import { computed, debounced, effect, html, signal, useDraft, useSignal } from "./lib.js";
 import { idle, parse, slider, startOf } from "./fields.js";
 import { explain } from "./generate.js";
 import * as state from "./state.js";
@@ -60,6 +60,7 @@ function Knob({ field, base }) {
   const range = slider(field);
   const set = (next) =>
     (changes.value = next === base ? without(changes.value, name) : { ...changes.value, [name]: next });
+  const [draft, type, leave] = useDraft(String(value ?? ""));
   const typed = (event) => {
     const found = parse(field, field.forms[endpoint.value], event.target.value);
     error.value = found.error ?? "";
@@ -76,10 +77,11 @@ function Knob({ field, base }) {
     ${
       range
         ? html`<input type="range" aria-label=${`${name}, slider`} min=${range[0]} max=${range[1]} step=${range[2]}
-          value=${value} onInput=${(event) => set(Number(event.target.value))} />`
+          value=${value} onInput=${(event) => (leave(), set(Number(event.target.value)))} />`
         : html`<span class="grow"></span>`
     }
-    <input type="text" inputmode="decimal" class="number" aria-label=${name} value=${value} onChange=${typed} />
+    <input type="text" inputmode="decimal" class="number" aria-label=${name} value=${draft}
+      onInput=${(event) => type(event.target.value)} onChange=${typed} onBlur=${leave} />
     <button type="button" class="icon" aria-label=${`${name} as it was`} title="As it was" disabled=${!changed}
       onClick=${() => (changes.value = without(changes.value, name))}>↺</button>
     ${(error.value || (changed && why)) && html`<p class="try-note"

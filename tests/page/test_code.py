@@ -132,7 +132,7 @@ def test_the_panel_shows_the_request_of_the_answer(page: Page):
     row = page.locator(".used tr", has_text="top_p")
     assert row.inner_text().split() == ["top_p", "0.9", "the", "request"]
     row = page.locator(".used tr", has_text="max_tokens")
-    assert row.inner_text().split() == ["max_tokens", "10000", "the", "server"]
+    assert row.inner_text().split() == ["max_tokens", "512", "this", "page"]
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ def compare(page: Page, text: str, left: dict[str, str], right: dict[str, str]) 
     page.get_by_label("Prompt for both").fill(text)
     for name, fields in (("Left", left), ("Right", right)):
         side = page.get_by_role("article", name=name)
-        side.locator(".presets select").select_option("untouched")
+        side.locator(".presets select").select_option("model alone")
         side.locator(".side-knobs > summary").click()
         for field, value in fields.items():
             side.locator(f"[data-field={field}] input[type=text]").fill(value)

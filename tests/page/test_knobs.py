@@ -27,7 +27,7 @@ def knob(page: Page, name: str) -> Any:
     found = page.locator(f".knobs-panel [data-field={name}]")
     found.wait_for(state="attached")  # before, an open group would look like a closed one, and be closed
     if not found.is_visible():
-        page.locator(".knobs-panel details", has=page.locator(f"[data-field={name}]")).locator("summary").click()
+        page.locator(".knobs-panel details", has=page.locator(f"[data-field={name}]")).locator("> summary").click()
     return found
 
 
@@ -72,8 +72,9 @@ def test_only_what_differs_is_sent_and_a_reset_takes_it_back(page: Page):
     knob(page, "stop").locator("textarea").fill("")
     body = sent(page)
     assert not {"top_p", "top_k", "p_less", "stop"} & body.keys()
-    page.get_by_role("button", name="Reset 4").click()
+    page.get_by_role("button", name="Reset all (4 changed)").click()
     assert set(sent(page)) <= {
+        "max_tokens",
         "model",
         "messages",
         "seed",
@@ -202,16 +203,16 @@ def test_presets_replace_what_bends_and_cuts_and_leave_the_rest(page: Page, name
 @pytest.mark.long
 def test_a_preset_of_ones_own_is_kept_by_the_browser(page: Page):
     knob(page, "top_p").locator("input[type=text]").fill("0.42")
-    page.get_by_role("button", name="Keep…").click()
+    page.get_by_role("button", name="Save as a preset").click()
     page.get_by_label("Name of the preset").fill("<b>mine</b>")
-    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_role("button", name="Save", exact=True).click()
     choice = page.locator(".knobs-panel .presets select")
     choice.select_option("greedy")
     page.reload()
     page.locator("[data-field=top_p]").wait_for()
     choice.select_option("<b>mine</b>")
     assert sent(page)["top_p"] == 0.42
-    page.get_by_role("button", name="Forget").click()
+    page.get_by_role("button", name="Delete the preset").click()
     assert "<b>mine</b>" not in choice.inner_text()
 
 
@@ -271,3 +272,23 @@ def test_knobs_are_found_by_their_words(page: Page):
     assert "top_p" not in names
     page.get_by_label("Find a knob").fill("no such thing")
     page.get_by_text("No knob of that name.").wait_for()
+
+
+def test_each_number_says_what_a_higher_one_does(modules: Page):
+    found = modules.evaluate(
+        """async () => {
+            const [{ HIGHER }, { NO_FIELDS, OWN, formOf }, state] = await Promise.all(
+                ["words", "fields", "state"].map((name) => import(`./page/js/${name}.js`)));
+            const numbers = state.fields.value.fields.filter((field) => !OWN.has(field.name)
+                && ["chat", "completion"].some((mode) => ["number", "integer"].includes(formOf(field, mode))));
+            return [Object.keys(HIGHER).sort(), numbers.map((field) => field.name).sort(), Object.values(HIGHER)];
+        }"""
+    )
+    assert found[0] == found[1]
+    assert all(len(words.split()) <= 6 for words in found[2])
+
+
+def test_an_answer_has_a_limit_that_can_be_changed(page: Page):
+    assert sent(page)["max_tokens"] == 512
+    knob(page, "max_tokens").locator("input[type=text]").fill("40")
+    assert sent(page)["max_tokens"] == 40

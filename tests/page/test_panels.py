@@ -105,3 +105,18 @@ def test_a_theme_reaches_the_plots(open_page: Callable[..., Page], served: Serve
     assert not page.evaluate(bright)
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     page.wait_for_function(bright)
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_panels_are_always_in_the_bar(open_page: Callable[..., Page], served: Served, size: dict[str, int]):
+    page = open_page(served.url, size=size)
+    bar = page.locator(".bar-panels")
+    assert bar.locator("button, label").all_inner_texts() == ["Why", "Plots", "Branches", "Code", "Import"]
+    for name in ("Why", "Plots", "Branches", "Code"):
+        assert bar.get_by_role("button", name=name).is_visible()
+    if size == DESK:
+        page.get_by_role("tab", name="Server").click()
+        bar.get_by_role("button", name="Branches").click()
+        assert page.get_by_role("tab", name="Branches").get_attribute("aria-selected") == "true"
+        bar.get_by_role("button", name="Branches").click()
+        assert not page.locator(".side-panel").is_visible()

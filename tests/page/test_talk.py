@@ -103,7 +103,10 @@ def test_again_answers_the_same_turn_with_another_seed(page: Page):
     [
         ("hello fail", "The engine is gone."),
         ("hello refuse", "temperature must lie between 0 and 1000000, got -1.0"),
-        ("hello break rate 50", "The connection to the server broke before the answer ended. Is the server still running?"),
+        (
+            "hello break rate 50",
+            "The connection to the server broke before the answer ended. Is the server still running?",
+        ),
     ],
 )
 def test_what_fails_is_said(page: Page, words: str, message: str):

@@ -5,7 +5,7 @@ import { Conversation } from "./chat.js";
 import { Ladder } from "./ladder.js";
 import { Starting } from "./server.js";
 import * as state from "./state.js";
-import { Branches } from "./tree.js";
+import { Branches, Import } from "./tree.js";
 
 /** Which of the page's views is shown, and which panel beside the conversation. */
 const { view, panel, knobsOpen } = state;
@@ -69,6 +69,17 @@ function Tabs({ names, chosen, title, id }) {
 
 const THEMES = { auto: ["◐", "Theme: as the system"], light: ["☀", "Theme: light"], dark: ["☾", "Theme: dark"] };
 
+/** Opens a panel beside the conversation, or closes it. */
+function PanelButton({ name, title }) {
+  const open = panel.value === name && view.value !== "server";
+  const onClick = () => {
+    if (view.value === "server") view.value = "talk";
+    panel.value = open ? "" : name;
+  };
+  return html`<button type="button" class="quiet-button" aria-pressed=${open ? "true" : "false"}
+    onClick=${onClick}>${title}</button>`;
+}
+
 function Bar() {
   const theme = state.settings.theme.value;
   const next = { auto: "light", light: "dark", dark: "auto" }[theme];
@@ -82,6 +93,9 @@ function Bar() {
         : html`<span class="model" title="Model">${state.model}</span>`
     }
     <nav aria-label="Views"><${Tabs} names=${VIEWS} chosen=${view} title="Views" id="view" /></nav>
+    <div class="bar-panels" role="group" aria-label="Panels">
+      ${Object.entries(PANELS).map(([name, [title]]) => html`<${PanelButton} key=${name} name=${name}
+        title=${title} />`)}<${Import} /></div>
     <button type="button" class="icon" aria-label=${THEMES[theme][1]} title=${THEMES[theme][1]}
       onClick=${() => (state.settings.theme.value = next)}>${THEMES[theme][0]}</button>
   </header>`;

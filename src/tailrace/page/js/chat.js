@@ -140,7 +140,8 @@ function Composer() {
     generate.say(kind, text.value, parent, call ? { call: call.id } : {});
     text.value = "";
   };
-  const placeholder = raw ? "Text to be continued" : call ? `What ${call.function.name} returned` : "Say something";
+  const rawHint = "Text to continue (Ctrl+Enter sends)";
+  const placeholder = raw ? rawHint : call ? `What ${call.function.name} returned` : "Say something";
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
     <div class="composer-box">
       <${Writing} text=${text} title=${placeholder} placeholder=${placeholder} enter=${!raw} onSubmit=${send} focus />

@@ -77,10 +77,18 @@ const isWhole = (field) => Object.values(field.forms).every((form) => form === "
 /** The form of a field on an endpoint ("chat", "completion"), or undefined where it is not to be had. */
 export const formOf = (field, mode) => field.forms[mode];
 
-/** The field's value where a request leaves it out: the model's own default, else the neutral value. */
+/** Values that the page gives where neither a person nor the model's defaults do: an answer has an end in sight. */
+export const PAGE_DEFAULTS = { max_tokens: 512 };
+
+/** The field's value if a person gives none: the model's own default, else the page's, else the neutral value. */
 export function startOf(field, declared, model) {
-  const own = declared.defaults?.[model];
-  return own && field.name in own ? own[field.name] : (field.neutral ?? null);
+  return declared.defaults?.[model]?.[field.name] ?? PAGE_DEFAULTS[field.name] ?? field.neutral ?? null;
+}
+
+/** The page's defaults for the fields that the model's own defaults leave open. */
+export function pageDefaults(declared, model) {
+  const own = declared.defaults?.[model] ?? {};
+  return Object.fromEntries(Object.entries(PAGE_DEFAULTS).filter(([name]) => !(name in own)));
 }
 
 /** The groups that are not empty: [kind, heading, what they do, fields], the common ones first. */
@@ -218,7 +226,8 @@ export function isNeutral(field, value) {
  */
 export function used(params, body, declared, model) {
   const from = (name) => {
-    if (OWN.has(name) && !(name in body)) return "this page";
+    if ((OWN.has(name) && !(name in body)) || (name in PAGE_DEFAULTS && PAGE_DEFAULTS[name] === body[name]))
+      return "this page";
     if (body[name] !== undefined && body[name] !== null) return "the request";
     if (name in (declared.presets?.[body.preset] ?? {})) return `the preset ${body.preset}`;
     return name in (declared.defaults?.[model] ?? {}) ? "the server's defaults for the model" : "the server";

@@ -2,6 +2,7 @@
 import { batch, effect, signal } from "./lib.js";
 import { ApiError, post, stream } from "./api.js";
 import { above } from "./branches.js";
+import { pageDefaults } from "./fields.js";
 import * as state from "./state.js";
 import { Joiner } from "./text.js";
 
@@ -47,7 +48,8 @@ function messageOf(node) {
 /** The request that answers the last of these turns. */
 function requestFor(turns) {
   const { seed = Math.floor(Math.random() * 2 ** 31), ...params } = state.params.value;
-  const body = { model: state.model.value, ...params, seed };
+  const model = state.model.value;
+  const body = { model, ...pageDefaults(state.fields.value, model), ...params, seed };
   if (turns.at(-1).kind === "prompt") return { path: "/v1/completions", body: { ...body, prompt: turns.at(-1).text } };
   const system = state.system.value ? [{ role: "system", content: state.system.value }] : [];
   const messages = turns.filter((node) => !isEmpty(node)).map(messageOf);

@@ -17,6 +17,7 @@ import {
   withField,
 } from "./fields.js";
 import { Presets } from "./presets.js";
+import { HIGHER } from "./words.js";
 
 /**
  * The knobs of one set of parameters.
@@ -41,7 +42,7 @@ export function Knobs({ params, fields, record, mode = pageMode.value, model = p
       <input type="search" value=${wanted} onInput=${(event) => setWanted(event.target.value)}
         placeholder="find a knob" aria-label="Find a knob" />
       <button type="button" class="quiet" disabled=${!given}
-        onClick=${() => (params.value = {})}>Reset ${given || "all"}</button>
+        onClick=${() => (params.value = {})}>${given ? `Reset all (${given} changed)` : "Reset all"}</button>
     </div>
     ${shown.map(
       ([kind, heading, doc, list]) => html`<${Group} key=${kind} heading=${heading} doc=${doc} list=${list}
@@ -84,11 +85,19 @@ function Knob({ field, params, declared, record, mode, model }) {
     </div>
     <${Input} id=${id} field=${field} form=${form} value=${value} start=${start} given=${given}
       set=${set} described=${`${id}-doc`} bad=${error !== ""} />
-    <p class="knob-doc" id=${`${id}-doc`}>${sentence(field.doc)} <span class="fact">${fact}</span></p>
+    <${About} id=${`${id}-doc`} field=${field} fact=${fact} />
     ${error && html`<p class="knob-error" role="alert">${error}</p>`}
     ${why && html`<p class="knob-idle">It ${why}.</p>`}
     ${record?.value && html`<${Curve} field=${field} record=${record.value} value=${value} />`}
   </div>`;
+}
+
+/** What a field does: a few words about numbers, and the declaration behind them. */
+function About({ id, field, fact }) {
+  const doc = html`${sentence(field.doc)} <span class="fact">${fact}</span>`;
+  const words = HIGHER[field.name];
+  if (!words) return html`<p class="knob-doc" id=${id}>${doc}</p>`;
+  return html`<details class="knob-doc"><summary id=${id}>Higher: ${words}.</summary><p>${doc}</p></details>`;
 }
 
 const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);

@@ -17,7 +17,7 @@ const SENTENCES = {
   mirostat: "Version 2 holds the surprise near 5 bits, whatever the text: even, neither dull nor wild.",
   code: "Cool and narrow, no penalties, which would punish the brackets and names that code repeats.",
   "no repeats": "DRY and a mild presence penalty, for models that go round in circles.",
-  untouched: "Nothing cut and nothing bent: the model as it is, long tail included.",
+  "model alone": "Nothing cut and nothing bent: the model as it is, with unlikely tokens included.",
 };
 
 const OWN = {
@@ -26,7 +26,7 @@ const OWN = {
   mirostat: { temperature: 1, mirostat: 2, mirostat_tau: 5, mirostat_eta: 0.1 },
   code: { temperature: 0.2, top_p: 0.95 },
   "no repeats": { temperature: 0.8, min_p: 0.05, dry_multiplier: 0.8, presence_penalty: 0.2 },
-  untouched: { temperature: 1 },
+  "model alone": { temperature: 1 },
 };
 
 const REPLACES = "A preset replaces what bends, cuts and biases; length, stops and seed stay.";
@@ -125,9 +125,9 @@ export function Presets({ params, declared, model, label = "Preset" }) {
     </label>
     ${
       chosen?.mine
-        ? html`<button type="button" class="quiet" onClick=${() => forgetPreset(name)}>Forget</button>`
+        ? html`<button type="button" class="quiet" onClick=${() => forgetPreset(name)}>Delete the preset</button>`
         : html`<button type="button" class="quiet" aria-expanded=${naming}
-          onClick=${() => setNaming(!naming)}>Keep…</button>`
+          onClick=${() => setNaming(!naming)}>Save as a preset</button>`
     }
     ${naming && html`<${KeepAs} params=${params} done=${() => setNaming(false)} />`}
     <p class="preset-sentence">${chosen?.sentence ?? REPLACES}</p>
@@ -145,6 +145,6 @@ function KeepAs({ params, done }) {
   return html`<form class="preset-keep" onSubmit=${save}>
     <input value=${name} onInput=${(event) => setName(event.target.value)} placeholder="name"
       aria-label="Name of the preset" maxlength="60" />
-    <button type="submit">Keep</button>
+    <button type="submit">Save</button>
   </form>`;
 }

@@ -107,16 +107,24 @@ function save() {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
+/** Reads a file of conversations, and shows the branches. */
 async function load(event) {
   const [file] = event.target.files;
   event.target.value = "";
   if (!file) return;
+  [state.view.value, state.panel.value] = ["talk", "branches"];
   try {
     imported(JSON.parse(await file.text()));
     trouble.value = "";
   } catch (error) {
     trouble.value = `${file.name}: ${error.message}`;
   }
+}
+
+/** A button that reads a file of conversations. */
+export function Import() {
+  return html`<label class="file"><span>Import</span><input type="file" accept="application/json,.json"
+    onChange=${load} /></label>`;
 }
 
 /** The panel: all conversations, what two answers have in common, and files. */
@@ -127,8 +135,6 @@ export function Branches() {
       <${Comparison} />` : html`<p class="quiet">Nothing has been said yet.</p>`}
     <div class="row files">
       <button type="button" disabled=${!roots.length || state.busy.value} onClick=${save}>Export as JSON</button>
-      <label class="file"><span>Import</span><input type="file" accept="application/json,.json" onChange=${load} />
-        </label>
     </div>
     ${trouble.value && html`<p class="error" role="alert">${trouble}</p>`}
   </div>`;

@@ -4,6 +4,7 @@ import { idle, parse, slider, startOf } from "./fields.js";
 import { explain } from "./generate.js";
 import * as state from "./state.js";
 import { Token, percent } from "./text.js";
+import { HIGHER } from "./words.js";
 
 const WAIT_MS = 90;
 const ALWAYS = ["temperature", "top_p", "top_k", "min_p"];
@@ -73,7 +74,7 @@ function Knob({ field, base }) {
     state.model.value,
   );
   return html`<div class=${`try ${changed ? "changed" : ""}`}>
-    <span class="try-name" title=${`${field.doc}.`}>${name.replaceAll("_", " ")}</span>
+    <span class="try-name" title=${`Higher: ${HIGHER[name]}. ${field.doc}.`}>${name.replaceAll("_", " ")}</span>
     ${
       range
         ? html`<input type="range" aria-label=${`${name}, slider`} min=${range[0]} max=${range[1]} step=${range[2]}

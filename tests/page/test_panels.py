@@ -111,7 +111,7 @@ def test_a_theme_reaches_the_plots(open_page: Callable[..., Page], served: Serve
 def test_panels_are_always_in_the_bar(open_page: Callable[..., Page], served: Served, size: dict[str, int]):
     page = open_page(served.url, size=size)
     bar = page.locator(".bar-panels")
-    assert bar.locator("button, label").all_inner_texts() == ["Why", "Plots", "Branches", "Code", "Import"]
+    assert bar.locator("button, label").all_inner_texts() == ["Why", "Plots", "Branches", "Code", "History", "Import"]
     for name in ("Why", "Plots", "Branches", "Code"):
         assert bar.get_by_role("button", name=name).is_visible()
     if size == DESK:

@@ -2,6 +2,7 @@
 import { effect, html, render, useEffect, useRef, useSignal } from "./lib.js";
 import { hasKey, keyWanted, setKey } from "./api.js";
 import { Conversation } from "./chat.js";
+import * as kept from "./kept.js";
 import { Ladder } from "./ladder.js";
 import { Starting } from "./server.js";
 import * as state from "./state.js";
@@ -30,6 +31,7 @@ function lazy(path, name) {
 const Knobs = lazy("./knobs.js", "Knobs");
 const Plots = lazy("./plots.js", "Plots");
 const CodeView = lazy("./code.js", "CodeView");
+const History = lazy("./history.js", "History");
 const Compare = lazy("./compare.js", "Compare");
 const ServerView = lazy("./server.js", "ServerView");
 
@@ -41,6 +43,7 @@ const PANELS = {
   ],
   branches: ["Branches", () => html`<${Branches} />`],
   code: ["Code", () => html`<${CodeView} />`],
+  history: ["History", () => html`<${History} />`],
 };
 
 const VIEWS = { talk: "Conversation", compare: "Side by side", server: "Server" };
@@ -205,3 +208,4 @@ effect(() => {
 });
 render(html`<${App} />`, document.getElementById("app"));
 start();
+kept.begin();

@@ -26,6 +26,35 @@ export function above(tree, id) {
   return found;
 }
 
+/** The tree with other fields of a node. */
+export const changed = (tree, id, fields) => ({
+  ...tree,
+  nodes: { ...tree.nodes, [id]: { ...tree.nodes[id], ...fields } },
+});
+
+/** A node and all nodes below it. */
+export function below(tree, id) {
+  const found = [tree.nodes[id]];
+  for (let i = 0; i < found.length; i++) found.push(...found[i].children.map((child) => tree.nodes[child]));
+  return found;
+}
+
+/** The tree without a node and those below it. A sibling of the node is shown in its place. */
+export function removed(tree, id) {
+  const gone = new Set(below(tree, id).map((node) => node.id));
+  const { parent } = tree.nodes[id];
+  const left = Object.entries(tree.nodes).filter(([each]) => !gone.has(each));
+  const nodes = Object.fromEntries(left);
+  const roots = tree.roots.filter((each) => each !== id);
+  if (parent !== null)
+    nodes[parent] = { ...nodes[parent], children: nodes[parent].children.filter((each) => each !== id) };
+  const stays = ([above, child]) => !gone.has(above) && !gone.has(child);
+  const chosen = Object.fromEntries(Object.entries(tree.chosen).filter(stays));
+  const next = (parent === null ? roots : nodes[parent].children).at(-1);
+  const was = tree.chosen[parent ?? ""] === id;
+  return { nodes, roots, chosen: was && next ? { ...chosen, [parent ?? ""]: next } : chosen };
+}
+
 /** A node with those that share its parent, itself among them. */
 export const siblings = (tree, id) => {
   const { parent } = tree.nodes[id];

@@ -1,5 +1,5 @@
 // All conversations with their branches as one JSON object, and back. What a file has is checked before it is kept.
-import { batch, freshId, signal } from "./lib.js";
+import { batch, lastingId, signal } from "./lib.js";
 import { isObject, isRecord, isRequest, isRun, isText, isToken } from "./shapes.js";
 import * as state from "./state.js";
 
@@ -49,6 +49,7 @@ function checkNode(node, id, nodes) {
   );
   demand(node.parent === null || isObject(nodes[node.parent]), `${where} stands below nothing.`);
   if (node.kind !== "answer") {
+    demand(node.title === undefined || isText(node.title), `${where} has a name that is no text.`);
     demand(isText(node.text) && (node.kind !== "tool" || isText(node.call)), `${where} has no text.`);
     return;
   }
@@ -93,11 +94,12 @@ export function imported(file) {
   );
   checkShape(tree);
   add(tree, isText(file.system) ? file.system : "");
+  if (isObject(file.params)) state.params.value = file.params;
 }
 
 /** Under fresh ids, so that a file can be read twice. */
 function add(tree, system) {
-  const fresh = Object.fromEntries(Object.keys(tree.nodes).map((id) => [id, freshId("n")]));
+  const fresh = Object.fromEntries(Object.keys(tree.nodes).map((id) => [id, lastingId("n")]));
   const nodes = {};
   for (const [id, node] of Object.entries(tree.nodes)) {
     const { run: kept, ...rest } = node;

@@ -42,6 +42,11 @@ let lastId = 0;
 /** An id that nothing else on the page has. */
 export const freshId = (prefix) => `${prefix}-${++lastId}`;
 
+const LOADED = Array.from(crypto.getRandomValues(new Uint32Array(2)), (part) => part.toString(36)).join("");
+
+/** An id that nothing has on this page, or has had on an earlier one: turns are kept under their ids. */
+export const lastingId = (prefix) => freshId(`${prefix}-${LOADED}`);
+
 /** The last of several calls, `wait` milliseconds after it. */
 export function debounced(call, wait) {
   let timer = 0;

@@ -1,5 +1,5 @@
 // What the page knows: settings, the next request, the tree of branches, the selected token. All of it in signals.
-import { batch, computed, freshId, signal } from "./lib.js";
+import { batch, computed, freshId, lastingId, signal } from "./lib.js";
 import { get } from "./api.js";
 import * as branches from "./branches.js";
 
@@ -17,12 +17,17 @@ export const settings = {
   invisible: signal(stored.invisible ?? false),
   theme: signal(stored.theme ?? "auto"),
   log: signal(stored.log ?? false),
+  keepWithKey: signal(stored.keepWithKey ?? false), // conversations are kept although the server asks for a key
 };
 
 /** Keeps the settings; called in an effect. */
 export function keepSettings() {
   const values = Object.fromEntries(Object.entries(settings).map(([name, each]) => [name, each.value]));
-  localStorage.setItem("tailrace-settings", JSON.stringify(values));
+  try {
+    localStorage.setItem("tailrace-settings", JSON.stringify(values));
+  } catch {
+    // full, or not allowed: they last as long as the page
+  }
 }
 
 export const SMALL = { top: 3 }; // what a streamed record shows
@@ -147,9 +152,21 @@ export function visit({ request, tokens, params }, index) {
 
 /** A node more below `parent`, on the path. Returns its id. */
 export function grow(node, parent) {
-  const id = freshId("n");
-  tree.value = branches.added(tree.value, { ...node, id }, parent);
+  const id = lastingId("n");
+  const begun = parent === null ? { begun: Date.now() } : {};
+  tree.value = branches.added(tree.value, { ...node, ...begun, id }, parent);
   return id;
+}
+
+/** A node with other fields. */
+export const change = (id, fields) => (tree.value = branches.changed(tree.value, id, fields));
+
+/** Takes a turn away, with all that follows it. */
+export function remove(id) {
+  batch(() => {
+    if (branches.below(tree.value, id).some((node) => node.id === selection.value?.node)) select(null);
+    tree.value = branches.removed(tree.value, id);
+  });
 }
 
 /** The path through a node. */

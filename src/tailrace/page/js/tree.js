@@ -8,7 +8,8 @@ import { TokenSpans } from "./tokens.js";
 import { modelProbability } from "./colour.js";
 
 const chosen = signal([]); // ids of at most two answers that are compared
-const trouble = signal("");
+/** What was wrong with the file that was imported last; "" if nothing was. */
+export const importTrouble = signal("");
 const EXCERPT = 60; // characters
 
 const NAMES = { user: "You", prompt: "Prompt", tool: "Tool", answer: "Answer" };
@@ -99,7 +100,7 @@ function Comparison() {
 }
 
 /** Gives the browser a file to keep. */
-function save() {
+export function save() {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify(exported(), null, 1)], { type: "application/json" }));
   link.download = "tailrace-conversations.json";
@@ -115,9 +116,9 @@ async function load(event) {
   [state.view.value, state.panel.value] = ["talk", "branches"];
   try {
     imported(JSON.parse(await file.text()));
-    trouble.value = "";
+    importTrouble.value = "";
   } catch (error) {
-    trouble.value = `${file.name}: ${error.message}`;
+    importTrouble.value = `${file.name}: ${error.message}`;
   }
 }
 
@@ -136,6 +137,6 @@ export function Branches() {
     <div class="row files">
       <button type="button" disabled=${!roots.length || state.busy.value} onClick=${save}>Export as JSON</button>
     </div>
-    ${trouble.value && html`<p class="error" role="alert">${trouble}</p>`}
+    ${importTrouble.value && html`<p class="error" role="alert">${importTrouble}</p>`}
   </div>`;
 }

@@ -1,0 +1,118 @@
+"""Conversations stay in the browser: after a reload, in the list, and not where they should not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from page import fake_server
+from page.conftest import Served, a_port, answered, say
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+STORED = """() => new Promise((resolve) => {
+    const asked = indexedDB.open("tailrace", 1);
+    asked.onsuccess = () => {
+        const all = asked.result.transaction(["turns"]).objectStore("turns").getAll();
+        all.onsuccess = () => (asked.result.close(), resolve(all.result));
+    };
+})"""
+TEXT = "() => document.querySelector('.thread').innerText"
+
+
+def count_stored(page: Page) -> int:
+    """Return the number of turns in the browser, after the page has written what it had."""
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
+    return len(page.evaluate(STORED))
+
+
+def open_history(page: Page) -> None:
+    """Show the list of conversations."""
+    page.locator(".bar-panels").get_by_role("button", name="History").click()
+    page.get_by_label("Find a conversation").wait_for()
+
+
+def test_a_reload_shows_what_was_there(page: Page):
+    page.locator(".system summary").click()
+    page.get_by_label("System prompt").last.fill("Be brief.")
+    page.fill("[data-field=top_p] input[type=text]", "0.9")
+    say(page, "hello 30")
+    say(page, "again 200")
+    page.get_by_role("button", name="Again").last.click()
+    page.wait_for_selector(".siblings:has-text('2/2')")
+    answered(page)
+    before = page.evaluate(TEXT)
+    assert count_stored(page) == 5
+    page.reload()
+    page.wait_for_selector(".turn.answer >> nth=1")
+    assert page.evaluate(TEXT) == before
+    assert page.locator("[data-field=top_p] input[type=text]").input_value() == "0.9"
+    assert page.get_by_label("System prompt").last.input_value() == "Be brief."
+    page.get_by_role("button", name="Branch before").click()
+    page.locator(".turn.answer").last.locator(".t").nth(5).click()
+    page.locator(".rung").first.wait_for()
+    say(page, "and on 5")
+
+
+def test_a_reload_in_the_middle_of_an_answer_shows_what_came(page: Page):
+    page.fill(".composer textarea", "hello 4000 rate 100")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tokens [data-i='150']")
+    assert count_stored(page) == 2
+    page.reload()
+    page.wait_for_selector(".turn.answer")
+    assert page.locator(".tokens .t").count() > 150
+    assert page.get_by_text("Interrupted").is_visible()
+    say(page, "hello 3")
+
+
+def test_conversations_are_found_renamed_and_deleted(page: Page):
+    for text in ("hello 3", "goodbye 4", "thanks 5"):
+        say(page, text)
+        page.get_by_role("button", name="New conversation").click()
+    open_history(page)
+    names = page.locator(".history .excerpt")
+    assert names.all_inner_texts() == ["thanks 5", "goodbye 4", "hello 3"]
+    page.get_by_label("Find a conversation").fill("GOODBYE")
+    assert names.all_inner_texts() == ["goodbye 4"]
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("Name of the conversation").fill("A farewell")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_label("Find a conversation").fill("")
+    page.get_by_role("button", name="Delete").first.click()
+    page.get_by_role("button", name="Really delete?").click()
+    assert names.all_inner_texts() == ["A farewell", "hello 3"]
+    assert count_stored(page) == 4
+    page.reload()
+    open_history(page)
+    assert names.all_inner_texts() == ["A farewell", "hello 3"]
+    names.last.click()
+    assert page.locator(".said-text").inner_text() == "hello 3"
+
+
+@pytest.mark.long
+def test_nothing_is_stored_for_a_server_with_keys_unless_the_reader_wants_it(open_page: Callable[..., Page]):
+    with Served(fake_server.create("secret"), a_port()) as served:
+        page = open_page(served.url)
+        page.get_by_role("dialog").get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Use this key").click()
+        page.wait_for_selector(".model:has-text('fake')")
+        say(page, "hello 5")
+        assert count_stored(page) == 0
+        open_history(page)
+        page.get_by_label("Keep conversations in this browser").check()
+        assert count_stored(page) == 2
+
+
+@pytest.mark.long
+def test_a_browser_that_stores_nothing_is_said(open_page: Callable[..., Page], served: Served):
+    page = open_page(served.url)
+    page.add_init_script("indexedDB.open = () => { throw new DOMException('no', 'SecurityError'); }")
+    page.reload()
+    page.wait_for_selector(".composer")
+    say(page, "hello 3")
+    open_history(page)
+    assert page.get_by_text("This browser does not keep the conversations.").is_visible()

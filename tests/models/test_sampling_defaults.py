@@ -11,6 +11,7 @@ import pytest
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError
 from tailrace.models import choose_sampling_defaults
+from tailrace.models.default import DEFAULT_SAMPLING
 from tailrace.models.sampling_defaults import ACCEPTED, read_sampling_defaults
 from tailrace.params import FIELDS
 
@@ -30,6 +31,15 @@ def test_the_operators_go_before_the_models(tmp_path: Path, given: dict[str, Any
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.7, "top_k": 20}')
     text = json.dumps(given) if given else ""
     assert choose_sampling_defaults(tmp_path, ModelConfig(override_generation_config=text), own) == found
+
+
+def test_the_small_default_model_has_defaults_that_its_file_does_not_state(tmp_path: Path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
+    assert choose_sampling_defaults(tmp_path, ModelConfig()) == DEFAULT_SAMPLING
+    assert choose_sampling_defaults(tmp_path, ModelConfig(), own=False) == {}
+    assert choose_sampling_defaults(tmp_path, ModelConfig(model="another")) == {}
+    found = choose_sampling_defaults(tmp_path, ModelConfig(override_generation_config='{"temperature": 1}'))
+    assert found == {**DEFAULT_SAMPLING, "temperature": 1.0}
 
 
 @pytest.mark.parametrize(

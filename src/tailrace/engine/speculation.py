@@ -147,16 +147,9 @@ class Speculator:
 
     def record_acceptance(self, sequence: Sequence, draft: DraftTokens, accepted: int) -> None:
         """Record how many of the drafts were accepted."""
-        counters, drafted = self._counters, len(draft.tokens)
-        counters.drafted_tokens += drafted
-        counters.accepted_tokens += accepted
-        if draft.forced:
-            counters.forced_drafted += drafted
-            counters.forced_accepted += accepted
-            return
-        counters.accepted_at.update(range(accepted))
-        counters.drafted_at.update(range(drafted))
-        if sequence.slot >= 0:
+        drafted = len(draft.tokens)
+        self._counters.count_drafts(drafted, accepted, draft.forced)
+        if not draft.forced and sequence.slot >= 0:
             self.lengths.record_acceptance(name_source(sequence.slot, draft.predicted), drafted, accepted)
 
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:

@@ -82,6 +82,17 @@ class Counters:
             if self.trace is not None:
                 self.trace.append(Span(part, start, end, lane))
 
+    def count_drafts(self, drafted: int, accepted: int, forced: bool) -> None:
+        """Count a draft's tokens, and how many of them were accepted."""
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        if forced:
+            self.forced_drafted += drafted
+            self.forced_accepted += accepted
+        else:
+            self.accepted_at.update(range(accepted))
+            self.drafted_at.update(range(drafted))
+
     def decoded(self, verified: bool, seconds: float) -> None:
         """Record the time of a step without prefills, from its forward pass to its samples. verified: it had drafts."""
         self.decodes.setdefault("verify" if verified else "plain", Durations()).add(seconds)

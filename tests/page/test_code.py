@@ -141,12 +141,12 @@ def test_copying_works_with_and_without_the_clipboard(open_page, served):
     say(page, "hello 3")
     open_panel(page, "Code")
     page.locator(".code").get_by_label("JSON").check()
-    page.get_by_role("button", name="Copy").click()
+    page.locator(".code").get_by_role("button", name="Copy").click()
     page.get_by_text("Copied.").wait_for()
     assert json.loads(page.evaluate("navigator.clipboard.readText()"))["model"] == "fake"
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")  # as off localhost, without TLS
     page.evaluate("document.addEventListener('copy', () => (window.copied = document.activeElement.value))")
-    page.get_by_role("button", name="Copy").click()
+    page.locator(".code").get_by_role("button", name="Copy").click()
     page.wait_for_function("window.copied")
     assert json.loads(page.evaluate("window.copied"))["model"] == "fake"
 

@@ -208,3 +208,37 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(open_page: Callable[..., Page])
         assert page.evaluate("() => JSON.stringify(localStorage)").count("secret") == 0
         assert page.evaluate("() => document.cookie") == ""
         assert "secret" not in page.url
+
+
+@pytest.mark.long
+def test_an_answer_that_was_cut_is_continued(page: Page):
+    """The continuation has the tokens that a larger limit would have given, and the same again."""
+    asked = sent(page)
+    page.fill("[data-field=max_tokens] input[type=text]", "10")
+    page.fill("[data-field=seed] input[type=text]", "5")
+    say(page, "hello 40")
+    for count in (20, 30):
+        page.get_by_role("button", name="Continue").click()
+        page.wait_for_selector(f".facts:has-text('{count} tokens')")
+        answered(page)
+    page.fill("[data-field=max_tokens] input[type=text]", "30")
+    texts = page.locator(".turn.answer .tokens .t").all_inner_texts()
+    page.get_by_role("button", name="Again").click()
+    page.wait_for_selector(".siblings:has-text('4/4')")
+    answered(page)
+    assert page.locator(".turn.answer .tokens .t").all_inner_texts() == texts
+    limits = [(body["max_tokens"], len(body.get("forced_token_ids", ()))) for path, body in asked if "chat" in path]
+    assert limits == [(10, 0), (20, 10), (30, 20), (30, 0)]
+
+
+@pytest.mark.long
+def test_an_answer_is_copied_and_deleted(open_page: Callable[..., Page], served: Served):
+    page = open_page(served.url, permissions=["clipboard-read", "clipboard-write"])
+    say(page, "hello 8")
+    text = "".join(page.locator(".tokens .t:not(.special)").all_text_contents())
+    page.get_by_role("button", name="Copy").click()
+    page.wait_for_selector("text=Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == text
+    page.get_by_role("button", name="Delete").click()
+    assert page.locator(".turn").count() == 1
+    say(page, "and now 4")

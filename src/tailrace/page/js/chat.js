@@ -1,11 +1,13 @@
 // The conversation: turns, answers, and the field in which to write.
 import { html, useComputed, useEffect, useRef, useSignal } from "./lib.js";
 import { siblings } from "./branches.js";
+import { copy } from "./clipboard.js";
 import * as generate from "./generate.js";
 import { pace } from "./speed.js";
 import * as state from "./state.js";
 import { Legend, TokenSpans } from "./tokens.js";
 
+const SAID_MS = 3000; // how long a note stays
 const FAR_PX = 80; // who is further from the end than this reads, and is not scrolled along
 
 /** Which of several siblings is shown, and the way to the others. */
@@ -84,6 +86,22 @@ function Forked({ fork }) {
     onClick=${() => state.walk(from.id)}>Branched at token ${fork.at + 1}</button>`;
 }
 
+/** What can be done with an answer that has ended. */
+function Actions({ node }) {
+  const said = useSignal("");
+  const take = async () => {
+    const taken = await copy(node.run.value.content);
+    said.value = taken ? "Copied." : "The browser does not allow it: select the text and copy it.";
+    setTimeout(() => (said.value = ""), SAID_MS);
+  };
+  return html`<span class="quiet" role="status">${said}</span>
+    <button type="button" class="quiet-button" onClick=${take}>Copy</button>
+    <button type="button" class="quiet-button" onClick=${() => generate.again(node)}
+      title="The same turn once more, with the parameters as they stand now">Again</button>
+    <button type="button" class="quiet-button" onClick=${() => state.remove(node.id)}
+      title="Takes the answer away, with what follows it">Delete</button>`;
+}
+
 function Answer({ node }) {
   const run = node.run.value;
   const selected = useComputed(() => (state.selection.value?.node === node.id ? state.selection.value.index : null));
@@ -100,14 +118,15 @@ function Answer({ node }) {
     <div class="turn-head"><span class="speaker">Answer</span><${Siblings} node=${node} />
       ${run.fork && html`<${Forked} fork=${run.fork} />`}
       <span class="quiet facts">${facts}</span>
-      ${run.done && html`<button type="button" class="quiet-button" onClick=${() => generate.again(node)}
-        title="The same turn once more, with the parameters as they stand now">Again</button>`}
+      ${run.done && html`<${Actions} node=${node} />`}
     </div>
     ${waits && html`<div class="waiting" aria-hidden="true"><i></i><i></i><i></i></div>`}
     ${run.tokens.length > 0 && html`<${TokenSpans} run=${node.run} selected=${selected} onSelect=${onSelect}
       marks=${marks} />`}
     ${run.error && html`<p class="error" role="alert">${run.error.message}</p>`}
-    ${run.done && ENDS[run.finish] && html`<p class="quiet ending">${ENDS[run.finish]}.</p>`}
+    ${run.done && ENDS[run.finish] && html`<p class="quiet ending">${ENDS[run.finish]}. ${
+      run.finish === "length" && html`<button type="button" onClick=${() => generate.proceed(node)}>Continue</button>`
+    }</p>`}
   </article>`;
 }
 

@@ -1,6 +1,7 @@
 // A request as curl, Python and JSON, ready to copy, and what it was really computed with.
 import { html, useComputed, useState } from "./lib.js";
 import { hasKey } from "./api.js";
+import { copy } from "./clipboard.js";
 import * as state from "./state.js";
 import { NO_FIELDS, used } from "./fields.js";
 
@@ -132,23 +133,6 @@ const FORMS = [
   ["Python", asPython],
   ["JSON", ({ body }) => asJson(body)],
 ];
-
-/** Puts text on the clipboard; true if it is there. Off localhost a page without TLS has to go the old way. */
-export async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const area = document.createElement("textarea");
-    area.value = text;
-    area.className = "offscreen";
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done;
-  }
-}
 
 /**
  * The request of the answer that is shown, as code, and what it was computed with. request: a signal of {path, body}.

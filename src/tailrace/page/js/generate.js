@@ -91,6 +91,16 @@ export function branch(node, at, tokenId, changes = {}) {
   return ended;
 }
 
+/** An answer that was cut at its limit, and as many tokens more: the same request, forced up to there. */
+export function proceed(node) {
+  const { request, tokens } = node.run.value;
+  const ids = tokens.map((token) => token.record.token_id);
+  const last = request.body.forced_token_ids?.length ?? 0;
+  const more = Math.max(tokens.length - last, 1);
+  const body = { ...request.body, max_tokens: tokens.length + more, forced_token_ids: ids };
+  return answer(node.parent, { ...request, body }, { node: node.id, at: tokens.length - 1, token: ids.at(-1) });
+}
+
 /** Selects the token with which a branch begins, once it is there, unless another has been selected. */
 function selectWhenThere(id, index) {
   const { run } = state.tree.value.nodes[id];

@@ -78,7 +78,7 @@ SLOW: dict[str, tuple[dict[str, Any], str]] = {
 def test_slow_regex_is_one_sentence_at_the_start(case: str, tmp_path: Path):
     parts, words = SLOW[case]
     with pytest.raises(ModelLoadError, match=words):
-        check_tokenizer(write(tmp_path, **parts), 1 if case == "quadratic" else tokenizer_check.CPU_S)
+        check_tokenizer(write(tmp_path, **parts), seconds=1 if case == "quadratic" else tokenizer_check.CPU_S)
 
 
 ENDS = {  # what ends the process → what the sentence says
@@ -95,7 +95,7 @@ def test_the_file_is_blamed_for_what_it_does_alone(code: str, tmp_path: Path, mo
     command = make_script_command(f"import os, signal; {code}")
     monkeypatch.setattr(tokenizer_check, "make_python_command", lambda *arguments: command)
     with pytest.raises(ModelLoadError) as caught:
-        check_tokenizer(write(tmp_path), 5)
+        check_tokenizer(write(tmp_path), seconds=5)
     assert ENDS[code] in str(caught.value)
     assert ("processor time" in str(caught.value)) == ("SIGXCPU" in code)
 
@@ -104,7 +104,7 @@ def test_a_machine_that_is_too_busy_is_named(tmp_path: Path, monkeypatch: pytest
     command = make_script_command("import time; time.sleep(600)")
     monkeypatch.setattr(tokenizer_check, "make_python_command", lambda *arguments: command)
     monkeypatch.setattr(tokenizer_check, "WALL_S", 0.1)
-    with pytest.raises(ModelLoadError, match="the machine is too busy to check it"):
+    with pytest.raises(ModelLoadError, match="the machine is too busy to check the tokenizer"):
         check_tokenizer(write(tmp_path))
 
 
@@ -118,7 +118,7 @@ from tailrace.text.tokenizer_check import check_tokenizer
 signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
 try:
-    check_tokenizer(Path(sys.argv[1]), 1)
+    check_tokenizer(Path(sys.argv[1]), seconds=1)
 except Exception as error:
     print(error)
 """
@@ -127,8 +127,49 @@ except Exception as error:
 
 
 def test_usual_file_passes(tmp_path: Path):
-    check_tokenizer(tmp_path)  # without a file
     check_tokenizer(write(tmp_path, pre_tokenizer=split(r"\\s+|\\p{L}+")))
+
+
+def write_gpt2(folder: Path) -> Path:
+    """Write a tokenizer that transformers reads: a vocabulary and merges, without tokenizer.json."""
+    letters = ["<|endoftext|>", *"abcxyz", "Ġ", "ab"]
+    (folder / "vocab.json").write_text(json.dumps({text: id for id, text in enumerate(letters)}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    return folder
+
+
+def test_files_that_transformers_reads_are_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_gpt2(tmp_path)
+    check_tokenizer(folder)
+    assert Tokenizer.load(folder).encode("ab", add_special_tokens=False) == [8]
+    monkeypatch.setattr(tokenizer_check, "IMPORT_S", 0)  # The limit is the child's: the import alone exceeds a second.
+    with pytest.raises(ModelLoadError, match="takes more than 1 s of processor time"):
+        check_tokenizer(folder, seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"vocab.json": "[" * 100_000}, "no usable tokenizer"),
+        ({"vocab.json": '{"a": -1}'}, "no usable tokenizer"),
+        ({"vocab.json": "{}", "merges.txt": ""}, ""),
+        ({"merges.txt": "a b c d\n"}, "no usable tokenizer"),
+        ({"tokenizer_config.json": '{"tokenizer_class": "GPT2Tokenizer", "model_max_length": {}}'}, ""),
+        ({"vocab.json": None, "tokenizer.model": "no model"}, "it has only tokenizer.model"),
+    ],
+    ids=str,
+)
+def test_damaged_files_that_transformers_reads_are_one_sentence(files, words, tmp_path: Path):
+    folder = write_gpt2(tmp_path)
+    for name, text in files.items():
+        (folder / name).unlink() if text is None else (folder / name).write_text(text)
+    if words:
+        with pytest.raises(ModelLoadError, match=words) as caught:
+            check_tokenizer(folder)
+        assert "\n" not in str(caught.value)
+    else:
+        check_tokenizer(folder)
 
 
 def test_panic_at_a_request_is_that_requests_error(tmp_path: Path):

@@ -55,7 +55,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
     else:
         found = resolve(model, progress)
         if model.model is not None:  # not the default model
-            check_tokenizer(found.folder)
+            check_tokenizer(found.folder, model.trust_remote_code)
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
     tokenizer = load_tokenizer(found.folder, model)
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
@@ -106,7 +106,7 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
         folder = resolve(
             ModelConfig(model=speculation.model, cache_dir=model.cache_dir, dtype=model.dtype), progress
         ).folder
-        check_tokenizer(folder)
+        check_tokenizer(folder, model.trust_remote_code)
         check_vocabulary(*(t.tokens for t in (tokenizer, Tokenizer.load(folder, model.trust_remote_code, limits=None))))
     else:
         folder = Path(speculation.model).expanduser()

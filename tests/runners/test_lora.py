@@ -228,6 +228,12 @@ def test_an_adapter_that_is_not_there_is_refused(place):
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
         ({"lora_alpha": None}, "lora_alpha and alpha_pattern must be"),
         ({"alpha_pattern": {"q_proj": "2"}}, "lora_alpha and alpha_pattern must be"),
+        ({"r": 3}, "model.layers.0.*has rank 4, but r is 3"),
+        ({"r": "4"}, "r and rank_pattern must be positive integers"),
+        ({"r": True}, "r and rank_pattern must be positive integers"),
+        ({"rank_pattern": [4]}, "rank_pattern must be a table"),
+        ({"rank_pattern": {"q_proj": 0}}, "r and rank_pattern must be positive integers"),
+        ({"use_rslora": "yes"}, "use_rslora must be true or false"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused(place, tmp_path, config, said):
@@ -236,6 +242,29 @@ def test_what_is_no_plain_lora_is_refused(place, tmp_path, config, said):
     path = tmp_path / "z" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     with pytest.raises(ModelLoadError, match=f"lora z: {said}"):
+        load(folder, lora=f"z={tmp_path / 'z'}")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensor: (tensor * 10).to(torch.int8), r"matrix of floats, got int8 \(4, 64\)"),
+        (lambda tensor: tensor > 0, "matrix of floats, got bool"),
+        (lambda tensor: tensor.to(torch.float8_e4m3fn), "matrix of floats, got float8_e4m3fn"),
+        (lambda tensor: tensor.to(torch.complex64), "matrix of floats, got complex64"),
+        (lambda tensor: tensor.sum(), r"matrix of floats, got float32 \(\)"),
+        (lambda tensor: tensor.flatten(), r"matrix of floats, got float32 \(256,\)"),
+        (lambda tensor: tensor[None], r"matrix of floats, got float32 \(1, 4, 64\)"),
+    ],
+)
+def test_an_adapter_of_other_tensors_is_refused(place, tmp_path, change, said):
+    from safetensors.torch import load_file
+
+    folder, merged = place
+    adapter(tmp_path / "z", merged[""], ("self_attn.q_proj",), 4, 5)
+    path = tmp_path / "z" / "adapter_model.safetensors"
+    save_file({key: change(tensor).contiguous() for key, tensor in load_file(path).items()}, path)
+    with pytest.raises(ModelLoadError, match=f"lora z: lora_A of model.layers.*q_proj must be a {said}"):
         load(folder, lora=f"z={tmp_path / 'z'}")
 
 

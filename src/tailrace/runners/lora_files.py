@@ -65,6 +65,7 @@ HANDLED = {
     "use_rslora",
 }
 MAX_ALPHA = 1e30
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NONE_GIVEN = (None, False, "", [], {})
 
 
@@ -115,6 +116,7 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
         if config[field] not in NONE_GIVEN:
             raise ModelLoadError(f"lora {name}: {field} is not a known setting ({folder / ADAPTER_CONFIG})")
     check_alphas(f"lora {name}", config, folder / ADAPTER_CONFIG)
+    check_ranks(f"lora {name}", config, folder / ADAPTER_CONFIG)
     try:
         tensors = load_file(folder / ADAPTER_WEIGHTS)
     except Exception as error:  # the library raises many kinds
@@ -154,6 +156,22 @@ def check_alphas(whose: str, config: dict[str, Any], path: Path) -> None:
             raise ModelLoadError(f"{whose}: alpha_pattern has {pattern!r:.80}, which is no regex ({path})") from error
 
 
+def check_ranks(whose: str, config: dict[str, Any], path: Path) -> None:
+    """Check r, 8 if it is missing, rank_pattern, and use_rslora.
+
+    Raises:
+        ModelLoadError: they are not a positive integer, a table of regexes and such integers, and a truth value.
+    """
+    patterns = config.get("rank_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ModelLoadError(f"{whose}: rank_pattern must be a table of regexes and integers ({path})")
+    for rank in (config.setdefault("r", 8), *patterns.values()):
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise ModelLoadError(f"{whose}: r and rank_pattern must be positive integers, got {rank!s:.80} ({path})")
+    if not isinstance(config.get("use_rslora") or False, bool):
+        raise ModelLoadError(f"{whose}: use_rslora must be true or false ({path})")
+
+
 def wrap_pattern(pattern: str) -> str:
     """Return the regex that matches the names of modules that end with the pattern, as PEFT has it."""
     return rf"(.*\.)?({pattern})$"
@@ -189,7 +207,13 @@ def read_pair(
     if both.keys() != {"A", "B"}:
         raise ModelLoadError(f"lora {name}: {module} lacks its lora_{({'A', 'B'} - both.keys()).pop()}")
     down, up = both["A"], both["B"]
+    for part, tensor in both.items():
+        if tensor.dtype not in FLOATS or tensor.dim() != 2:
+            found = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            raise ModelLoadError(f"lora {name}: lora_{part} of {module} must be a matrix of floats, got {found}")
     rank = down.shape[0]
+    if rank not in (config["r"], *(config.get("rank_pattern") or {}).values()):
+        raise ModelLoadError(f"lora {name}: {module} has rank {rank}, but r is {config['r']!s:.80}")
     if rank < 1 or down.shape != (rank, layer.in_features) or up.shape != (layer.out_features, rank):
         raise ModelLoadError(
             f"lora {name}: {module} is {layer.out_features} × {layer.in_features}, but its A is {tuple(down.shape)} "

@@ -400,6 +400,13 @@ WRONG = {
     "head without a mapping": ("third", without("d2t"), r"lm_head.weight must be \[61, 32\], got \[23, 32\]"),
     "mapping outside": ("third", lambda c, w: w["d2t"].add_(VOCAB), r"d2t must lead to different tokens in \[0, 60\]"),
     "mapping twice": ("third", lambda c, w: w["d2t"].copy_(-torch.arange(DRAFT_VOCAB)), "d2t must lead to different"),
+    "mapping of floats": ("third", lambda c, w: w.update(d2t=w["d2t"].float()), "d2t must hold integers, got float32"),
+    "mapping of one": ("third", lambda c, w: w.update(d2t=w["d2t"].sum()), r"d2t must be \[23\], got \[\]"),
+    "integers for a norm": (
+        "third",
+        lambda c, w: w.update({"norm.weight": w["norm.weight"].to(torch.int8)}),
+        "norm.weight must hold floats, got int8",
+    ),
     "mapping too short": ("third", with_tensor("d2t", 5), r"d2t must be \[23\], got \[5\]"),
     "another vocabulary": (
         "first",

@@ -45,18 +45,34 @@ class Checkpoint:
         return tuple(self.tensors[name].shape) if name in self.tensors else ()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Remove and return the tensor, on the checkpoint's device. A floating tensor gets the checkpoint's dtype.
+        """Remove and return a tensor of floats, in the checkpoint's dtype and on its device.
 
         Raises:
-            ModelLoadError: the tensor is missing, or its shape differs.
+            ModelLoadError: the tensor is missing, its shape differs, or it holds no floats.
         """
+        tensor = self._pop(name, shape)
+        if not tensor.is_floating_point():
+            raise ModelLoadError(f"{self.folder}: {name} must hold floats, got {describe_dtype(tensor)}")
+        return tensor.to(self.device, self.dtype).contiguous()
+
+    def take_integers(self, name: str, *shape: int) -> torch.Tensor:
+        """Remove and return a tensor of integers, int64, on the checkpoint's device.
+
+        Raises:
+            ModelLoadError: the tensor is missing, its shape differs, or it holds no integers.
+        """
+        tensor = self._pop(name, shape)
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+            raise ModelLoadError(f"{self.folder}: {name} must hold integers, got {describe_dtype(tensor)}")
+        return tensor.to(self.device, torch.int64).contiguous()
+
+    def _pop(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name not in self.tensors:
             raise ModelLoadError(f"{self.folder}: there is no tensor {name}, which must be {list(shape)}")
         tensor = self.tensors.pop(name)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(f"{self.folder}: {name} must be {list(shape)}, got {list(tensor.shape)}")
-        tensor = tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-        return tensor.contiguous()
+        return tensor
 
     def take_optional(self, name: str, *shape: int) -> torch.Tensor | None:
         """Return `take`'s tensor; None if there is no such tensor."""
@@ -97,6 +113,11 @@ class Checkpoint:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ModelLoadError(f"{self.folder}: {name} must be an integer in [{low}, {high}], got {value!r}")
         return value
+
+
+def describe_dtype(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype: "int8"."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

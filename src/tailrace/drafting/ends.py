@@ -60,8 +60,9 @@ def draft_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | 
     """Return the target's id of each of the head's tokens, int64 [Vd]; None: they are the same."""
     if "d2t" not in checkpoint:
         return None
-    offsets = checkpoint.take("d2t", *(checkpoint.read_shape("lm_head.weight") or checkpoint.read_shape("d2t"))[:1])
-    token_ids = torch.arange(len(offsets), device=offsets.device) + offsets.to(torch.int64)
+    rows = (checkpoint.read_shape("lm_head.weight") or checkpoint.read_shape("d2t") or (0,))[0]
+    offsets = checkpoint.take_integers("d2t", rows)
+    token_ids = torch.arange(len(offsets), device=offsets.device) + offsets
     if len(token_ids.unique()) < len(token_ids) or not bool(((token_ids >= 0) & (token_ids < vocab_size)).all()):
         raise ModelLoadError(f"{checkpoint.folder}: d2t must lead to different tokens in [0, {vocab_size - 1}]")
     return token_ids

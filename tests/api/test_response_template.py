@@ -24,6 +24,7 @@ from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.functions import functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
+from text.test_response_templates import gather
 
 SPEC: dict[str, Any] = {
     "start_anchor": "assistant:",
@@ -140,13 +141,13 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(name: str, marked: 
         text = words.walk(source, seed)
         splitter = TemplateSplitter(template, declared=tool_schemas(ASKED))
         segments = [segment for char in text for segment in splitter.feed(char)] + splitter.flush()
-        parts = [segment.call for segment in segments if segment.call is not None]
-        for first, second in zip(parts[::2], parts[1::2], strict=True):
-            jsonschema.validate(json.loads(second.arguments), SCHEMAS[first.name])
+        calls = gather(segments)["calls"]
+        for called, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[called])
         content = "".join(segment.text for segment in segments)
         assert form.markers[0][0] not in content, text
-        assert not forced or (parts and not content.strip()), text
-        found += len(parts)
+        assert not forced or (calls and not content.strip()), text
+        found += len(calls)
     assert found
 
 

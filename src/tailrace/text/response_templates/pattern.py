@@ -49,7 +49,7 @@ class Pattern:
         self.flags = tree.state.flags | re.DOTALL
         self.names = {number: name for name, number in tree.state.groupdict.items()}
         self.program: list[Instruction] = []
-        self._state = tree.state
+        self._state, self._anys = tree.state, list[int]()
         self._write_all(tree)
         self.program.append(Instruction("match"))
         seen: set[int] = set()
@@ -58,6 +58,7 @@ class Pattern:
             raise PatternError(f"{source!r:.100} matches the empty text")
         self._first = [self.program[at].accepts for at, _ in first]
         self._begins: dict[str, bool] = {}
+        self.endless = frozenset(at for at in self._anys if at in self._reach(at + 1, through=False))
 
     def begins(self, char: str) -> bool:
         """Return whether a match may begin with this character."""
@@ -66,6 +67,29 @@ class Pattern:
             if len(self._begins) < MAX_PROGRAM:
                 self._begins[char] = known
         return known
+
+    def writes_once(self, first: str, second: str) -> bool:
+        """Return whether the pattern sets the groups of these names one after the other, and each of them once."""
+        saves = {step.place: at for at, step in enumerate(self.program) if step.kind == "save"}
+        numbers = {name: number for number, name in self.names.items()}
+        if first not in numbers or second not in numbers:
+            return False
+        begins = [saves[2 * numbers[name]] for name in (first, second)]
+        return saves[2 * numbers[first] + 1] < begins[1] and not self._reach(begins[1] + 1).intersection(begins)
+
+    def _reach(self, at: int, through: bool = True) -> set[int]:
+        """Return the instructions that come after this one. through: also those behind a character."""
+        waiting, seen = [at], set[int]()
+        while waiting:
+            if (at := waiting.pop()) in seen or at >= len(self.program):
+                continue
+            seen.add(at)
+            step = self.program[at]
+            if step.kind in ("jump", "split"):
+                waiting += step.to[: 1 if step.kind == "jump" else 2]
+            elif step.kind in ("save", "end") or through:
+                waiting.append(at + 1)
+        return seen
 
     def expand(
         self, at: int, saves: Saves, seen: set[int], at_end: bool, place: int = 0
@@ -101,6 +125,7 @@ class Pattern:
         if len(self.program) > MAX_PROGRAM:
             raise PatternError("a regular expression is too long")
         if op in ONE_CHARACTER:
+            self._anys += [len(self.program)] if op is _constants.ANY else []
             one = _compiler.compile(_parser.SubPattern(self._state, [(op, value)]), self.flags)
             self.program.append(Instruction("char", one.match))
         elif op is _constants.BRANCH:

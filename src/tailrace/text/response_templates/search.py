@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tailrace.text.response_templates.pattern import MAX_PROGRAM, Pattern, PatternError, Saves
 from tailrace.text.tool_parsers.call_parser import partial_marker
 
+SLICE = 64  # characters that are searched at once
 MAX_SCANS = 16  # times that each character of a value may be read
 ESCAPED = re.compile(r"\\(\W)")
 PLAIN = re.compile(r"(?:\\\W|[^\\\[\](){}.*+?^$|])+")  # an expression of one text
@@ -80,6 +81,34 @@ class ProgramSearch:
                 groups[name] = text[begin:end]
         return groups
 
+    def read_from(self, place: int) -> str:
+        """Return the text from a place behind the beginning of the match."""
+        return "".join(self._kept[place - self._text_from :])
+
+    def read_growing(self, key: str, value: str, at: int) -> tuple[str, str] | None:
+        """See MatchReader.read_growing."""
+        if not self._threads:
+            return None
+        first = self._threads[0][1]
+        ways = [(place, dict(saves)) for place, start, saves in self._threads if start == first]
+        if self.found is not None or not any(place - 1 in self._pattern.endless for place, _ in ways):
+            return None
+        (one, begun), *_ = places = [(self._get_place(key, saves), self._get_place(value, saves)) for _, saves in ways]
+        if None in (*one, begun[0]) or any(other[0] != one or other[1][0] != begun[0] for other in places):
+            return None
+        end = min(self._at if until is None else until for _, (_, until) in places)
+        begin, own = (begun[0] or 0) - self._text_from + at, [(place or 0) - self._text_from for place in one]
+        return "".join(self._kept[own[0] : own[1]]), "".join(self._kept[begin : end - self._text_from])
+
+    def read_rest(self, value: str) -> str:
+        """See MatchReader.read_rest."""
+        begin, _ = self._get_place(value, dict(self._threads[0][2]))
+        return self.read_from(begin or 0)
+
+    def _get_place(self, name: str, saves: Mapping[int, int]) -> tuple[int | None, int | None]:
+        number = next(number for number, one in self._pattern.names.items() if one == name)
+        return saves.get(2 * number), saves.get(2 * number + 1)
+
 
 class LiteralSearch:
     """A search for the first of some literal texts in a growing text. The attributes are those of ProgramSearch."""
@@ -133,25 +162,57 @@ class Anchor(NamedTuple):
         return LiteralSearch(self.literals) if self.pattern is None else ProgramSearch(self.pattern)
 
 
+class MatchReader:
+    """The matches in a growing text, from left to right.
+
+    Raises:
+        PatternError: `feed` has read the same text too often.
+    """
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._pattern, self._search = pattern, ProgramSearch(pattern)
+        self._from = self._fed = self._scanned = 0
+
+    def feed(self, text: str, ended: bool = False) -> Iterator[tuple[AnchorMatch, dict[str, str]]]:
+        """Add text. Yield the matches that are certain, with their groups. ended: the text is complete."""
+        self._fed += len(text)
+        while True:
+            search, at = self._search, 0
+            while at < len(text) and (search.found is None or search.pending is not None):
+                search.feed(text[at], False)
+                at += 1
+            self._scanned += at
+            if ended and at == len(text):
+                search.feed("", True)
+            if (found := search.found) is None or search.pending is not None:
+                return
+            if self._scanned > MAX_SCANS * self._fed + MAX_PROGRAM:
+                raise PatternError("a regular expression takes too long")
+            text = search.read_from(found.end) + text[at:]
+            begin, self._search = self._from, ProgramSearch(self._pattern)
+            self._from += found.end
+            yield found._replace(start=found.start + begin, end=found.end + begin), search.read_groups()
+
+    def read_growing(self, key: str, value: str, at: int) -> tuple[str, str] | None:
+        """Return the text of a group and of a later group that is not complete, if the match is certain.
+
+        The match is certain except for its end: it fails only if the text ends before. at: the number of characters of
+        the value that are left out.
+        """
+        return self._search.read_growing(key, value, at)
+
+    def read_rest(self, value: str) -> str:
+        """Return the text from the beginning of a group that is not complete."""
+        return self._search.read_rest(value)
+
+
 def find_all_matches(pattern: Pattern, text: str) -> Iterator[tuple[AnchorMatch, Mapping[str, str]]]:
     """Yield the matches of a whole text with their groups, from left to right.
 
     Raises:
         PatternError: the expression reads the same text too often.
     """
-    at = scanned = 0
-    while at < len(text):
-        search = ProgramSearch(pattern)
-        for place in range(at, len(text)):
-            search.feed(text[place], False)
-            scanned += 1
-            if search.found is not None and search.pending is None:
-                break
-        else:
-            search.feed("", True)
-        if (found := search.found) is None:
-            return
-        if scanned > MAX_SCANS * len(text) + MAX_PROGRAM:
-            raise PatternError("a regular expression takes too long")
-        yield found._replace(start=found.start + at, end=found.end + at), search.read_groups()
-        at += found.end
+    reader = MatchReader(pattern)
+    for at in range(0, len(text), SLICE):
+        yield from reader.feed(text[at : at + SLICE])
+    yield from reader.feed("", ended=True)

@@ -1,23 +1,26 @@
 """Splits a model's text into channels by the checkpoint's response template.
 
 The regions are those of transformers' ResponseParser for the whole text, however the text arrives. Text of content and
-of thoughts goes out as it comes, without the white space that the template strips. A call goes out when its region
-closes. A region that has no value is content, with its markers: transformers raises an error there. Knows no tokens.
+of thoughts goes out as it comes, without the white space that the template strips. So do the arguments of calls
+(early_calls.py). A region of which nothing was sent and that has no value is content, with its markers: transformers
+raises an error there. Knows no tokens.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from tailrace.text.response_templates.search import Anchor, Search, find_all_matches
+from tailrace.text.response_templates.early_calls import EarlyCalls
+from tailrace.text.response_templates.search import SLICE, Anchor, Search, find_all_matches
 from tailrace.text.response_templates.template import ResponseTemplate, TemplateField
-from tailrace.text.response_templates.values import list_calls, shape_value
 from tailrace.text.splitter import Segment, Splitter
 from tailrace.text.tool_parsers import ToolCall, ToolSchemas
 
 QUOTES = re.compile(r'\\.|"|\\', re.DOTALL)
-SLICE = 64  # characters that are searched at once, so that no text is searched again and again
 MAX_SCANS, FREE_SCANS = 32, 65536  # times that each character may be searched; searches that are free
+NO_GROUPS: Mapping[str, str] = MappingProxyType({})
 
 
 class TemplateSplitter(Splitter):
@@ -50,6 +53,10 @@ class TemplateSplitter(Splitter):
         self.thoughts.clear()
         self._gap.clear()
         self.calls = 0
+        if self._early is not None and self._field is not None:  # The prompt has the beginning of a call.
+            begun = self._early.body
+            self._early = EarlyCalls(self._field, self._mark, self._groups, self._declared, 0)
+            self._send_calls(self._early.feed(begun))
 
     @property
     def undecided(self) -> int:
@@ -66,7 +73,7 @@ class TemplateSplitter(Splitter):
         self._behind = 0
         self._advance("", ended=True)
         field, calls = self._field, self.calls
-        self._leave("")
+        self._leave("", cut)
         if cut and self.calls > calls and field is not None and field.parser.name != "json":
             self.cut_call = True
 
@@ -86,7 +93,7 @@ class TemplateSplitter(Splitter):
             if self._quoted.inside and self._channel == "tool" and not opened:
                 self._add_text(mark)
             else:
-                self._leave("" if opened else mark)
+                self._leave("" if opened else mark, groups={} if opened else groups)
             if opened:
                 self._enter(field, mark, groups)
             self._search(rest, ended)
@@ -135,37 +142,41 @@ class TemplateSplitter(Splitter):
     def _enter(self, field: TemplateField | None, mark: str, groups: dict[str, str]) -> None:
         """Enter a region."""
         self._field, self._mark, self._groups, self._fresh = field, mark, groups, True
-        self._body: list[str] = []
         self._quoted = Quotes()
         self._channel = "" if field is None else field.channel
+        self._early: EarlyCalls | None = None
+        if field is not None and self._channel == "tool" and "tool" not in self._raw:
+            self._early = EarlyCalls(field, mark, groups, self._declared, self.calls)
         self.thinking = self._channel == "reasoning" and "reasoning" not in self._raw
         if self._channel in self._raw:
             self._channel = "content"
             self._send_stripped("content", mark)
 
-    def _leave(self, mark: str) -> None:
-        """Leave the region, and enter the region outside of all others. mark: the closing marker."""
-        field, body = self._field, "".join(self._body)
-        if field is not None and field.channel in self._raw:
+    def _leave(self, mark: str, cut: bool = False, groups: Mapping[str, str] = NO_GROUPS) -> None:
+        """Leave the region, and enter the region outside of all others.
+
+        mark, groups: the closing marker and its groups. cut: a limit ended the text.
+        """
+        if self._field is not None and self._field.channel in self._raw:
             self._send_stripped("content", mark)
-        elif field is not None and self._channel == "tool" and (self._mark or body.strip()):
-            try:
-                value = shape_value(field.parser.parse(body), field.transform, field.each, self._groups)
-                for name, arguments in list_calls(value, self._declared):
-                    self._segments.append(Segment("tool", call=ToolCall(self.calls, name)))
-                    self._segments.append(Segment("tool", call=ToolCall(self.calls, arguments=arguments)))
-                    self.calls += 1
-            except ValueError:
-                self._send_stripped("content", self._mark + body + mark)
+        elif (early := self._early) is not None:
+            parts, rest = early.finish(mark, groups, cut)
+            self._send_calls(parts)
+            self.cut_call |= early.unfinished
+            self._send_stripped("content", rest)
         self._enter(self._template.implicit, "", {})
+
+    def _send_calls(self, parts: list[ToolCall]) -> None:
+        self._segments += [Segment("tool", call=part) for part in parts]
+        self.calls = max([self.calls, *(part.place + 1 for part in parts)])
 
     def _add_text(self, text: str) -> None:
         """Add text to the region. The buffer has the text after it."""
         field = self._field
         if not text or field is None:
             return
-        if self._channel == "tool":
-            self._body.append(text)
+        if self._early is not None:
+            self._send_calls(self._early.feed(text))
             if field.parser.name == "json" and not field.parser.options:
                 self._quoted.read(text)
         elif self._channel and field.parser.strips:

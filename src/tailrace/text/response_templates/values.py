@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from tailrace.text.response_templates.json_reader import SURROGATE, convert_python_calls
 from tailrace.text.response_templates.pattern import Pattern
 from tailrace.text.response_templates.search import find_all_matches
 from tailrace.text.tool_parsers import ToolSchemas
+from tailrace.text.tool_parsers.call_parser import in_json
 from tailrace.text.tool_parsers.resolve import ANYTHING
 from tailrace.text.tool_parsers.values import json_of
 
 PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-BARE_KEY = re.compile(r"(?<=[{,])(\w+):")
+BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|(?<=[{,])(\s*)(\w+)(\s*):', re.DOTALL)
+PYTHON_CALLS = "python-call-list"
 STREAMED = ("text", "int", "float", "bool")
 
 
@@ -55,9 +58,11 @@ def parse_json(text: str, parser: ContentParser) -> Any:
     for opening, closing in options.get("string_delims", []):
         parts = [piece for held, rest in parts for piece in take_strings(held, rest, opening, closing)]
     if options.get("unquoted_keys"):
-        parts = [(held, BARE_KEY.sub(r'"\1":', rest)) for held, rest in parts]
+        parts = [(held, BARE_KEY.sub(quote_key, rest)) for held, rest in parts]
+    strict = bool(options.get("allow_non_json"))  # Else a line break in a string is no damage.
     try:
-        return json.loads("".join(held + rest for held, rest in parts), parse_constant=refuse_constant)
+        whole = "".join(held + rest for held, rest in parts)
+        return json.loads(whole, parse_constant=refuse_constant, strict=strict)
     except (ValueError, RecursionError) as error:
         if options.get("allow_non_json"):
             return parse_text(text, parser)
@@ -74,6 +79,11 @@ def take_strings(held: str, text: str, opening: str, closing: str) -> list[tuple
         pieces.append((held, text[at:begin]))
         held, at = json.dumps(text[begin + len(opening) : end]), end + len(closing)
     return [*pieces, (held, text[at:])]
+
+
+def quote_key(found: re.Match[str]) -> str:
+    """Return a key in quotes, and a string as it is."""
+    return found[0] if found[2] is None else f'{found[1]}"{found[2]}"{found[3]}:'
 
 
 def refuse_constant(name: str) -> None:
@@ -116,6 +126,7 @@ CONTENT_PARSERS: dict[str, Callable[[str, ContentParser], Any]] = {
     "json": parse_json,
     "xml-inline": parse_tags,
     "kv-lines": parse_lines,
+    PYTHON_CALLS: lambda text, parser: json.loads(convert_python_calls(text)),
 }
 
 
@@ -161,10 +172,21 @@ def list_calls(value: Any, declared: ToolSchemas) -> list[tuple[str, str]]:
         arguments = function.get("arguments", {})
         if isinstance(arguments, dict):
             arguments = {key: cast_value(item, name, key, declared) for key, item in arguments.items()}
-        calls.append((name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)))
+        calls.append((name, arguments if isinstance(arguments, str) else write_json(arguments)))
     if not calls:
         raise ValueError("no calls")
     return calls
+
+
+def write_json(value: Any) -> str:
+    """Return the value as JSON. Half of a surrogate pair is U+FFFD.
+
+    Raises:
+        ValueError: a number is too large.
+    """
+    if isinstance(value, str):
+        return in_json(SURROGATE.sub("\ufffd", value))
+    return SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def cast_value(value: Any, name: str, key: str, declared: ToolSchemas) -> Any:

@@ -178,10 +178,10 @@ class Client(LocalClient):
         super().__init__(agent)
         self.agent = agent
 
-    def _send_message(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
             self.agent.hear(message.prompt)
-        super()._send_message(message)
+        super().send(message)
 
 
 async def main(port: int) -> None:

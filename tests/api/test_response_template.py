@@ -16,7 +16,6 @@ from api.test_forced_tools import ASKED, SCHEMAS, Vocabulary
 from tailrace.api.response_template import choose_template
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.text.response_templates.named_calls import make_named_calls
 from tailrace.text.response_templates.splitter import TemplateSplitter
 from tailrace.text.response_templates.template import load_template
 from tailrace.text.tokenizer import Tokenizer
@@ -155,15 +154,19 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(name: str, marked: 
     "pattern",
     [
         r"<f=(?P<name>\w+)",
-        r"<f=(?P<name>\w+)x>",
+        r"<f=(?P<name>\w+)x\w",
         r"(?P<name>\w+)>",
-        r"<f(?P<name>\w+|x)>",
+        r"<f(?P<name>\w+>)",
         r"<(?P<name>[^>]+)>.*",
         "<x>",
     ],
 )
 def test_an_unclear_opening_gives_no_grammar(pattern: str) -> None:
-    assert make_named_calls(pattern, "</f>") is None
+    name = "{name}" if "name" in pattern else "f"
+    transform = {"function": {"name": name, "arguments": "{content}"}}
+    calls = NAMED["fields"]["tool_calls"] | {"open_pattern": pattern, "transform": transform}
+    template = load_template(SPEC | {"fields": SPEC["fields"] | {"tool_calls": calls}}, "template")
+    assert template.make_tools() is None
 
 
 async def test_a_name_that_the_template_cannot_read_is_refused(tokenizer: Tokenizer) -> None:

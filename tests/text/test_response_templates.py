@@ -128,7 +128,7 @@ def ask_oracle(spec: dict[str, Any], text: str, prefix: str) -> dict[str, list[A
     try:
         events = (parser.initial_events and []) or parser.feed(text)
         events += parser.finalize()[1]
-    except ValueError:
+    except (ValueError, KeyError):
         return None
     found: dict[str, list[Any]] = {"content": [], "reasoning_content": [], "tool_calls": []}
     for event in events:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from tailrace.text.response_templates.marker_parts import read_parts, split_marker
 from tailrace.text.response_templates.pattern import MAX_PROGRAM, Pattern, PatternError, Saves
 from tailrace.text.tool_parsers.call_parser import partial_marker
 
 SLICE = 64  # characters that are searched at once
 MAX_SCANS = 16  # times that each character of a value may be read
-ESCAPED = re.compile(r"\\(\W)")
-PLAIN = re.compile(r"(?:\\\W|[^\\\[\](){}.*+?^$|])+")  # an expression of one text
+Texts = tuple[tuple[str, ...], ...]
 
 
 class AnchorMatch(NamedTuple):
@@ -151,11 +150,16 @@ class Anchor(NamedTuple):
     pattern: Pattern | None = None
 
     def get_literal(self) -> str | None:
-        """Return the single text that the anchor is, without white space before it; None if it may be several."""
+        """Return the single text that the anchor is, without white space around it; None if it may be several."""
+        found = self.list_texts()
+        return found[0][0] if found is not None and len(found) == len(found[0]) == 1 else None
+
+    def list_texts(self) -> Texts | None:
+        """Return the alternatives, each as texts between which white space may stand; None if there are others."""
         if self.pattern is None:
-            return self.literals[0] if len(self.literals) == 1 else None
-        source = self.pattern.source.removeprefix(r"\s*")
-        return ESCAPED.sub(r"\1", source) if PLAIN.fullmatch(source) else None
+            return tuple((text,) for text in self.literals)
+        texts = split_marker(read_parts(self.pattern.source))
+        return None if texts is None else (texts,)
 
     def search(self) -> Search:
         """Return a new search."""

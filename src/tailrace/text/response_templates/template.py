@@ -8,9 +8,11 @@ from typing import Any, Literal, NamedTuple
 
 from tailrace.errors import ModelLoadError
 from tailrace.text.reasoning import ReasoningFormat
-from tailrace.text.response_templates.named_calls import make_named_calls
+from tailrace.text.response_templates.call_grammar import TemplateCalls, split_opening
+from tailrace.text.response_templates.dialect_arguments import DialectArguments, PlainArguments, write_object
 from tailrace.text.response_templates.pattern import Pattern, PatternError
-from tailrace.text.response_templates.search import Anchor
+from tailrace.text.response_templates.search import Anchor, Texts
+from tailrace.text.response_templates.tag_arguments import make_arguments
 from tailrace.text.response_templates.values import CONTENT_PARSERS, PLACEHOLDER, STREAMED, ContentParser
 from tailrace.text.tool_parsers import TOOL_FORMATS, ToolFormat
 from tailrace.text.tool_parsers.wrapped import JsonCalls
@@ -62,45 +64,66 @@ class ResponseTemplate(NamedTuple):
     def make_tools(self) -> ToolFormat | None:
         """Return the format of calls, for grammars; None if no grammar follows from the template."""
         field = next((field for field in self.fields if field.channel == "tool"), None)
-        if field is None or field.open is None or field.close is None or field.parser.name != "json" or field.each:
+        if field is None or field.open is None or field.close is None:
             return None
-        opening, closing = field.open.get_literal(), field.close.get_literal()
-        if closing is None or field.parser.options:
+        closings = field.close.list_texts()
+        if closings is None:
             return None
+        marker = closings[0][-1]
+        opening = field.open.get_literal()
         if opening is None:
-            return self._make_named_tools(field, closing)
-        match field.transform:
-            case {"function": "{content}"}:
-                keys = ["name", "arguments"]
-            case {"function": {"name": str(name), "arguments": str(arguments)}}:
-                found = [re.fullmatch(r"\{content\.(\w+)\}", text) for text in (name, arguments)]
-                keys = [one[1] for one in found if one]
-            case _:
-                return None
-        if len(keys) != 2:
-            return None
-        pairs = ((opening, closing),)
-        head = f'{{"{keys[0]}": "NAME", "{keys[1]}": '
-        for known in TOOL_FORMATS.values():  # with the line breaks that such models write
-            if isinstance(known.shape, JsonCalls) and known.markers == pairs and known.shape.head == head:
-                return known
-        return ToolFormat(JsonCalls(pairs, head, listed=False, apart=True, between="\n"), pairs, (), MODELS)
+            shape = self._make_named_calls(field, closings)
+            return None if shape is None else ToolFormat(shape, ((shape.opening, marker),), (), MODELS)
+        return make_keyed_format(field, opening, closings)
 
-    def _make_named_tools(self, field: TemplateField, closing: str) -> ToolFormat | None:
-        """Return the format of calls whose names are in the opening pattern; None if no grammar follows."""
+    def _make_named_calls(self, field: TemplateField, closings: Texts) -> TemplateCalls | None:
+        """Return calls whose names are in the opening pattern; None if no grammar follows."""
         pattern = field.open.pattern if field.open else None
-        found = make_named_calls(pattern.source, closing) if pattern else None
-        if found is None:
+        parts = split_opening(pattern) if pattern and not field.each else None
+        arguments = make_arguments(field.parser, closings)
+        if parts is None or arguments is None:
             return None
-        group, shape = found
+        opening, head, group, middle = parts
         match field.transform:
             case {"function": {"name": str(name), "arguments": "{content}"}} if name == f"{{{group}}}":
-                return ToolFormat(shape, ((shape.opening, closing),), (), MODELS)
+                shape = TemplateCalls(opening, head, middle, arguments, "", closings[0], pattern, group)
+                return shape if shape.reads_name("name") else None
         return None
 
     def list_marks(self, special: list[str]) -> tuple[str, ...]:
         """Return the special tokens that the template names. The parser must see them in the text."""
         return tuple(mark for mark in special if mark in self.source)
+
+
+def make_keyed_format(field: TemplateField, opening: str, closings: Texts) -> ToolFormat | None:
+    """Return the format of calls that are objects with the name and the arguments; None if no grammar follows."""
+    match field.transform:
+        case None:
+            keys = ["function", "name", "arguments"]
+        case {"function": "{content}"} if not field.each:
+            keys = ["name", "arguments"]
+        case {"function": {"name": str(name), "arguments": str(arguments)}}:
+            root = "" if field.each else r"content\."
+            found = [re.fullmatch(rf"\{{{root}(\w+)\}}", text) for text in (name, arguments)]
+            keys = [one[1] for one in found if one]
+        case _:
+            return None
+    if len(keys) < 2 or field.parser.name != "json":
+        return None
+    pairs, options = ((opening, closings[0][-1]),), field.parser.options
+    if not options and len(keys) == 2 and len(closings[0]) == 1:
+        head = f'{{"{keys[0]}": "NAME", "{keys[1]}": '
+        for known in TOOL_FORMATS.values():  # with the line breaks that such models write
+            own = known.shape
+            if isinstance(own, JsonCalls) and (known.markers, own.head, own.listed) == (pairs, head, field.each):
+                return known
+        between = ", " if field.each else "\n"
+        return ToolFormat(JsonCalls(pairs, head, field.each, not field.each, between=between), pairs, (), MODELS)
+    arguments = make_arguments(field.parser, closings)
+    if field.each or not isinstance(arguments, PlainArguments | DialectArguments):
+        return None
+    head, middle, tail = write_object(keys, arguments.marks, arguments.bare)
+    return ToolFormat(TemplateCalls(opening, (head,), (middle,), arguments, tail, closings[0]), pairs, (), MODELS)
 
 
 def load_template(spec: Any, where: str) -> ResponseTemplate:

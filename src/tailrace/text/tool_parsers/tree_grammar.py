@@ -100,11 +100,16 @@ class Tree:
             return " | ".join(self.value(plain | {"type": kind}, root, field) for kind in sorted(kinds))
         raise not_expressible(field, "a value of which the schema does not say what it is")
 
+    @staticmethod
+    def is_key(name: str) -> bool:
+        """Return whether a property may have this name."""
+        return bool(name) and name != "item" and KEY.fullmatch(name) is not None
+
     def object(self, parameters: ParameterList, field: str) -> str:
         """Return the grammar of an object with the properties that it declares."""
         fields = []
         for name, inner, required in parameters.fields:
-            if not KEY.fullmatch(name) or not name or name == "item":
+            if not self.is_key(name):
                 raise not_expressible(field, f"the name {format_json(name)}")
             fields.append((name, self.value(inner, inner, f"{field}.{name}"), required))
         self._objects += 1

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tailrace.text.tool_parsers.argument_stream import ArgumentStream, ArgumentText
+from tailrace.text.tool_parsers.brace_grammar import Braces
 from tailrace.text.tool_parsers.call_object import skip_braces
 from tailrace.text.tool_parsers.call_parser import (
     WHITE,
@@ -25,13 +26,11 @@ from tailrace.text.tool_parsers.json_quotes import FENCE, OPENINGS, StringPlace
 from tailrace.text.tool_parsers.json_strings import json_string, json_text
 from tailrace.text.tool_parsers.lookahead import COMMAS, END, Part, match_sequences
 from tailrace.text.tool_parsers.resolve import Declared
-from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, Tree, bounds_of, join_optional_parts, repeat_counted
+from tailrace.text.tool_parsers.tree_grammar import KEY, MAX_DEPTH, bounds_of
 from tailrace.text.tool_parsers.unquoted import Tail, text_terminals
 from tailrace.text.tool_parsers.values import json_of
 
 BARE = re.compile(r"[^,}\]\[{\"<]*")
-
-SCALAR = {"type": ["number", "boolean", "null"]}
 IN_LIST = (WHITE, ",")
 
 
@@ -203,31 +202,11 @@ class Gemma(NamedTuple):
         def write_string(schema: Mapping[str, Any], id: str, field: str) -> str:
             return f"{quote} {text_terminals(writer, schema, id, field, bounds, tails)['quoted']}"
 
-        def write_object(fields: list[tuple[str, str, bool]], id: str) -> str:
-            parts = [(f"{quote_literal(f'{name}:')} {value}", required) for name, value, required in fields]
-            return f'"{{" {join_optional_parts(writer, parts, id)} "}}"'
-
-        def write_array(item: str, schema: Mapping[str, Any]) -> str:
-            return f'"[" {repeat_counted(item, schema, quote_literal(","))} "]"'
-
-        free = self.anything(writer, write_string({"type": "string"}, "FREE", ""))
-        tree = Tree(writer, write_string, write_object, write_array, free=free)
+        any_key = writer.rule("ANY_KEY", "/[A-Za-z0-9_.$\\-]+/")
+        tree = Braces(write_string, lambda name: quote_literal(f"{name}:"), f'{any_key} ":"').make_tree(writer)
 
         def write_function(function: Function) -> str:
-            arguments = free["object"] if function.loose else tree.arguments(function)
+            arguments = tree.free["object"] if function.loose else tree.arguments(function)
             return f"{quote_literal(f'call:{function.name}')} {arguments}"
 
         return CallGrammar(self.opening, f"{writer.write_calls(write_function, f'{closing} {opening}')} {closing}")
-
-    def anything(self, writer: GrammarWriter, text: str) -> dict[str, str]:
-        """Return the rules of objects and lists with any values. `text`: the grammar of a text."""
-        key, scalar = (
-            writer.rule("ANY_KEY", "/[A-Za-z0-9_.$\\-]+/"),
-            writer.rule("any_scalar", writer.write_json(SCALAR)),
-        )
-        value = writer.rule("any_value", f"{text} | {scalar} | any_object | any_list")
-        pair = writer.rule("any_pair", f'{key} ":" {value}')
-        return {
-            "object": writer.rule("any_object", f'"{{" ({pair} ("," {pair})*)? "}}"'),
-            "array": writer.rule("any_list", f'"[" ({value} ("," {value})*)? "]"'),
-        }

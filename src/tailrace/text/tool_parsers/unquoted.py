@@ -39,10 +39,15 @@ def without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Bounds(NamedTuple):
-    """A pattern of what a text can't hold. `id`: a suffix for the names of rules."""
+    """A pattern of what a text can't hold.
+
+    - `id`: a suffix for the names of rules.
+    - `edges`: a terminal that the whole text must match, or the empty string.
+    """
 
     pattern: str
     id: str = "0"
+    edges: str = ""
 
     def write_outside(self, writer: GrammarWriter, closed: bool) -> str:
         """Return a terminal of texts with their tails that hold no match. `closed`: a match may be at the end.
@@ -77,8 +82,10 @@ def text_terminals(
     """
     lark = writer.find_text(schema, in_json=False)
     forms = [lark] if lark else list(write_alternatives(schema, field, bounds.pattern))
-    plain = forms == [f"/{ANY}/"]
+    plain = forms == [f"/{ANY}/"] and not bounds.edges
     text = "" if plain else writer.rule(f"TEXT_{id}", " | ".join(forms))
+    if bounds.edges:
+        text = writer.rule(f"EDGED_{id}", f"{text} & {bounds.edges}")
     found: dict[str, str] = {}
     for name, (pattern, rest, closed) in tails.items():
         bound = bounds.write_outside(writer, closed)

@@ -145,9 +145,23 @@ def guarded(serve: Callable[..., contextlib.AbstractContextManager[Server]]) -> 
 
 @pytest.fixture(scope="session")
 def agent(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model that plays an agent's part: see scripted_agent.py."""
-    here = Path(__file__).resolve().parent
-    log, port = tmp_path_factory.mktemp("agent") / "log", free_port()
+    """A model that plays an agent's part: see scripted_agent.py. It must have logged no traceback."""
+    with run_scripted_model(command, tmp_path_factory.mktemp("agent") / "log") as server:
+        yield server
+    assert "Traceback" not in server.log.read_text(), server.log.read_text()
+
+
+@pytest.fixture
+def failing_agent(command: Path, tmp_path: Path) -> Iterator[Server]:
+    """The same model, for answers that fail."""
+    with run_scripted_model(command, tmp_path / "log") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def run_scripted_model(command: Path, log: Path) -> Iterator[Server]:
+    """Run scripted_agent.py as long as the block lasts."""
+    here, port = Path(__file__).resolve().parent, free_port()
     with log.open("wb") as out:
         process = subprocess.Popen(
             [command.parent / "python", here / "scripted_agent.py", str(port)],
@@ -163,7 +177,6 @@ def agent(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    assert "Traceback" not in log.read_text(), log.read_text()
 
 
 def install_packages(source: Path) -> Path:

@@ -8,7 +8,7 @@ tests/ on its path; the first argument is the port.
                          finds the formats of thoughts and calls by itself. Conversations have a script.
     POST /script         what the model answers from now on: a JSON list with an answer for each turn of the
                          conversation, {"thought": str, "calls": [[name, arguments], ...], "text": str}. A script with
-                         calls is for prompts with tools.
+                         calls is for prompts with tools. With "fails": true, the model fails behind the answer.
     GET  /prompts        the prompts that the script has answered
 
 It writes calls as tests/tool_examples.py does, so a format needs nothing here but its entry there. A user who says
@@ -54,6 +54,7 @@ TEMPLATE = (
 HEAD = "[[{{ messages | selectattr('role', 'equalto', 'assistant') | list | length }}{{ ' tools' if tools else '' }}]]"
 HEADED = re.compile(rb"\[\[(\d+)( tools)?\]\]")
 CITY = "Paris"
+FAILURE = b"\xff"  # no part of a text
 REPORT = {"city": CITY, "weather": "sunny"}
 
 
@@ -130,6 +131,8 @@ class Agent:
         keys = (key_of(ids, length) for length in self.lengths if length <= len(ids))
         key = next(key for key in keys if key in self.answers)
         answer, said = self.answers[key], len(ids) - key[0]
+        if answer[said:] == FAILURE:
+            raise RuntimeError("the scripted model fails here, as it was told to")
         logits = torch.zeros(VOCAB)
         logits[answer[said] if said < len(answer) else EOS] = 50.0
         return logits
@@ -155,7 +158,8 @@ class Agent:
         opened = prompt.rstrip().endswith(b"<think>")
         thought = thought_text(self.form, turn.get("thought", ""), opened)
         calls = [(name, arguments) for name, arguments in turn.get("calls", ())]
-        return (thought + (calls_text(self.form, calls) if calls else said_text(self.form, turn["text"]))).encode()
+        text = calls_text(self.form, calls) if calls else said_text(self.form, turn["text"])
+        return (thought + text).encode() + FAILURE * bool(turn.get("fails"))
 
     def becomes(self, form: str, service: Service, template: str = "") -> None:
         """Another model, in the same process: another way to write, another template."""

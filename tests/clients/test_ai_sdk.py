@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,23 @@ OBJECTS = ("object", "output")
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def sdk(request: pytest.FixtureRequest) -> Path:
-    """A folder with the packages and the script."""
+    """A folder with the packages and the scripts."""
     folder = install_packages(HERE / request.param)
-    shutil.copy(HERE / "agent.mjs", folder)
+    for script in HERE.glob("*.mjs"):
+        shutil.copy(script, folder)
     return folder
 
 
-def test_every_provider_completes_its_conversations(sdk: Path, agent: Server):
-    agent.post("/format/hermes")
-    ran = subprocess.run(["node", "agent.mjs", agent.url, NAME], cwd=sdk, capture_output=True, text=True, timeout=1800)
+def run_script(sdk: Path, name: str, server: Server) -> list[dict[str, Any]]:
+    """Run a script. Return the JSON lines that it prints."""
+    server.post("/format/hermes")
+    ran = subprocess.run(["node", name, server.url, NAME], cwd=sdk, capture_output=True, text=True, timeout=1800)
     assert ran.returncode == 0, ran.stderr
-    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def test_every_provider_completes_its_conversations(sdk: Path, agent: Server):
+    told = run_script(sdk, "agent.mjs", agent)
     assert not [one for one in told if "error" in one]
     outcomes = {(one["api"], one["how"], one["what"]): one for one in told}
     assert len(outcomes) == len(APIS) * 2 * len(TALKS + OBJECTS)
@@ -52,3 +59,15 @@ def test_every_provider_completes_its_conversations(sdk: Path, agent: Server):
                 assert (thought["thought"], steps["thought"]) == ("hm", "Both, at once.")
             for what in OBJECTS:
                 assert outcomes[api, how, what]["object"] == {"city": "Paris", "weather": "sunny"}
+
+
+def test_a_failed_answer_reaches_the_user_as_an_error(sdk: Path, failing_agent: Server):
+    outcomes = {(one["api"], one["how"], one["what"]): one for one in run_script(sdk, "failures.mjs", failing_agent)}
+    assert len(outcomes) == len(APIS) * 2 * 3
+    for (api, how, what), one in outcomes.items():
+        if what == "limit":
+            assert (one["text"], one["finishReason"], one["errors"]) == ("A long", "length", []), (api, how)
+        else:
+            assert "the scripted model fails here" in " ".join(one["errors"]), (api, how, what)
+            assert one["text"] == ("Half an answer" if (what, how) == ("late", "streamed") else ""), (api, how, what)
+            assert one.get("finishReason", "error") == "error", (api, how, what)

@@ -200,24 +200,50 @@ def test_a_template_with_other_parts_has_no_grammar(field: dict[str, Any]) -> No
     assert template.make_tools() is None
 
 
-@pytest.mark.parametrize("how", ["text", "token", "special"])
-@pytest.mark.parametrize("name", ["lines", "spaces", "values", "marks", "bare"])
-def test_texts_between_the_markers_are_free(name: str, how: str) -> None:
-    """Only what would be read otherwise can't be said: not a similar tag, a quote or another text."""
+WRITTEN = {  # a call with a text, as the grammar has it
+    "lines": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "spaces": "<tool_call>\n<function=f>\n<parameter=a>{}</parameter></function></tool_call>",
+    "values": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "marks": '<|tool>call:f:{{a:<|"|>{}<|"|>}}<tool|>',
+    "bare": '<|tool>call:f:{{a:"{}"}}<tool|>',
+}
+
+
+def accepts(name: str, how: str, schema: dict[str, Any], said: str) -> bool:
     template, _ = load(name)
     form = template.make_tools()
     assert form is not None
-    words, asked = (
-        vocabulary(name, form, how),
-        [tool("f", {"properties": {"a": {"type": "string"}}, "required": ["a"]})],
-    )
+    words, asked = vocabulary(name, form, how), [tool("f", {"properties": {"a": schema}, "required": ["a"]})]
     grammar = forced_grammar(form, GrammarWriter(functions_of(asked), words.tokenizer))
+    return words.accepts(grammar, WRITTEN[name].format(said))
+
+
+@pytest.mark.parametrize("how", ["text", "token", "special"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_texts_between_the_markers_are_free(name: str, how: str) -> None:
+    """Only what would be read otherwise can't be said: not a similar tag, a quote or another text."""
     said = 'def f():\n    return "</b>" < 1, x\\n, {a: 1}  # é'
-    texts = {
-        "lines": f"<tool_call>\n<function=f>\n<parameter=a>\n{said}\n</parameter>\n</function>\n</tool_call>",
-        "spaces": f"<tool_call>\n<function=f>\n<parameter=a>{said}</parameter></function></tool_call>",
-        "values": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{said}</arg_value>\n</tool_call>",
-        "marks": f'<|tool>call:f:{{a:<|"|>{said}<|"|>}}<tool|>',
-        "bare": f"<|tool>call:f:{{a:{json.dumps(said, ensure_ascii=False)}}}<tool|>",
-    }
-    assert words.accepts(grammar, texts[name])
+    assert accepts(
+        name, how, {"type": "string"}, json.dumps(said, ensure_ascii=False)[1:-1] if name == "bare" else said
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "said"),
+    [
+        ("lines", {"type": "string"}, "a</parameter>b"),
+        ("lines", {"type": "string"}, "a</function>\n</tool_call>"),
+        ("spaces", {"type": "string"}, "a "),
+        ("spaces", {"type": "string"}, "\u00a0a"),
+        ("values", {"type": "string"}, "12"),
+        ("values", {"type": "string"}, "null"),
+        ("values", {"type": "string"}, "[1]"),
+        ("values", {"type": "array"}, '["</arg_value>"]'),
+        ("values", {"type": "array", "items": {"type": "string"}}, '["a</tool_call>"]'),
+        ("marks", {"type": "string"}, 'a<|"|>,b:<|"|>'),
+        ("marks", {"type": "string"}, "a<tool|>"),
+        ("bare", {"type": "string"}, "a<tool|>"),
+    ],
+)
+def test_a_text_that_would_be_read_otherwise_is_not_admitted(name: str, schema: dict[str, Any], said: str) -> None:
+    assert not accepts(name, "text", schema, said)

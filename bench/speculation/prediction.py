@@ -8,7 +8,8 @@ file, which the n-gram drafter searches too.
 The forward pass of a step is not computed. It counts as --step-ms, and --token-ms for each of its tokens, as on a GPU
 whose steps read the weights. Everything else is real (scheduling, drafting, verification, sampling over the whole
 vocabulary), and counts with the processor time that it takes in the engine's thread. So other processes on the machine
-hardly change the figures. With --step-ms 0 the model itself computes each step, and the clock is the wall's.
+hardly change the figures. With --step-ms 0 the model itself computes each step, and the clock is the wall's. With
+--processor-time, too, it is the processor time of the whole process, which with one thread is that of an idle machine.
 
 Time is from the first token of the answer to its last one. The four ways take turns, and every ratio is against the
 plain way in the same round.
@@ -62,6 +63,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=10.0, help="of a step; 0: the model's own time")
     parser.add_argument("--token-ms", type=float, default=0.1, help="more for each token of a step")
+    parser.add_argument("--processor-time", action="store_true", help="of the model, on a machine that others use")
     parser.add_argument("--max-drafts", type=int, default=8, help="of the n-gram drafter")
     parser.add_argument("--model", help="folder or hub id; the small default model")
     parser.add_argument("--dtype", default="bfloat16")
@@ -148,9 +150,8 @@ class TimedRunner(ScriptedRunner):
 class ScriptedAnswers:
     """An engine whose model is made to write a given answer."""
 
-    def __init__(self, engine: Engine, clock: Clock | None) -> None:
-        self.engine, self.number = engine, 0
-        self.read_clock = time.perf_counter if clock is None else clock.perf_counter
+    def __init__(self, engine: Engine, read_clock: Callable[[], float]) -> None:
+        self.engine, self.number, self.read_clock = engine, 0, read_clock
         self.forward, engine.runner.forward = engine.runner.forward, self.run_step  # type: ignore[method-assign]
         self.prompt: list[int] = []
         self.answer: list[int] = []
@@ -234,14 +235,17 @@ def main(argv: list[str] | None = None) -> int:
     clock = Clock() if args.step_ms else None
     if clock is not None:
         step.time = speculation.time = clock  # type: ignore[assignment]
+    wall = time.process_time if args.processor_time else time.perf_counter
+    read_clock = wall if clock is None else clock.perf_counter
     engines: dict[Name, ScriptedAnswers] = {
-        n: ScriptedAnswers(make_engine(args, local.folder, clock, n), clock) for n in DRAFTERS
+        n: ScriptedAnswers(make_engine(args, local.folder, clock, n), read_clock) for n in DRAFTERS
     }
     engines["none"].write([1, 2, 3], list(range(5, 105)), [])  # warm up
     engines["ngram"].write([1, 2, 3], list(range(5, 105)), [])
     results = [row for edit in args.edits for row in measure_edit(engines, tokenizer, args, edit)]
     about = machine()
     cost = f"{args.step_ms} ms a step and {args.token_ms} ms a token" if args.step_ms else f"{args.threads} threads"
+    cost += ", processor time" if args.processor_time else ""
     print(f"{about['cpu']}, {local.name}, {cost}, {args.rounds} rounds in turns")
     print("ratios: of the plain way's steps and time to this way's, in the same round, median")
     print(table(results))

@@ -226,3 +226,18 @@ def test_a_call_that_the_prompt_began_has_its_name() -> None:
     template = load_template(SPECS["json"], "template")
     splitter = TemplateSplitter(template, 'assistant:<call>{"name": "f", "arguments": {"text": "ab')
     assert gather(splitter.feed('c"}}</call>'))["calls"] == [["f", '{"text": "abc"}']]
+
+
+@pytest.mark.parametrize("name", ["tags", "tags of values", "lines", "named json", "dialect", "python"])
+@pytest.mark.parametrize("number", ["1e999", "9" * 5000])
+def test_a_number_that_no_float_holds_ends_nothing(name: str, number: str) -> None:
+    calls = (
+        write_call(name, {"text": "a"}, random.Random(0))
+        .replace('"a"', f"[{number}]")
+        .replace("<q>a<q>", f"[{number}]")
+    )
+    text = calls.replace(">a<", f"><p=many>[{number}]<").replace(" : a", f" : [{number}]").replace("='a", f"={number}")
+    for tools in ([], TOOLS):
+        whole = split_calls(SPECS[name], [text], tool_schemas(tools))
+        assert split_calls(SPECS[name], list(text), tool_schemas(tools)) == whole
+        assert whole["calls"] or number in whole["content"]

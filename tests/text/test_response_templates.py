@@ -273,4 +273,4 @@ def test_formats_for_budgets_and_grammars_follow() -> None:
     assert (form.opening, form.closing) == ("<think>", "</think>")
     assert tools is not None
     assert tools.markers == (("<tool_call>", "</tool_call>"),)
-    assert load_template(SPECS["xml-implicit"], "template").make_tools() is None
+    assert load_template(SPECS["lines-implicit"], "template").make_tools() is None

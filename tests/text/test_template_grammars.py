@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from api.test_forced_tools import Vocabulary, tool
@@ -125,23 +125,24 @@ def test_every_text_is_a_call_that_fits(name: str, how: str, parameters: dict[st
     assert form is not None
     words, asked = vocabulary(name, form, how), [tool("f", schema), tool("stop", {"properties": {}})]
     text = words.walk(forced_grammar(form, GrammarWriter(functions_of(asked), words.tokenizer)), seed)
+    assume(not re.search(r"[eE]\+?\d{3}", text))  # a number that no float holds
     ours = split_calls(spec, [text], tool_schemas(asked))
     assert not ours["content"].strip(), text
     assert split_calls(spec, list(text), tool_schemas(asked)) == ours
     found = [(called, json.loads(arguments)) for called, arguments in ours["calls"]]
     assert found
     theirs = (
-        [(one["name"], one["arguments"]) for one in read_theirs(spec, text, asked)] if can_ask(name, text) else found
+        [(one["name"], one["arguments"]) for one in read_theirs(spec, text, asked)] if can_ask(name, found) else found
     )
     assert found == theirs, text
     for called, arguments in theirs:
         jsonschema.validate(arguments, schema if called == "f" else {"maxProperties": 0})
 
 
-def can_ask(name: str, text: str) -> bool:
+def can_ask(name: str, found: Any) -> bool:
     """transformers ends a region at a closing marker within a JSON string, and 5.23 changes texts like keys."""
     if name in ("no transform", "list"):
-        return text.count("</call>") == text.count("<call>")
+        return "</call>" not in json.dumps(found)
     return name not in NEWER or chat_parsing.content_parsers.__dict__.get("_python_call_list") is not None
 
 

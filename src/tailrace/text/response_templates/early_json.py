@@ -130,4 +130,9 @@ def send_value(reader: JsonReader, call: ArgumentStream, key: str) -> Parsing[No
         return
     yield from JsonReader(reader.parser, reader.dialect).read_value(parts.append)  # whose brackets are not sent
     written = "".join(parts)
-    call.add(key, cast_json(json.loads(written), call, key) if begins == "[" else written)
+    if begins == "[":
+        try:
+            written = cast_json(json.loads(written), call, key)
+        except (ValueError, RecursionError) as error:
+            raise NotACallError(str(error)) from error
+    call.add(key, written)

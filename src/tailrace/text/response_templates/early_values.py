@@ -81,5 +81,12 @@ class EarlyValue:
 
 
 def cast_json(value: Any, call: ArgumentStream, key: str) -> str:
-    """Return an argument as JSON of the declared type."""
-    return write_json(cast_value(value, call.name, key, call.parser.tools))
+    """Return an argument as JSON of the declared type.
+
+    Raises:
+        NotACallError: a number is too large.
+    """
+    try:
+        return write_json(cast_value(value, call.name, key, call.parser.tools))
+    except ValueError as error:
+        raise NotACallError(str(error)) from error

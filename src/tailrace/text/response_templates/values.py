@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ def parse_json(text: str, parser: ContentParser) -> Any:
     strict = bool(options.get("allow_non_json"))  # Else a line break in a string is no damage.
     try:
         whole = "".join(held + rest for held, rest in parts)
-        return json.loads(whole, parse_constant=refuse_constant, strict=strict)
+        return json.loads(whole, parse_constant=refuse_constant, parse_float=read_float, strict=strict)
     except (ValueError, RecursionError) as error:
         if options.get("allow_non_json"):
             return parse_text(text, parser)
@@ -84,6 +85,13 @@ def take_strings(held: str, text: str, opening: str, closing: str) -> list[tuple
 def quote_key(found: re.Match[str]) -> str:
     """Return a key in quotes, and a string as it is."""
     return found[0] if found[2] is None else f'{found[1]}"{found[2]}"{found[3]}:'
+
+
+def read_float(text: str) -> float:
+    """Return a number. Refuse one that no float holds."""
+    if math.isinf(number := float(text)):
+        raise ValueError(text)
+    return number
 
 
 def refuse_constant(name: str) -> None:

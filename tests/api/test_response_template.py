@@ -153,7 +153,7 @@ def test_every_text_of_the_grammar_is_read_as_calls_that_fit(name: str, marked: 
 @pytest.mark.parametrize(
     "pattern",
     [
-        r"<f=(?P<name>\w+)",
+        r"<f=(?P<name>[^>]+)",
         r"<f=(?P<name>\w+)x\w",
         r"(?P<name>\w+)>",
         r"<f(?P<name>\w+>)",

@@ -54,6 +54,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "bare": NAME | dialect(unquoted_keys=True) | {"transform": NAMED},
     "bare object": {"open": "<call>", "close": "</call>"} | dialect(unquoted_keys=True) | CONTENT,
     "marked object": {"open": "<call>", "close": "</call>"} | dialect(string_delims=[["<q>", "<q>"]]) | CONTENT,
+    "gemma": {"open_pattern": r"<\|tool>call:(?P<name>\w+)", "close": "<tool|>"}
+    | dialect(unquoted_keys=True, string_delims=[['<|"|>', '<|"|>']])
+    | {"transform": NAMED},
+    "glm": {"open_pattern": r"<tool_call>(?P<name>[^<\n]+)", "close": "</tool_call>"} | tags(ARG),
     "json or text": NAME | dialect(allow_non_json=True) | {"transform": NAMED},
     "no transform": {"open": "<call>", "close": "</call>", "content": "json"},
     "list": {"open": "<call>", "close": "</call>", "content": "json", "transform_each": True}

@@ -23,6 +23,11 @@ LINE = '("\\n")?'
 class Arguments(Protocol):
     """The grammar of a call's arguments."""
 
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """Return the texts of which one begins the arguments."""
+        ...
+
     def start(self, writer: GrammarWriter, /) -> Callable[[Function], str]:
         """Return what writes the grammar of the arguments of one function."""
         ...
@@ -75,8 +80,13 @@ class TemplateCalls(NamedTuple):
             return True
         before, after = join_texts(self.head), join_texts(self.middle)
         text = f"{self.opening}{before}{name}{after}"
-        found = next(find_all_matches(self.pattern, f"{text}{{{name}{after}"), None)
-        return found is not None and found[1].get(self.group) == name and found[0].end == len(text)
+        for begun in (*self.arguments.beginnings, self.closing[0]):
+            found = next(find_all_matches(self.pattern, f"{text}{begun}{name}{after}"), None)
+            if found is None or found[1].get(self.group) != name or text[found[0].end :]:
+                return False
+            if found[0].end > len(text) and begun[: found[0].end - len(text)].strip():
+                return False
+        return True
 
 
 def join_texts(parts: tuple[Part, ...]) -> str:
@@ -97,7 +107,7 @@ def split_opening(pattern: Pattern) -> tuple[str, tuple[Part, ...], str, tuple[P
         return None
     at, name = next((place, part.name) for place, part in enumerate(parts) if isinstance(part, Group))
     before, after = trim_blanks(parts[:at]), trim_blanks(parts[at + 1 :])
-    if not before or not after or not isinstance(before[0], str) or not isinstance(after[0], str):
+    if not before or not isinstance(before[0], str) or (after and not isinstance(after[0], str)):
         return None
     return before[0], before[1:], name, after
 

@@ -29,6 +29,7 @@ class PlainArguments(NamedTuple):
 
     marks: tuple[str, str] | None = None
     bare: bool = False
+    beginnings: tuple[str, ...] = ("{",)
 
     def start(self, writer: GrammarWriter) -> Callable[[Function], str]:
         """Return what writes the grammar of the arguments of one function."""
@@ -46,6 +47,7 @@ class DialectArguments(NamedTuple):
     marks: tuple[str, str] | None
     bare: bool
     closings: Texts
+    beginnings: tuple[str, ...] = ("{",)
 
     def start(self, writer: GrammarWriter) -> Callable[[Function], str]:
         """Return what writes the grammar of the arguments of one function."""

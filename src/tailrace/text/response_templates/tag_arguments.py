@@ -51,6 +51,11 @@ class TagArguments(NamedTuple):
     content: ContentParser
     closings: Texts
 
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """Return the texts of which one begins the arguments."""
+        return "\n", join_texts(self.before)
+
     def start(self, writer: GrammarWriter) -> Callable[[Function], str]:
         """Return what writes the grammar of the arguments of one function."""
         return TagWriter(self, writer).write

@@ -104,7 +104,6 @@ def use_grammars(engine: Any, grammars: Grammars) -> None:
     """Give an engine its grammars."""
     engine.grammars = engine.lifecycle._grammars = engine.compilations._grammars = grammars
     engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:1], grammars)
-    engine.steps.outputs._grammar_step_s = grammars.step_s
 
 
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])

@@ -55,7 +55,6 @@ async def front(tokenizer, grammars):
         engine = front.client.engine
         engine.grammars = engine.lifecycle._grammars = engine.compilations._grammars = grammars
         engine.steps._new_masks = partial(engine.steps._new_masks.func, *engine.steps._new_masks.args[:1], grammars)
-        engine.steps.outputs._grammar_step_s = grammars.step_s
         yield front
 
 

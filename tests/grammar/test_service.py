@@ -23,7 +23,6 @@ from tailrace.errors import (
     DeadEndError,
     EngineError,
     GrammarError,
-    GrammarLimitError,
     MachineBusyError,
     OverloadedError,
     ParameterError,
@@ -456,16 +455,16 @@ def test_a_job_that_fails_fails_alone(service: Grammars):
     assert jobs[0].masks.any(dim=1).all()
 
 
-def test_a_job_that_takes_too_long_or_panics_fails_alone(service: Grammars, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_panics_fails_alone_and_none_fails_by_a_clock(service: Grammars):
     compiled = service.compile(number(7)).result(300)
 
-    class Slow:
+    class Slow:  # the thread collects garbage, or the kernel looks for memory: no work of the grammar
         def fill(self, mask: torch.Tensor) -> None:
             end = time.thread_time() + 0.06
             while time.thread_time() < end:
                 pass
 
-    class Waiting:  # other work on the machine must not make a grammar fail
+    class Waiting:
         def fill(self, mask: torch.Tensor) -> None:
             time.sleep(0.1)
 
@@ -479,11 +478,9 @@ def test_a_job_that_takes_too_long_or_panics_fails_alone(service: Grammars, monk
     matchers = [Slow(), Panicking(), Waiting(), compiled.matcher()]
     jobs = [BitmaskJob(m, [], torch.zeros((1, WORDS), dtype=torch.int32)) for m in matchers]  # type: ignore[arg-type]
     slow, panicking, waiting, plain = service.fill(jobs).wait()
-    assert isinstance(slow, GrammarLimitError)
-    assert "takes too long to match" in str(slow)
     assert isinstance(panicking, RowError)
     assert "PanicException" in str(panicking)
-    assert waiting is plain is None
+    assert slow is waiting is plain is None
 
 
 def test_guesses_whose_masks_take_too_long_are_given_up_and_nothing_fails(service: Grammars):

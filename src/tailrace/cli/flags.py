@@ -87,7 +87,7 @@ HELP: dict[str, str] = {
     "grammar.memory_mib": "MiB beyond which a grammar that compiles is refused",
     "grammar.workers": "grammars of one user that are compiled at once; slow ones give way",
     "grammar.cached": "compiled grammars kept",
-    "grammar.step_ms": "milliseconds of a step that one sequence's grammar may take; one that takes more is ended",
+    "grammar.step_ms": "milliseconds of a step for one sequence's masks; drafts beyond them are dropped",
     "grammar.threads": "that compute which tokens grammars allow",
     "server.host": "address to listen on; 0.0.0.0 for all",
     "server.port": "port to listen on; 0: any free one",

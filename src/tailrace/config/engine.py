@@ -185,7 +185,7 @@ class GrammarConfig(Section, frozen=True):
       medium length, and for as many slow ones.
     - cached: number of compiled grammars in the cache.
     - threads: threads that fill masks.
-    - step_ms: processor time of one sequence's grammar in a step.
+    - step_ms: processor time of the masks of one sequence in a step. Drafts whose masks would take longer are dropped.
     """
 
     timeout_s: Seconds = 10.0

@@ -18,7 +18,6 @@ from tailrace.engine.checks.thinking_budget import ThinkingBudgetCheck
 from tailrace.engine.ending import Ending
 from tailrace.engine.sequence import Phase, Sequence, StopCheck
 from tailrace.errors import RowError
-from tailrace.grammar.bitmasks import in_time
 from tailrace.sampling import Slots
 
 # Processor time in a step for one call's searches for the shortest completion. A search continues in the next step.
@@ -54,18 +53,10 @@ class TokenAppender:
     Args:
         rewind: returns a sequence to an earlier output position.
         redraws_per_token: maximum number of discarded draws per delivered token.
-        grammar_step_s: processor time of one token in a grammar. None: no sequence has a grammar.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        rewind: Callable[[Sequence, int], None],
-        redraws_per_token: float,
-        grammar_step_s: float | None,
-    ) -> None:
-        self.slots, self._rewind = slots, rewind
-        self._redraws_per_token, self._grammar_step_s = redraws_per_token, grammar_step_s
+    def __init__(self, slots: Slots, rewind: Callable[[Sequence, int], None], redraws_per_token: float) -> None:
+        self.slots, self._rewind, self._redraws_per_token = slots, rewind, redraws_per_token
         self._searched_s: defaultdict[tuple[bytes, str], float] = defaultdict(float)  # by call
 
     def begin_step(self) -> None:
@@ -99,7 +90,7 @@ class TokenAppender:
         full = len(sequence.tokens) >= request.max_len
         outcome = TokenOutcome([new], appended=True)
         if constraint is not None and not stops:
-            outcome.invalidated = self._push_to_grammar(constraint, new.id)
+            outcome.invalidated = push_to_grammar(constraint, new.id)
         complete = constraint is not None and constraint.finished
         if sequence.bans is not None:
             silent = stops and not params.include_stop_str_in_output
@@ -145,22 +136,6 @@ class TokenAppender:
         self.slots.force(sequence.slot, completion)
         return TokenOutcome(invalidated=True)
 
-    def _push_to_grammar(self, constraint: StructuredOutput, token: int) -> bool:
-        """Return True if the grammar begins, or ends, with this token.
-
-        Raises:
-            RowError: the grammar does not allow the token, so the token was forced.
-            GrammarLimitError: the grammar takes too long, and would do so again.
-        """
-        begun_s = time.thread_time()
-        try:
-            invalidated = constraint.push(token)
-        except ValueError as error:
-            raise RowError(f"grammar: {error}") from error
-        if self._grammar_step_s is not None:
-            in_time(begun_s + self._grammar_step_s, self._grammar_step_s)
-        return invalidated
-
     def _check_bans(self, sequence: Sequence, outcome: TokenOutcome, silent: bool, last: bool) -> bool:
         """Leave in `outcome.out` the tokens that can't become part of banned text any more.
 
@@ -187,6 +162,19 @@ class TokenAppender:
             bans.back_to(position)
             outcome.out, outcome.ending = bans.rest(), Ending("abort", cause=bans.field)
         return False
+
+
+def push_to_grammar(constraint: StructuredOutput, token: int) -> bool:
+    """Return True if the grammar begins, or ends, with this token.
+
+    Raises:
+        RowError: the grammar does not allow the token, so the token was forced.
+        GrammarLimitError: the token takes too much work, by the library's count.
+    """
+    try:
+        return constraint.push(token)
+    except ValueError as error:
+        raise RowError(f"grammar: {error}") from error
 
 
 def ends_output(sequence: Sequence, token: int) -> bool:

@@ -97,8 +97,7 @@ class Engine:
         self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
         self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised_bytes(runner, blocks, made))
-        grammar_step_s = None if grammars is None else grammars.step_s
-        appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token, grammar_step_s)
+        appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token)
         outputs = OutputProcessor(self.lifecycle, scheduler, appender, sampler, self.memory_limit)
         masks = partial(Masks, runner.vocab_size, grammars)
         self.steps = StepDriver(device_of(runner, scheduler, self.counters), sampler, outputs, masks)

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tailrace.errors import GrammarError, GrammarLimitError, RowError
+from tailrace.errors import GrammarError, RowError
 from tailrace.grammar.base import BitmaskJob, DraftMaskError, not_taken
 from tailrace.grammar.filling import BitmaskFilling
 
 log = logging.getLogger(__name__)
 
-# Grammars that took longer than this together are filled alone the next time, so that each one's time is known. Limits
-# count processor time of the thread: a busy machine makes no request fail.
+# Grammars that took longer than this together are filled alone the next time, so that each one's time is known.
 TOGETHER_S = 0.02
 LIMIT_S = 0.05
 
@@ -28,7 +27,8 @@ def start_filling(
     """Start filling the masks of these jobs. Each thread takes the next group that none has taken.
 
     Args:
-        limit_s: processor time that one job may take, since the step waits for all of them.
+        limit_s: processor time of one job's masks, beyond which no masks after further drafts are filled. The first
+            mask has no time limit: the library counts its work (decision 0110).
     """
     filling, waiting = BitmaskFilling(len(jobs)), deque(group_jobs(jobs))
 
@@ -113,27 +113,19 @@ def fill_job(job: BitmaskJob, limit_s: float) -> None:
     """Fill the masks of one job.
 
     Raises:
-        GrammarError: the first mask can't be filled, or takes longer than the limit. It would be the same without
-            drafts.
-        DraftMaskError: a mask after a draft can't be filled, or all masks together take longer than the limit.
+        GrammarError: the first mask can't be filled. It would be the same without drafts.
+        DraftMaskError: a mask after a draft can't be filled, or the masks before it took longer than the limit.
         ValueError: the grammar does not accept a draft.
     """
     walker = job.matcher.fork() if job.drafts else job.matcher
     until = time.thread_time() + limit_s
     walker.fill(job.masks[0])
-    in_time(until, limit_s)
     for j, token in enumerate(job.drafts):
         if not walker.accept(token):
             raise not_taken(j, token)
+        if time.thread_time() > until:
+            raise DraftMaskError(j + 1)
         try:
             walker.fill(job.masks[j + 1])
-            in_time(until, limit_s)
         except GrammarError as error:
             raise DraftMaskError(j + 1) from error
-
-
-def in_time(until: float, limit_s: float) -> None:
-    """Raise GrammarLimitError after `until` (time.thread_time). The request fails once; otherwise it would slow down
-    every step."""
-    if time.thread_time() > until:
-        raise GrammarLimitError(f"grammar: takes too long to match: more than {limit_s * 1e3:g} ms of a step (step_ms)")

@@ -130,12 +130,7 @@ class Grammars:
         """Start filling the jobs' masks. No matcher may be in two jobs, or be used before `wait` has returned."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._config.threads + LATE, thread_name_prefix="grammar-masks")
-        return start_filling(self._threads, self._config.threads, jobs, self.step_s)
-
-    @property
-    def step_s(self) -> float:
-        """Processor time in seconds that one sequence's grammar may take in a step."""
-        return self._config.step_ms / 1e3
+        return start_filling(self._threads, self._config.threads, jobs, self._config.step_ms / 1e3)
 
     @property
     def pids(self) -> list[int]:

@@ -319,7 +319,7 @@ def odd_tools(chance: Random, i: int) -> Attempt:
         [{"type": "function"}],
         [{"type": "function", "function": {"name": 5}}],
         [{"type": "function", "function": {"name": "f", "parameters": "x"}}],
-        [{"type": "custom", "custom": {"name": "f"}}],
+        [{"type": "custom", "custom": {"name": 5}}],
         "x",
         [None],
         {},

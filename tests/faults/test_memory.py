@@ -153,6 +153,18 @@ def test_who_holds_next_to_nothing_loses_nothing_for_what_others_left(monkeypatc
     assert not world.limit.over, "nobody holds it, so it counts as the engine's own"
 
 
+def test_with_a_small_limit_no_request_ends_for_what_the_engine_takes(monkeypatch):
+    """At first uses the engine itself grows by some MiB."""
+    world = World(monkeypatch, limit=8 * MIB)
+    world.hold("b", 0)
+    assert world.judge(30) is None
+    assert world.accepts("b")
+    world.hold("a", 1)
+    assert world.judge(30) == "a1", "who holds a part gives way"
+    world.requests.pop()
+    assert world.judge(80) == "b0", "far beyond the limit anybody gives way"
+
+
 def test_at_the_limit_users_hold_at_most_the_limit_again(monkeypatch):
     world = World(monkeypatch)
     world.hold("a", 600)

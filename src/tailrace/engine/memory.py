@@ -34,6 +34,7 @@ SETTLE_S = 0.5  # from one judgement to the next: time until the memory of an en
 TOKEN_BYTES = 200  # about the bytes of a token's history
 PARAM_BYTES = 8  # about the bytes in memory of an encoded byte of the parameters
 MIB = 1 << 20
+OWN = 64 * MIB  # what the engine itself takes at first uses, about; with a small limit that alone is beyond FAR
 LEAST = 256 * MIB  # for the case that more is promised than available: a limit of 0 would refuse all requests
 
 
@@ -130,7 +131,8 @@ class MemoryLimit:
     def _pick_largest(self, grown: int) -> tuple[Request, TailraceError] | None:
         """Return the largest request of the user who holds most, unless that user holds little, and the error."""
         most = max(self._holdings.values(), key=lambda holding: holding.bytes / holding.weight)
-        if most.bytes < self.limit / MAX_USERS and grown < FAR * self.limit and len(self._holdings) <= MAX_USERS:
+        far = max(FAR * self.limit, self.limit + OWN)
+        if most.bytes < self.limit / MAX_USERS and grown < far and len(self._holdings) <= MAX_USERS:
             return None
         largest = most.largest
         log.error(

@@ -15,13 +15,14 @@ from tailrace.api.presets import PRESETS
 from tailrace.api.prompt_length import too_long
 from tailrace.api.sampler_lists import read_refinements
 from tailrace.api.schema.common import PLAIN, GenerateRequest
-from tailrace.api.token_fields import bad_words, encode_prediction, find_breaker_ids, logit_bias, sequence_bias
+from tailrace.api.token_fields import bad_words, encode_prediction, logit_bias
 from tailrace.errors import ParameterError, format_json
 from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, check_range, find_idle, find_void
 from tailrace.request.fields import RANDOM_SEED
 from tailrace.text.stop_regex import compile_request_patterns
 from tailrace.text.stop_strings import stop_search
+from tailrace.text.token_phrases import encode_biased_phrases, find_breaker_ids
 from tailrace.wire.messages import encoder
 
 if TYPE_CHECKING:
@@ -50,9 +51,11 @@ def sampling_params(
     biases, sequences = logit_bias(request.logit_bias or {}, tokenizer)
     converted: dict[str, Any] = {
         "logit_bias": biases,
-        "sequence_bias": sequences + sequence_bias(request.sequence_bias or (), tokenizer),
+        "sequence_bias": sequences + encode_biased_phrases(request.sequence_bias or (), tokenizer),
         "bad_words": bad_words(request.bad_words or (), tokenizer),
-        "dry_sequence_breakers": find_breaker_ids(request, tokenizer, given.get("dry_multiplier")),
+        "dry_sequence_breakers": find_breaker_ids(
+            request.dry_sequence_breakers, tokenizer, given.get("dry_multiplier")
+        ),
         "prediction": encode_prediction(getattr(request, "prediction", None), tokenizer),  # of chats and completions
     }
     params = SamplingParams(**(given | converted | others))
@@ -86,11 +89,13 @@ def change_params(
     if request.logit_bias is not None:
         given["logit_bias"] = biases
     if sequences or request.sequence_bias is not None:
-        given["sequence_bias"] = sequences + sequence_bias(request.sequence_bias or (), tokenizer)
+        given["sequence_bias"] = sequences + encode_biased_phrases(request.sequence_bias or (), tokenizer)
     if request.bad_words is not None:
         given["bad_words"] = bad_words(request.bad_words, tokenizer)
     if request.dry_sequence_breakers is not None or given.get("dry_multiplier"):
-        given["dry_sequence_breakers"] = find_breaker_ids(request, tokenizer, given.get("dry_multiplier"))
+        given["dry_sequence_breakers"] = find_breaker_ids(
+            request.dry_sequence_breakers, tokenizer, given.get("dry_multiplier")
+        )
     before = {name: value for name in FIELDS if (value := getattr(params, name)) != NEUTRAL[name]}
     idle = find_idle(given, before | given)
     return msgspec.structs.replace(params, **(given | {name: NEUTRAL[name] for name in idle}))

@@ -12,17 +12,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from tailrace.integrations.vllm.custom_processors import Changed, change_logits
 from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none, fall_back
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import PLACEHOLDER, BatchFollower, FollowedBatch
 from tailrace.sampling import Rows, token_for_each
 from tailrace.sampling.sampler import Pending
-
-BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
 
 
 def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
@@ -30,27 +28,9 @@ def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
     return next((one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
 
 
-def check_batch(metadata: SamplingMetadata, mode: str, width: int, known: int) -> None:
-    """width: of the logits; known: the model's configuration has so many tokens.
-
-    Raises:
-        LeftToVllmError: tailrace can't sample such a batch.
-    """
-    if width != known:
-        raise LeftToVllmError(f"logits of {width} tokens for a model of {known}")
-    processors = metadata.logitsprocs
-    for one in (*processors.argmax_invariant, *processors.non_argmax_invariant):
-        if not isinstance(one, BUILT_IN):
-            raise LeftToVllmError(f"a custom logits processor ({type(one).__name__})")
-    thinking = getattr(metadata, "thinking_budget_state_holder", None)
-    if thinking is not None and thinking.has_tracked_requests():
-        raise LeftToVllmError("thinking_token_budget")
-    if metadata.max_num_logprobs is not None and not mode.endswith("_logprobs"):
-        raise LeftToVllmError(f"logprobs_mode {mode}")
-
-
-def prepare_batch(metadata: SamplingMetadata, mode: str, width: int, count: int) -> FollowedBatch | None:
-    """The batch as it stands; None where vLLM's own sampler serves it all. count: its rows, as vLLM has them.
+def prepare_batch(metadata: SamplingMetadata, width: int, count: int) -> FollowedBatch | None:
+    """Return the batch as it stands; None where vLLM's own sampler serves it all. width: of the logits. count: its
+    rows, as vLLM has them.
 
     Raises:
         LeftToVllmError: tailrace can't sample such a batch.
@@ -59,7 +39,8 @@ def prepare_batch(metadata: SamplingMetadata, mode: str, width: int, count: int)
     if follower is None or not follower.rows:
         return None
     batch = follower.ready(count)
-    check_batch(metadata, mode, width, follower.slots.vocab_size)
+    if width != follower.slots.vocab_size:
+        raise LeftToVllmError(f"logits of {width} tokens for a model of {follower.slots.vocab_size}")
     for reason in batch.refusals:
         fall_back(reason)
     return batch if batch.served else None
@@ -86,31 +67,35 @@ def sample_for_vllm(
     def prepare_rows() -> FollowedBatch | None:
         if follower_of(sampling_metadata) is None and BatchFollower.newest is not None:
             BatchFollower.newest.sampler.warm_up({logits.dtype}, logits.device)  # vLLM is about to measure its memory
-        return prepare_batch(sampling_metadata, sampler.logprobs_mode, logits.shape[-1], logits.shape[0])
+        return prepare_batch(sampling_metadata, logits.shape[-1], logits.shape[0])
 
     def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
         rows = Rows.plain(batch.slots, batch.served, batch.positions())
-        found = draw_output(sampling_metadata, batch, logits, rows, 1)
+        found = draw_output(sampling_metadata, batch, given, rows, 1)
         return found if own is None else merge_outputs(own, batch.served, found)
 
     after = partial(begin_again, sampling_metadata)
     batch = call_or_none("sampler", prepare_rows, after)
     if batch is None:
         return theirs(sampler, logits, sampling_metadata)
-    spare = call_or_none("sampler", logits.clone) if batch.refusals else None
-    if batch.refusals and spare is None:
+    given = call_or_none("sampler", lambda: change_logits(logits, sampling_metadata), after)
+    if given is None:
         return theirs(sampler, logits, sampling_metadata)
-    own = theirs(sampler, spare, sampling_metadata) if batch.refusals else None
+    spare = call_or_none("sampler", given.logits.clone) if batch.refusals else None
+    if batch.refusals and spare is None:
+        return theirs(sampler, given.logits, given.metadata)
+    own = theirs(sampler, spare, given.metadata) if batch.refusals else None
     found = call_or_none("sampler", lambda: draw_rows(batch, own), after)
     if found is not None:
         return found
-    return theirs(sampler, logits, sampling_metadata) if own is None else own
+    return theirs(sampler, given.logits, given.metadata) if own is None else own
 
 
 def draw_output(
-    metadata: SamplingMetadata, batch: FollowedBatch, logits: torch.Tensor, rows: Rows, width: int
+    metadata: SamplingMetadata, batch: FollowedBatch, given: Changed, rows: Rows, width: int
 ) -> SamplerOutput:
     """Return the draws in vLLM's form. width: columns of its tokens; −1 marks a column without a token."""
+    logits, top = given.logits, metadata.max_num_logprobs
     follower = follower_of(metadata)
     assert follower is not None
     pending = follower.sampler.begin(logits, rows)
@@ -118,10 +103,12 @@ def draw_output(
     for _ in without:
         fall_back("a row of logits without any token (NaN, infinity, or all of it masked)")
     ids = pad(ids, (0, width - ids.shape[1]), value=PLACEHOLDER)
-    top = metadata.max_num_logprobs
-    output = SamplerOutput(
-        ids.to(torch.int32), None if top is None else make_logprobs_tensors(pending, ids, batch, top)
-    )
+    reports = None
+    if top is not None and given.raw is not None and follower.fields["logprobs_mode"] == "raw":
+        reports = report_raw(given.raw, ids, rows, top)
+    elif top is not None:
+        reports = make_logprobs_tensors(pending, ids, batch, top)
+    output = SamplerOutput(ids.to(torch.int32), reports)
     if follower.fields["return_sampling_mask"]:
         follower.drawn = (batch.served, pending.wait())
     return output
@@ -141,6 +128,18 @@ def make_logprobs_tensors(pending: Pending, ids: torch.Tensor, batch: FollowedBa
     shown, values = (pad(part, padding) for part in pending.padded_logprobs(asked, top))
     listed = torch.cat([ids.clamp(min=0)[:, :, None], shown[:, :, 1:]], 2).to(torch.int32)
     return LogprobsTensors(listed.flatten(0, 1), values.float().flatten(0, 1), shown[:, :, 0].flatten())
+
+
+def report_raw(raw: torch.Tensor, ids: torch.Tensor, rows: Rows, top: int) -> LogprobsTensors:
+    """Return the logprobs of the model's own logits, which others have changed before the draw.
+
+    Args:
+        raw: [L, V]. ids: int64 [N, W], of the drawn tokens; −1 where there is none. top: as above.
+    """
+    first = rows.source[rows.start[:-1]].to(raw.device)
+    places = (first[:, None] + torch.arange(ids.shape[1], device=raw.device)).clamp(max=raw.shape[0] - 1)
+    logprobs = Sampler.compute_logprobs(raw[places.flatten()])
+    return Sampler.gather_logprobs(logprobs, top, ids.clamp(min=0).flatten())
 
 
 def merge_outputs(own: SamplerOutput, served: list[int], found: SamplerOutput) -> SamplerOutput:

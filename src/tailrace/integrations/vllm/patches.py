@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.worker.worker_base import WorkerBase
 
 import tailrace
-from tailrace.errors import ParameterError
-from tailrace.integrations.vllm import layout, masks, v2
+from tailrace.integrations.vllm import door, layout, masks, v2
 from tailrace.integrations.vllm.draws import sample_for_vllm
 from tailrace.integrations.vllm.fallbacks import call_or_none, log
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import BatchFollower
-from tailrace.integrations.vllm.translate import READ, own_fields, translate_params
+from tailrace.integrations.vllm.translate import READ
 from tailrace.integrations.vllm.verification import verify_drafts
 
 WANTED = {
@@ -44,28 +40,7 @@ def install_patches() -> None:
     """
     layout.replace_functions(OURS, WANTED)
     call_or_none("sampling masks", masks.install_masks)
-
-
-def check_arguments(theirs: Function, params: SamplingParams) -> None:
-    """vLLM's checks; then tailrace's of its own fields.
-
-    Raises:
-        VLLMValidationError: over HTTP a 400.
-    """
-    theirs(params)
-    if (error := call_or_none("check of fields", partial(wrong_field, params))) is not None:
-        raise VLLMValidationError(str(error), parameter=error.param) from error
-
-
-def wrong_field(params: SamplingParams) -> ParameterError | None:
-    """What is wrong with tailrace's own fields, if something is. vLLM's engine and workers check the request again when
-    they read it, and would end if something were wrong only then. So nothing counts here that vLLM adds later."""
-    try:
-        if own_fields(params):
-            translate_params(params, ())
-    except ParameterError as error:
-        return error
-    return None
+    call_or_none("check of fields", door.install_door)
 
 
 def begin_worker(theirs: Function, worker: WorkerBase, vllm_config: Any, *args: Any, **more: Any) -> None:
@@ -92,7 +67,7 @@ def add_follower(processors: LogitsProcessors, vllm_config: Any, device: torch.d
 
 
 OURS: dict[str, Function] = {
-    "vllm.SamplingParams._verify_args": check_arguments,
+    "vllm.SamplingParams._verify_args": door.check_arguments,
     "vllm.v1.sample.logits_processor.build_logitsprocs": build_logitsprocs,
     "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": verify_drafts,
     "vllm.v1.sample.sampler.Sampler.forward": sample_for_vllm,

@@ -17,6 +17,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, proces
 
 from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none
 from tailrace.integrations.vllm.translate import add_vllm_request
+from tailrace.integrations.vllm.xargs import OURS
 from tailrace.sampling import KeySource, Sampled, Sampler, Slots
 
 PLACEHOLDER = -1  # id of a token that vLLM has not read yet, and of an empty draft place
@@ -24,6 +25,7 @@ NOT_KNOWN = "tokens that vLLM has not read yet (asynchronous scheduling)"
 NOT_COUNTED = "drafts whose number vLLM has not read yet (asynchronous scheduling)"
 LOST = "requests whose rows are not known, after an error in tailrace"
 TOO_MANY = "requests of several steps with an error in tailrace"
+REPLACED_RULES = ("standard", "block")  # vLLM's verifications of drafts that keep the distribution
 MAX_ERRORS = 3  # steps of a request with an error; then vLLM serves the request to its end
 
 
@@ -82,6 +84,8 @@ class BatchFollower(LogitsProcessor):
         self.slots = Slots(count, model.get_vocab_size(), default_keys=KeySource.shared(*get_key_parts(vllm_config)))
         self.sampler = Sampler(self.slots)
         self.drafting = getattr(vllm_config, "speculative_config", None) is not None
+        self.verified_otherwise = describe_verification(vllm_config)
+        self.mode = model.logprobs_mode
         self.fields = {
             "logprobs_mode": "processed" if model.logprobs_mode.startswith("processed") else "raw",
             "return_sampling_mask": getattr(model, "return_sampling_mask", False),
@@ -149,17 +153,19 @@ class BatchFollower(LogitsProcessor):
 
     def _assign_slot(self, request: FollowedRequest) -> None:
         """Give the request a slot, or set the reason why vLLM serves it."""
-        if request.prompt is None:
+        params, prompt = request.params, request.prompt
+        if prompt is None and not has_own_fields(params):
             request.refusal = "a prompt of embeddings"
+        elif params.logprobs is not None and not self.mode.endswith("_logprobs"):
+            request.refusal = f"logprobs_mode {self.mode}"
+        if request.refusal:
             return
         output = list(request.output) if request.reads or not request.kept else []
         if PLACEHOLDER in output:
             raise LeftToVllmError(NOT_KNOWN)
         slot, size = self.slots.slots.index(None), self.slots.vocab_size
-        prompt = [id for id in request.prompt if 0 <= id < size]  # an image's placeholder may have no logit
-        request.refusal = add_vllm_request(
-            self.slots, slot, request.params, self.fields, prompt, output=output, **request.kept
-        )
+        ids = [id for id in prompt or () if 0 <= id < size]  # an image's placeholder may have no logit
+        request.refusal = add_vllm_request(self.slots, slot, params, self.fields, ids, output=output, **request.kept)
         if not request.refusal:
             request.slot, request.known = slot, len(request.output)
             request.reads = self.slots.reads_output(slot)
@@ -199,6 +205,20 @@ class BatchFollower(LogitsProcessor):
         self.begin_again()
         for row in range(len(self.slots.slots)):
             self.rows[row] = FollowedRequest(SamplingParams(), None, [], refusal=LOST)
+
+
+def has_own_fields(params: SamplingParams) -> bool:
+    """Return whether the request has fields of tailrace's own."""
+    return any(name in OURS for name in params.extra_args or ())
+
+
+def describe_verification(vllm_config: Any) -> str:
+    """Return the server's verification of drafts if tailrace does not replace it, else "".
+
+    The others than REPLACED_RULES do not keep the distribution: synthetic, FLy.
+    """
+    method = getattr(getattr(vllm_config, "speculative_config", None), "rejection_sample_method", REPLACED_RULES[0])
+    return "" if method in REPLACED_RULES else f"the server verifies drafts by the method {method}"
 
 
 def get_key_parts(vllm_config: Any) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
 """A request's parameters in vLLM → those of tailrace's sampler.
 
 vLLM's own fields mean what they mean in tailrace. tailrace's other fields come in `vllm_xargs` (`extra_args` offline),
-under the names of docs/sampling.md; a name that tailrace does not have is somebody else's.
+under the names of docs/sampling.md (xargs.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace.errors import ParameterError
 from tailrace.integrations.vllm.fallbacks import call_or_none
+from tailrace.integrations.vllm.xargs import NoTokenizer, check_theirs, convert_texts, own_fields
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Slots
 
@@ -24,24 +25,39 @@ PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 SAME = (*PENALTIES, "top_p", "min_p", "seed", "min_tokens", "logprobs")  # in both, under the same name
 OTHERWISE = {"temperature", "top_k", "logit_bias", "allowed_token_ids"}  # written differently
 READ = {*SAME, *OTHERWISE, "bad_words_token_ids", "all_stop_token_ids", "extra_args"}  # of vLLM's parameters
-# what extra_args may hold: what vLLM lacks, the sampler acts on, and is written the same over HTTP
-THEIRS = {*SAME, *OTHERWISE, "bad_words", "logprobs_mode", "logprob_token_ids"}
-OURS = {name for name, field in FIELDS.items() if name not in THEIRS and not field.instead and field.http == "same"}
 # without what vLLM's V2 runner does to the logits itself
 EDITS = (*PENALTIES, "min_tokens", "logit_bias", "bad_words", "allowed_token_ids", "logprobs")
 NO_EDITS = {name: FIELDS[name].default for name in EDITS}
 # what vLLM's own sampler must serve
-LACKING = ("logprob_token_ids", "thinking_token_budget", "trace_decode_token_ids")
+LACKING = ("logprob_token_ids", "trace_decode_token_ids")
 
 
-def own_fields(params: Theirs) -> dict[str, Any]:
-    """tailrace's fields among `extra_args`."""
-    return {name: value for name, value in (params.extra_args or {}).items() if name in OURS}
+def check_values(params: Theirs) -> ParameterError | None:
+    """Return what is wrong with tailrace's own fields, before a tokenizer is known; None if nothing is.
+
+    vLLM's engine and workers check the request again when they read it, and would end if something were wrong only
+    then. So nothing counts here that vLLM adds later.
+    """
+    try:
+        check_theirs(params.extra_args or ())
+        if own := own_fields(params):
+            if lacking := name_lacking(params):
+                first = next(iter(own))
+                raise ParameterError(f"{first} can't be had beside {lacking}, which vLLM's own sampler serves", first)
+            translate_params(params, (), own | convert_texts(own, NoTokenizer()))
+    except ParameterError as error:
+        return error
+    return None
 
 
-def translate_params(params: Theirs, bad_words: Sequence[Sequence[int]]) -> SamplingParams:
-    """vLLM's parameters as tailrace's. bad_words: the ids of the request's, which vLLM adds after the check of its
-    other fields.
+def translate_params(
+    params: Theirs, bad_words: Sequence[Sequence[int]], own: dict[str, Any] | None = None
+) -> SamplingParams:
+    """Return vLLM's parameters as tailrace's.
+
+    Args:
+        bad_words: the ids of the request's, which vLLM adds after the check of its other fields. own: tailrace's own
+            fields, if they are known.
 
     Raises:
         ParameterError: tailrace does not have what they ask for.
@@ -54,8 +70,15 @@ def translate_params(params: Theirs, bad_words: Sequence[Sequence[int]]) -> Samp
         allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids else None,
         bad_words=tuple(map(tuple, bad_words)),
         **{name: getattr(params, name) for name in SAME},
-        **own_fields(params),
+        **(own_fields(params) if own is None else own),
     )
+
+
+def name_lacking(params: Theirs) -> str:
+    """Return why vLLM's own sampler must serve this request; "" if it need not."""
+    if params.logprobs == -1:
+        return "logprobs of the whole vocabulary"
+    return next((name for name in LACKING if getattr(params, name, None) is not None), "")
 
 
 def add_vllm_request(
@@ -63,10 +86,8 @@ def add_vllm_request(
 ) -> str:
     """Give vLLM's request this slot. Returns why vLLM's own sampler must serve it instead; "" if it need not. fields:
     what is not as the request asks. kept: further arguments of `Slots.add`."""
-    if params.logprobs == -1:
-        return "logprobs of the whole vocabulary"
-    if lacking := [name for name in LACKING if getattr(params, name, None) is not None]:
-        return lacking[0]
+    if lacking := name_lacking(params):
+        return lacking
 
     def fill_slot() -> str:
         try:

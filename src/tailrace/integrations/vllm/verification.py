@@ -13,15 +13,15 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from tailrace.integrations.vllm.custom_processors import Changed, change_logits
 from tailrace.integrations.vllm.draws import begin_again, draw_output, follower_of, merge_outputs, prepare_batch
-from tailrace.integrations.vllm.fallbacks import call_or_none
+from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import PLACEHOLDER, FollowedBatch
 from tailrace.request.options import Rule
 from tailrace.sampling import Rows
 
 HERE = "verification of drafts"
-OTHERWISE = ("synthetic_mode", "use_fly")  # rules that a server may ask for, and that keep no distribution
 
 
 def verify_drafts(
@@ -35,29 +35,35 @@ def verify_drafts(
     """Which drafts stand, and the token after them. Requests with a seed are verified by rule exact: they get the
     tokens that they would have got without drafts. The others, where the drafts come with distributions, by rejection:
     more drafts stand, and the distribution is the same. Drafts of a request that vLLM serves are dropped."""
-    if any(getattr(verifier, name, False) for name in OTHERWISE):
+    counts = metadata.num_draft_tokens
+    if (follower := follower_of(sampling_metadata)) is not None and follower.verified_otherwise:
+        fall_back(follower.verified_otherwise)
         return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
-    counts, mode = metadata.num_draft_tokens, verifier.sampler.logprobs_mode
 
     def prepare_rows() -> FollowedBatch | None:
-        return prepare_batch(sampling_metadata, mode, logits.shape[-1], len(counts))
+        return prepare_batch(sampling_metadata, logits.shape[-1], len(counts))
 
     def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
         rows = make_draft_rows(batch, metadata, draft_probs, logits.shape[-1])
-        found = draw_output(sampling_metadata, batch, logits, rows, 1 + max(counts))
+        found = draw_output(sampling_metadata, batch, given, rows, 1 + max(counts))
         return found if own is None else merge_outputs(own, batch.served, found)
 
     after = partial(begin_again, sampling_metadata)
     batch = call_or_none(HERE, prepare_rows, after)
     found = own = None
+    given = None
+    if batch is not None:
+        given = call_or_none(HERE, lambda: change_logits(logits, sampling_metadata, metadata), after)
+    if given is None:
+        batch, given = None, Changed(logits, sampling_metadata, None)
     if batch is not None and batch.refusals:
-        own = sample_without_drafts(verifier, counts, logits, sampling_metadata)
+        own = sample_without_drafts(verifier, counts, given)
     if batch is not None and (own is not None or not batch.refusals):
         found = call_or_none(HERE, lambda: draw_rows(batch, own), after)
     if found is None and own is None and call_or_none(HERE, lambda: may_misread(logits, sampling_metadata)):
-        own = sample_without_drafts(verifier, counts, logits, sampling_metadata)
+        own = sample_without_drafts(verifier, counts, given)
     if found is None and own is None:
-        return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
+        return theirs(verifier, metadata, draft_probs, given.logits, given.metadata)
     return own if found is None else found
 
 
@@ -105,14 +111,12 @@ def may_misread(logits: torch.Tensor, metadata: SamplingMetadata) -> bool:
     return logits.is_cpu and not metadata.all_greedy and follower is not None and bool(follower.rows)
 
 
-def sample_without_drafts(
-    verifier: RejectionSampler, counts: list[int], logits: torch.Tensor, metadata: SamplingMetadata
-) -> SamplerOutput | None:
+def sample_without_drafts(verifier: RejectionSampler, counts: list[int], given: Changed) -> SamplerOutput | None:
     """A token of each request by vLLM's own sampler, without its drafts. None after an error in tailrace."""
-    first = call_or_none(HERE, lambda: logits[first_rows(counts)])
+    first = call_or_none(HERE, lambda: given.logits[first_rows(counts)])
     if first is None:
         return None
-    own = verifier.sampler(first, metadata, predict_bonus_token=False)  # so named, tailrace passes it on
+    own = verifier.sampler(first, given.metadata, predict_bonus_token=False)  # so named, tailrace passes it on
     return call_or_none(HERE, lambda: pad_output(own, max(counts)))
 
 

@@ -1,0 +1,171 @@
+"""What vLLM's front end asks of a request before the engine sees it: that all of it acts, and that texts are token ids.
+
+A request that would lose a field gets an HTTP 400 (a ValueError offline) that names the field and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+
+from tailrace.errors import ParameterError
+from tailrace.integrations.vllm import layout, refused_fields
+from tailrace.integrations.vllm.engine_tokenizer import encoder_of
+from tailrace.integrations.vllm.fallbacks import call_or_none, log
+from tailrace.integrations.vllm.layout import Function
+from tailrace.integrations.vllm.requests import describe_verification
+from tailrace.integrations.vllm.translate import check_values, name_lacking, translate_params
+from tailrace.integrations.vllm.xargs import NoTokenizer, check_names, convert_texts, holds_text, own_fields
+from tailrace.sampling.processors import find_processor
+
+INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
+
+
+def install_door() -> None:
+    """Replace vLLM's checks of a request, unless this vLLM has others."""
+    try:
+        layout.replace_functions(OURS, {INPUTS: {"tokenizer"}})
+    except AttributeError as error:
+        log.error("tailrace checks no requests at vLLM's door, fields may be lost: %s", error)
+
+
+class Door:
+    """The rules of one server.
+
+    - refused: the refused fields, with reasons.
+    - leaves_all: why vLLM's own sampler serves every request of this server; "" if tailrace does.
+    - drafted: tailrace verifies drafts.
+    - read_by_others: a logits processor or a connector of somebody else's may read `vllm_xargs`.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        model, drafts = vllm_config.model_config, vllm_config.speculative_config
+        second, self.mode = getattr(vllm_config, "use_v2_model_runner", False), model.logprobs_mode
+        self.vocab_size = model.get_vocab_size()
+        self.refused: Mapping[str, str] = (
+            refused_fields.V2 if second else refused_fields.V1_DRAFTS if drafts else refused_fields.V1
+        )
+        self.leaves_all = describe_v2_limits(vllm_config) if second else describe_verification(vllm_config)
+        self.drafted = drafts is not None and not second and not self.leaves_all
+        transfers = getattr(vllm_config, "kv_transfer_config", None) or getattr(vllm_config, "ec_transfer_config", None)
+        plugins = entry_points(group="vllm.logits_processors")
+        self.read_by_others = bool(model.logits_processors or transfers or plugins)
+
+    def find_error(self, params: SamplingParams, tokenizer: Any) -> ParameterError | None:
+        """Return what is wrong with the request on this server; None if nothing is."""
+        try:
+            self.check_request(params, tokenizer)
+        except ParameterError as error:
+            return error
+        return None
+
+    def check_request(self, params: SamplingParams, tokenizer: Any) -> None:
+        """Raise ParameterError for a field of tailrace's that would have no effect."""
+        check_names(params.extra_args or (), self.refused, self.read_by_others)
+        if not (own := own_fields(params)):
+            return
+        first = next(iter(own))
+        if self.leaves_all:
+            raise ParameterError(f"{first} can't be had on this server: {self.leaves_all}", first)
+        if params.logprobs is not None and not self.mode.endswith("_logprobs"):
+            text = f"{first} can't be had beside logprobs on this server, whose --logprobs-mode is {self.mode}"
+            raise ParameterError(text, first)
+        if tokenizer is None and (waiting := holds_text(own)):
+            raise ParameterError(f"{waiting} must be given as token ids: this server has no tokenizer", waiting)
+        asked = translate_params(params, (), own | convert_texts(own, NoTokenizer()))
+        asked.check_vocab(self.vocab_size)
+        for name in asked.processors:
+            find_processor(name)
+
+
+def describe_v2_limits(vllm_config: Any) -> str:
+    """Return why vLLM's V2 runner draws everything itself on this server; "" if tailrace draws (v2.why_not)."""
+    model, drafts = vllm_config.model_config, vllm_config.speculative_config
+    if drafts is not None and drafts.num_speculative_tokens:
+        return "drafts in vLLM's V2 runner"
+    if getattr(model, "return_sampling_mask", False) or model.logprobs_mode.startswith("processed"):
+        return "a sampling mask, or processed logprobs, in vLLM's V2 runner"
+    if getattr(vllm_config, "watermark_config", None) is not None:
+        return "vLLM's own watermark"
+    return ""
+
+
+DOORS: WeakKeyDictionary[Any, Door] = WeakKeyDictionary()  # of this process, by vLLM's own checker of inputs
+
+
+def open_door(theirs: Function, inputs: Any, vllm_config: Any, *args: Any, **more: Any) -> None:
+    """Make vLLM's checker of inputs, and the rules beside it."""
+    theirs(inputs, vllm_config, *args, **more)
+    if vllm_config.model_config.runner_type != "pooling":
+        door = call_or_none("check of fields", lambda: Door(vllm_config))
+        if door is not None:
+            DOORS[inputs] = door
+
+
+def raise_found(find: Callable[[], ParameterError | None]) -> None:
+    """Raise what `find` returns as vLLM's own error: over HTTP a 400."""
+    if (error := call_or_none("check of fields", find)) is not None:
+        raise VLLMValidationError(str(error), parameter=error.param) from error
+
+
+def check_arguments(theirs: Function, params: SamplingParams) -> None:
+    """Run vLLM's checks, then tailrace's of its own fields.
+
+    A field that every server of this process refuses is refused here: an answer that is streamed has no status later.
+
+    Raises:
+        VLLMValidationError: over HTTP a 400.
+    """
+    theirs(params)
+    raise_found(partial(check_values, params))
+    if params.extra_args and (doors := list(DOORS.items())):
+        errors = [door.find_error(params, inputs.tokenizer) for inputs, door in doors]
+        if all(errors):
+            raise_found(lambda: errors[0])
+
+
+def check_params(theirs: Function, inputs: Any, params: Any, *args: Any, **more: Any) -> Any:
+    """Run vLLM's checks that need the configuration, then tailrace's."""
+    found = theirs(inputs, params, *args, **more)
+    if isinstance(params, SamplingParams) and params.extra_args and (door := DOORS.get(inputs)) is not None:
+        raise_found(partial(door.find_error, params, inputs.tokenizer))
+    return found
+
+
+def convert_params(theirs: Function, params: SamplingParams, tokenizer: Any) -> None:
+    """Convert the words of a request to token ids: vLLM its own, then tailrace's, in this request's own mapping."""
+    theirs(params, tokenizer)
+
+    def convert() -> ParameterError | None:
+        try:
+            if (own := own_fields(params)) and (converted := convert_texts(own, encoder_of(tokenizer))):
+                params.extra_args = {**(params.extra_args or {}), **converted}
+                translate_params(params, ())
+        except ParameterError as error:
+            return error
+        return None
+
+    raise_found(convert)
+
+
+def check_drafted(theirs: Function, params: SamplingParams, speculative_config: Any) -> None:
+    """Run vLLM's check of fields that its own verification of drafts lacks (min_p, logit_bias), unless tailrace's
+    verification serves the request."""
+    for inputs, door in list(DOORS.items()):
+        if inputs.speculative_config is speculative_config and door.drafted and not name_lacking(params):
+            return
+    theirs(params, speculative_config)
+
+
+OURS: dict[str, Function] = {
+    "vllm.SamplingParams._validate_spec_decode": check_drafted,
+    "vllm.SamplingParams.update_from_tokenizer": convert_params,
+    f"{INPUTS}.__init__": open_door,
+    f"{INPUTS}._validate_params": check_params,
+}

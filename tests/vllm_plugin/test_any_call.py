@@ -19,7 +19,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 import tailrace
-from tailrace.integrations.vllm import draws, fallbacks, layout, verification
+from tailrace.integrations.vllm import draws, fallbacks, layout, patches, verification
 from tailrace.integrations.vllm.requests import BatchFollower
 
 pytestmark = pytest.mark.planted
@@ -33,6 +33,7 @@ OUTSIDE: set[CodeType] = {
     BatchFollower.update_state.__code__,
     BatchFollower.apply.__code__,
     BatchFollower.is_argmax_invariant.__code__,
+    patches.make_metadata.__code__,
     layout.wrap_function(print, print).__code__,  # type: ignore[attr-defined]
 }
 GREEDY: list[dict[str, Any]] = [{}, {"presence_penalty": 0.5, "logprobs": 2}, {"allowed_token_ids": list(range(99))}]

@@ -16,7 +16,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.worker_base import WorkerBase
 
-from tailrace.integrations.vllm import draws, layout, masks, patches, v2
+from tailrace.integrations.vllm import door, draws, layout, masks, patches, v2
 from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, fallbacks, log
 from tailrace.integrations.vllm.requests import MAX_ERRORS, BatchFollower
 from tailrace.sampling import Sampler as Ours
@@ -31,7 +31,7 @@ IN_STEP: dict[str, tuple[Any, str]] = {
     "token": (draws, "token_for_each"),
     "logprobs": (draws, "make_logprobs_tensors"),
     "merged": (draws, "merge_outputs"),
-    "width": (draws, "check_batch"),
+    "changed": (draws, "change_logits"),
 }
 
 
@@ -255,7 +255,7 @@ def test_a_worker_begins_whatever_v2_raises(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_broken_check_refuses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "translate_params", raising())
+    monkeypatch.setattr(door, "check_values", raising())
     SamplingParams(extra_args={"top_n_sigma": 1.5})
     assert errors() == 1
 

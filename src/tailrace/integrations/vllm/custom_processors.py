@@ -38,8 +38,9 @@ def change_logits(
     Args:
         logits: [L, V], not modified. drafts: where several rows belong to one request.
     """
-    before = list_active(metadata.logitsprocs.non_argmax_invariant)
-    after = [] if metadata.all_greedy else list_active(metadata.logitsprocs.argmax_invariant)
+    processors = metadata.logitsprocs
+    before = list_active(processors.non_argmax_invariant)
+    after = [] if metadata.all_greedy else list_active(processors.argmax_invariant)
     holder = getattr(metadata, "thinking_budget_state_holder", None)
     budgets = holder is not None and holder.has_tracked_requests()
     if not (before or after or budgets):
@@ -53,8 +54,8 @@ def change_logits(
     if after:
         edited = change_scaled(edited, after, metadata)
     kept = LogitsProcessors()
-    kept.argmax_invariant = [one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, BUILT_IN)]
-    kept.non_argmax_invariant = [one for one in metadata.logitsprocs.non_argmax_invariant if isinstance(one, BUILT_IN)]
+    kept.argmax_invariant = [one for one in processors.argmax_invariant if isinstance(one, BUILT_IN)]
+    kept.non_argmax_invariant = [one for one in processors.non_argmax_invariant if isinstance(one, BUILT_IN)]
     left: dict[str, Any] = {"thinking_budget_state_holder": None} if budgets else {}
     return Changed(edited, replace(metadata, logitsprocs=kept, **left), logits)
 

@@ -144,9 +144,9 @@ def convert_params(theirs: Function, params: SamplingParams, tokenizer: Any) -> 
 
     def convert() -> ParameterError | None:
         try:
-            if (own := own_fields(params)) and (converted := convert_texts(own, encoder_of(tokenizer))):
-                params.extra_args = {**(params.extra_args or {}), **converted}
-                translate_params(params, ())
+            if own := own_fields(params):
+                params.extra_args = {**(params.extra_args or {}), **convert_texts(own, encoder_of(tokenizer))}
+                translate_params(params, params.bad_words_token_ids or ())
         except ParameterError as error:
             return error
         return None

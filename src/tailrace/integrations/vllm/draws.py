@@ -19,6 +19,7 @@ from tailrace.integrations.vllm.custom_processors import Changed, change_logits
 from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none, fall_back
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import PLACEHOLDER, BatchFollower, FollowedBatch
+from tailrace.kernels import argmax
 from tailrace.sampling import Rows, token_for_each
 from tailrace.sampling.sampler import Pending
 
@@ -70,6 +71,8 @@ def sample_for_vllm(
         return prepare_batch(sampling_metadata, logits.shape[-1], logits.shape[0])
 
     def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
+        if batch.greedy and given.raw is None and (found := draw_greedy(logits)) is not None:
+            return found
         rows = Rows.plain(batch.slots, batch.served, batch.positions())
         found = draw_output(sampling_metadata, batch, given, rows, 1)
         return found if own is None else merge_outputs(own, batch.served, found)
@@ -89,6 +92,14 @@ def sample_for_vllm(
     if found is not None:
         return found
     return theirs(sampler, given.logits, given.metadata) if own is None else own
+
+
+def draw_greedy(logits: torch.Tensor) -> SamplerOutput | None:
+    """Return the largest logit of each row. None if a row has none; a GPU is not asked, and gives token 0 then."""
+    ids, status = argmax(logits)
+    if logits.is_cpu and status.any():
+        return None
+    return SamplerOutput(ids.clamp_(min=0).to(torch.int32).unsqueeze(-1), None)
 
 
 def draw_output(

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.worker_base import WorkerBase
 
 import tailrace
@@ -66,11 +68,24 @@ def add_follower(processors: LogitsProcessors, vllm_config: Any, device: torch.d
     log.info("tailrace %s samples for vLLM in this process, on %s", tailrace.__version__, device)
 
 
+def make_metadata(theirs: Function, batch: InputBatch) -> SamplingMetadata:
+    """vLLM's description of the batch, with the tokens of the output if tailrace's draws need them."""
+    before = batch.logitsprocs_need_output_token_ids
+    follower = next((one for one in batch.logitsprocs.argmax_invariant if isinstance(one, BatchFollower)), None)
+    if follower is not None and call_or_none("follower of the batch", follower.needs_output):
+        batch.logitsprocs_need_output_token_ids = True
+    try:
+        return theirs(batch)
+    finally:
+        batch.logitsprocs_need_output_token_ids = before
+
+
 OURS: dict[str, Function] = {
     "vllm.SamplingParams._verify_args": door.check_arguments,
     "vllm.v1.sample.logits_processor.build_logitsprocs": build_logitsprocs,
     "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": verify_drafts,
     "vllm.v1.sample.sampler.Sampler.forward": sample_for_vllm,
+    "vllm.v1.worker.gpu_input_batch.InputBatch._make_sampling_metadata": make_metadata,
     "vllm.v1.worker.gpu_model_runner.build_logitsprocs": build_logitsprocs,
     "vllm.v1.worker.worker_base.WorkerBase.__init__": begin_worker,
 }

@@ -17,8 +17,9 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, proces
 
 from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none
 from tailrace.integrations.vllm.translate import add_vllm_request
-from tailrace.integrations.vllm.xargs import OURS
+from tailrace.integrations.vllm.xargs import OURS, READING
 from tailrace.sampling import KeySource, Sampled, Sampler, Slots
+from tailrace.sampling.slot import Slot
 
 PLACEHOLDER = -1  # id of a token that vLLM has not read yet, and of an empty draft place
 NOT_KNOWN = "tokens that vLLM has not read yet (asynchronous scheduling)"
@@ -55,14 +56,16 @@ class FollowedRequest:
 class FollowedBatch(NamedTuple):
     """The batch since its last change, in the order of vLLM's rows.
 
-    served, slots, requests: the rows, the slots and the requests that tailrace serves. refusals: why vLLM serves the
-    others.
+    - served, slots, requests: the rows, the slots and the requests that tailrace serves.
+    - refusals: why vLLM serves the others.
+    - greedy: every request takes the largest of the model's own logits, and reports nothing.
     """
 
     served: list[int]
     slots: list[int]
     requests: list[FollowedRequest]
     refusals: list[str]
+    greedy: bool
 
     def positions(self) -> list[int]:
         """Return the position of the next token of each served request."""
@@ -117,6 +120,11 @@ class BatchFollower(LogitsProcessor):
                 self.slots.remove(left.slot)
         self.batch = None
 
+    def needs_output(self) -> bool:
+        """Return whether a draw needs the output's tokens or their number. With asynchronous scheduling vLLM otherwise
+        does not read the last step's tokens before the next draw."""
+        return self.drafting or any(needs_output(request.params) for request in self.rows.values())
+
     # ---- for the draw
 
     def ready(self, count: int) -> FollowedBatch:
@@ -130,7 +138,7 @@ class BatchFollower(LogitsProcessor):
             self.batch = self._collect_batch()
         if len(self.rows) != count:
             raise LeftToVllmError(f"{count} rows for a batch of {len(self.rows)} requests")
-        for request in self.batch.requests:
+        for request in () if self.batch.greedy and not self.drafting else self.batch.requests:
             if self.drafting and request.output[-1:] == [PLACEHOLDER]:
                 raise LeftToVllmError(NOT_COUNTED)
             if request.reads and len(request.output) != request.known:
@@ -144,12 +152,9 @@ class BatchFollower(LogitsProcessor):
                 self._assign_slot(request)
         served = [row for row, request in rows if not request.refusal]
         requests = [self.rows[row] for row in served]
-        return FollowedBatch(
-            served,
-            slots=[request.slot for request in requests],
-            requests=requests,
-            refusals=[request.refusal for _, request in rows if request.refusal],
-        )
+        slots, refusals = [one.slot for one in requests], [one.refusal for _, one in rows if one.refusal]
+        greedy = not refusals and all(is_plain_greedy(self.slots[slot]) for slot in slots)
+        return FollowedBatch(served, slots, requests, refusals, greedy)
 
     def _assign_slot(self, request: FollowedRequest) -> None:
         """Give the request a slot, or set the reason why vLLM serves it."""
@@ -205,6 +210,18 @@ class BatchFollower(LogitsProcessor):
         self.begin_again()
         for row in range(len(self.slots.slots)):
             self.rows[row] = FollowedRequest(SamplingParams(), None, [], refusal=LOST)
+
+
+def is_plain_greedy(slot: Slot) -> bool:
+    """Return whether the slot takes the largest of the model's own logits, and reports nothing."""
+    params = slot.params
+    reports = params.logprobs is not None or params.return_sampling_mask
+    return params.greedy and not (slot.edit_methods or reports or slot.sequence_state.forced)
+
+
+def needs_output(params: SamplingParams) -> bool:
+    """Return whether tailrace's draws for the request need its output, besides those for which vLLM knows it."""
+    return params.min_tokens > 0 or any(name in READING for name in params.extra_args or ())
 
 
 def has_own_fields(params: SamplingParams) -> bool:

@@ -30,6 +30,8 @@ VLLMS = {name for name in Theirs.__struct_fields__ if not name.startswith("_")} 
 # vLLM has these fields, under the same name or under ours over HTTP
 SHARED = {name: own for name, field in FIELDS.items() for own in (name, field.http_name) if own in VLLMS}
 OURS = tuple(name for name in FIELDS if name not in SHARED and name not in EVERYWHERE)
+# those whose effect depends on the output so far
+READING = {name for name in OURS if FIELDS[name].kind == "edit" or FIELDS[name].stateful or name == "forced_token_ids"}
 # names of fields at other servers, or of ours over HTTP
 OTHER_NAMES = {other: name for name, field in FIELDS.items() for other in (*field.aliases, field.http_name) if other}
 NEAR, NEARER = 0.75, 0.88  # how alike a misspelt name is; the second where others may read the name

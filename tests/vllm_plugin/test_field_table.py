@@ -137,7 +137,7 @@ def draw_drafted(fields: dict[str, Any]) -> list[int]:
     steps = 0
     while len(output) < STEPS:
         at = len(output)
-        drafts = (right[at : at + 2] + [0, 0])[:2]
+        drafts = [*right[at : at + 2], 0, 0][:2]
         drafts = [drafts[0], (drafts[1] + 1) % VOCAB] if steps % 3 == 2 else drafts
         metadata = SpecDecodeMetadata.make_dummy([drafts], torch.device("cpu"))
         crowd.batch.refresh_metadata()
@@ -190,11 +190,23 @@ def test_a_refused_field_is_refused_at_the_door_and_no_other(name: str, path: st
         assert error is not None
         assert error.param in refused
         assert str(error) == f"{error.param} can't be had inside vLLM: {refused[error.param]}"
-    elif name == "dry_multiplier" or "dry_multiplier" in fields and name != "dry_sequence_breakers":
+    elif "dry_multiplier" in fields and name != "dry_sequence_breakers":
         assert error is not None  # without a tokenizer its breakers are not known
         assert error.param == "dry_sequence_breakers"
     else:
         assert error is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_of_vllms_own_is_refused_at_the_door_where_it_would_be_lost(path: str) -> None:
+    asked = {"logprob_token_ids": [3], "prompt_logprob_token_ids": [[3]], "prompt_logprob_start": 1}
+    assert set(PATHS["V1_DRAFTS"]) & set(SHARED) == set(asked)
+    for name, value in asked.items():
+        params = SamplingParams()
+        setattr(params, name, value)
+        error = Door(config_of(path)).find_error(params, None)
+        assert (error is not None) == (name in PATHS[path])
+        assert error is None or (error.param == name and PATHS[path][name] in str(error))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from crowd import ROWS, THEIRS, VOCAB, Crowd
+from crowd import CONFIG, ROWS, THEIRS, VOCAB, Crowd
 from packaging.version import Version
 from release import RELEASE
 from vllm import SamplingParams
@@ -15,6 +18,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.sampler import Sampler
 
 from tailrace.integrations.vllm.fallbacks import fallbacks
+from tailrace.integrations.vllm.requests import BatchFollower
 
 # vLLM 0.30's `swap_states` gives two requests that change places the same allowed_token_ids, one's
 MASKS_MOVE = Version("0.31") <= RELEASE
@@ -186,3 +190,69 @@ def test_own_fields_are_checked_where_vllm_checks_its_own() -> None:
     for wrong, message in (({"xtc_probability": 2}, "xtc_probability"), ({"dry_multiplier": "much"}, "dry_multiplier")):
         with pytest.raises(VLLMValidationError, match=message):
             SamplingParams(extra_args=wrong)
+
+
+def test_a_step_of_plain_greedy_requests_makes_few_calls() -> None:
+    """The largest logits, by one kernel, whatever the number of requests; a request with an edit ends that."""
+
+    def count_calls(fields: dict[str, Any], rows: int) -> int:
+        crowd = Crowd(3)
+        for _ in range(rows):
+            crowd.add(SamplingParams(temperature=0.0, **fields))
+        crowd.batch.refresh_metadata()
+        sampler, logits = Sampler(), crowd.logits()
+        assert sampler(logits, crowd.metadata).sampled_token_ids.shape == (rows, 1)
+        profile = cProfile.Profile()
+        profile.enable()
+        found = sampler(logits, crowd.metadata)
+        profile.disable()
+        if not fields:
+            assert found.sampled_token_ids[:, 0].tolist() == logits.argmax(-1).tolist()
+        return pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
+
+    assert count_calls({}, 8) == count_calls({}, 2) < 90
+    assert count_calls({"presence_penalty": 0.5}, 8) > 2 * count_calls({}, 8)
+
+
+def test_vllm_keeps_the_output_up_to_date_for_draws_that_read_it() -> None:
+    """With asynchronous scheduling it does so for the lists of its metadata alone."""
+    for fields, needed in (
+        ({"top_p": 0.9}, False),
+        ({"extra_args": {"top_n_sigma": 1.5}}, False),
+        ({"extra_args": {"dry_multiplier": 1.0}}, True),
+        ({"extra_args": {"mirostat": 2}}, True),
+        ({"extra_args": {"forced_token_ids": [3]}}, True),
+        ({"min_tokens": 2}, True),
+    ):
+        crowd = Crowd(3)
+        name = crowd.add(SamplingParams(**fields))
+        crowd.settle()
+        assert bool(crowd.metadata.output_token_ids) == needed, fields
+        crowd.remove(name)
+        crowd.add(SamplingParams())
+        crowd.settle()
+        assert not crowd.metadata.output_token_ids
+
+
+def test_logprobs_of_logits_are_vllms_own_beside_fields_of_tailrace() -> None:
+    """--logprobs-mode raw_logits: vLLM draws for the request that asks for them, and no other."""
+    model = SimpleNamespace(**{**vars(CONFIG.model_config), "logprobs_mode": "raw_logits"})
+    crowd = Crowd(4, SimpleNamespace(**{**vars(CONFIG), "model_config": model}))
+    crowd.add(SamplingParams(temperature=0.0, logprobs=2), prompt=[1])
+    crowd.add(SamplingParams(temperature=0.0, extra_args={"forced_token_ids": [9]}), prompt=[1])
+    crowd.settle()
+    logits = crowd.logits()
+    found = Sampler("raw_logits")(logits.clone(), crowd.metadata)
+    assert found.sampled_token_ids[:, 0].tolist() == [int(logits[0].argmax()), 9]
+    torch.testing.assert_close(found.logprobs_tensors.logprobs[0, 1:3], logits[0].topk(2).values)
+    assert fallbacks.pop("logprobs_mode raw_logits") == 1
+
+
+def test_a_prompt_of_embeddings_keeps_tailraces_fields() -> None:
+    crowd = Crowd(4)
+    crowd.add(SamplingParams(temperature=0.0, extra_args={"forced_token_ids": [9]}), prompt=[1])
+    crowd.settle()
+    follower = next(one for one in crowd.metadata.logitsprocs.argmax_invariant if isinstance(one, BatchFollower))
+    follower.rows[0].prompt = None
+    assert Sampler()(crowd.logits(), crowd.metadata).sampled_token_ids.tolist() == [[9]]
+    assert not fallbacks

@@ -23,6 +23,9 @@ MIXED: list[tuple[str, list[int], dict[str, Any]]] = [
     ("seed long", CACHED, {"seed": 1, "temperature": 0.7, "max_tokens": 60}),
     ("seed one", [8], {"seed": 2, "top_p": 0.9}),
     ("seed two", [8], {"seed": 3, "top_k": 9, "n": 2}),
+    ("seed bias", [9, 8], {"seed": 4, "min_p": 0.05, "logit_bias": {"7": 3.0, "300": 2.0}}),
+    ("greedy bias", [9, 8, 9, 8], {"temperature": 0.0, "logit_bias": {"8": 2.0}}),
+    ("seed own", [9, 8, 9, 8], {"seed": 5, "vllm_xargs": {"dry_multiplier": 1.0, "p_less_norm": True}}),
     ("free one", [7], {"temperature": 1.0}),
     ("free cut", CACHED[:BLOCK], {"temperature": 0.9, "top_k": 20, "top_p": 0.9}),
     ("greedy whole", CACHED[:BLOCK], {"temperature": 0.0, "max_tokens": 1}),
@@ -80,7 +83,7 @@ def test_a_server_with_drafts_and_cached_prompts_has_the_same_tokens(
 ) -> None:
     with serve(model, tmp_path, *speculate()) as server:
         found = ask_all(server)
-        for refused in ({"logit_bias": {"7": 1.0}}, {"min_p": 0.1}, {"vllm_xargs": {"top_n_sigma": "x"}}):
+        for refused in ({"vllm_xargs": {"top_n_sigma": "x"}}, {"logprob_token_ids": [3]}, {"vllm_xargs": {"n": 2}}):
             assert server.complete([9], **refused)[0] == 400
         assert server.ask("/health")[0] == 200
         log = server.log.read_text()

@@ -11,7 +11,7 @@ import torch
 from crowd import CONFIG, CPU, VOCAB, Crowd
 from vllm import SamplingParams
 from vllm.v1.outputs import SamplerOutput
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import LogitsProcessors, build_logitsprocs
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -249,7 +249,7 @@ def test_greedy_tokens_are_right_whatever_part_of_the_verification_fails(
 def test_positions_behind_uncounted_drafts_are_left_to_vllm() -> None:
     """Asynchronous scheduling: vLLM's list has a place for each draft of the last step, also of those that it refused.
     By other positions a seed would have other tokens."""
-    crowd = Crowd(7, SimpleNamespace(**{**vars(CONFIG), "speculative_config": object()}))
+    crowd = Crowd(7, SimpleNamespace(**{**vars(CONFIG), "speculative_config": SimpleNamespace()}))
     name = crowd.add(SamplingParams(seed=1, temperature=0.7))
     crowd.batch.refresh_metadata()
     verify(crowd, [[4, 5]], torch.randn(3, VOCAB))
@@ -259,19 +259,54 @@ def test_positions_behind_uncounted_drafts_are_left_to_vllm() -> None:
     assert list(fallbacks) == ["drafts whose number vLLM has not read yet (asynchronous scheduling)"]
 
 
-@pytest.mark.parametrize("why", ["not followed", "synthetic_mode", "use_fly"])
-def test_vllms_own_verification_is_as_it_was_where_it_must_be(why: str) -> None:
-    """Where no request is followed, and where the server asks for another rule (FLy is of vLLM 0.33)."""
+def drafting(method: str) -> Any:
+    """A configuration with drafts that this method verifies."""
+    return SimpleNamespace(**{**vars(CONFIG), "speculative_config": SimpleNamespace(rejection_sample_method=method)})
+
+
+@pytest.mark.parametrize("method", ["standard", "block", "synthetic", "fly", "of a later vLLM"])
+def test_only_rules_that_keep_the_distribution_are_replaced(method: str) -> None:
+    """All others stay vLLM's, with a line in the log (FLy is of vLLM 0.33)."""
+    calls: list[Any] = []
+    crowd, verifier = Crowd(8, drafting(method)), RejectionSampler(Sampler())
+    crowd.add(SamplingParams(temperature=0.0))
+    crowd.batch.refresh_metadata()
+    metadata = SpecDecodeMetadata.make_dummy([[3]], CPU)
+    given = (verifier, metadata, None, torch.randn(2, VOCAB), crowd.metadata)
+    found = verification.verify_drafts(lambda *args: calls.append(args) or "theirs", *given)  # type: ignore
+    if method in ("standard", "block"):
+        assert found != "theirs"
+        assert not fallbacks
+    else:
+        assert found == "theirs"
+        assert calls == [given]
+        assert list(fallbacks) == [f"the server verifies drafts by the method {method}"]
+
+
+def test_a_batch_that_nobody_follows_is_vllms() -> None:
     calls: list[Any] = []
     crowd, verifier = Crowd(8), RejectionSampler(Sampler())
     crowd.add(SamplingParams(temperature=0.0))
     crowd.batch.refresh_metadata()
-    if why == "not followed":
-        crowd.metadata.logitsprocs = LogitsProcessors()
-    else:
-        setattr(verifier, why, True)
+    crowd.metadata.logitsprocs = LogitsProcessors()
     metadata = SpecDecodeMetadata.make_dummy([[3]], CPU)
     given = (verifier, metadata, None, torch.randn(2, VOCAB), crowd.metadata)
     assert verification.verify_drafts(lambda *args: calls.append(args) or "theirs", *given) == "theirs"  # type: ignore
     assert calls == [given]
     assert not fallbacks
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("fields", [{"logit_bias": {7: 50.0}}, {"min_p": 0.9, "temperature": 1.0}])
+def test_a_step_that_vllm_serves_keeps_bias_and_min_p(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own verification knows neither, so its sampler draws without the drafts."""
+    processors = build_logitsprocs(drafting("standard"), CPU, False, False)
+    crowd = Crowd(8, drafting("standard"))
+    crowd.batch.logitsprocs = processors
+    crowd.add(SamplingParams(**({"temperature": 0.0} | fields)), prompt=[1])
+    crowd.batch.refresh_metadata()
+    monkeypatch.setattr(verification, "make_draft_rows", raising)
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5))
+    wanted = 7 if "logit_bias" in fields else int(logits[0].argmax())
+    assert verify(crowd, [[4, 5]], logits) == [[wanted]]
+    assert len(fallbacks) == 1

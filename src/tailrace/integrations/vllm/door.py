@@ -20,8 +20,8 @@ from tailrace.integrations.vllm.engine_tokenizer import encoder_of
 from tailrace.integrations.vllm.fallbacks import call_or_none, log
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import describe_verification
-from tailrace.integrations.vllm.translate import check_values, name_lacking, translate_params
-from tailrace.integrations.vllm.xargs import NoTokenizer, check_names, convert_texts, holds_text, own_fields
+from tailrace.integrations.vllm.translate import check_values, translate_params
+from tailrace.integrations.vllm.xargs import SHARED, NoTokenizer, check_names, convert_texts, holds_text, own_fields
 from tailrace.sampling.processors import find_processor
 
 INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
@@ -39,6 +39,7 @@ class Door:
     """The rules of one server.
 
     - refused: the refused fields, with reasons.
+    - shared: those of them that are vLLM's own fields, by vLLM's names.
     - leaves_all: why vLLM's own sampler serves every request of this server; "" if tailrace does.
     - drafted: tailrace verifies drafts.
     - read_by_others: a logits processor or a connector of somebody else's may read `vllm_xargs`.
@@ -51,6 +52,7 @@ class Door:
         self.refused: Mapping[str, str] = (
             refused_fields.V2 if second else refused_fields.V1_DRAFTS if drafts else refused_fields.V1
         )
+        self.shared = {SHARED[name]: reason for name, reason in self.refused.items() if name in SHARED}
         self.leaves_all = describe_v2_limits(vllm_config) if second else describe_verification(vllm_config)
         self.drafted = drafts is not None and not second and not self.leaves_all
         transfers = getattr(vllm_config, "kv_transfer_config", None) or getattr(vllm_config, "ec_transfer_config", None)
@@ -66,7 +68,10 @@ class Door:
         return None
 
     def check_request(self, params: SamplingParams, tokenizer: Any) -> None:
-        """Raise ParameterError for a field of tailrace's that would have no effect."""
+        """Raise ParameterError for a field that would have no effect."""
+        for name, reason in self.shared.items():
+            if getattr(params, name, None) is not None:
+                raise ParameterError(f"{name} can't be had on this server: {reason}", name)
         check_names(params.extra_args or (), self.refused, self.read_by_others)
         if not (own := own_fields(params)):
             return
@@ -124,16 +129,19 @@ def check_arguments(theirs: Function, params: SamplingParams) -> None:
     """
     theirs(params)
     raise_found(partial(check_values, params))
-    if params.extra_args and (doors := list(DOORS.items())):
-        errors = [door.find_error(params, inputs.tokenizer) for inputs, door in doors]
-        if all(errors):
-            raise_found(lambda: errors[0])
+    raise_found(partial(find_common_error, params))
+
+
+def find_common_error(params: SamplingParams) -> ParameterError | None:
+    """Return what is wrong with the request on every server of this process; None if one may serve it."""
+    errors = [door.find_error(params, inputs.tokenizer) for inputs, door in list(DOORS.items())]
+    return errors[0] if errors and all(errors) else None
 
 
 def check_params(theirs: Function, inputs: Any, params: Any, *args: Any, **more: Any) -> Any:
     """Run vLLM's checks that need the configuration, then tailrace's."""
     found = theirs(inputs, params, *args, **more)
-    if isinstance(params, SamplingParams) and params.extra_args and (door := DOORS.get(inputs)) is not None:
+    if isinstance(params, SamplingParams) and (door := DOORS.get(inputs)) is not None:
         raise_found(partial(door.find_error, params, inputs.tokenizer))
     return found
 
@@ -155,10 +163,10 @@ def convert_params(theirs: Function, params: SamplingParams, tokenizer: Any) -> 
 
 
 def check_drafted(theirs: Function, params: SamplingParams, speculative_config: Any) -> None:
-    """Run vLLM's check of fields that its own verification of drafts lacks (min_p, logit_bias), unless tailrace's
-    verification serves the request."""
+    """Run vLLM's check of fields that its own verification of drafts lacks (min_p, logit_bias), unless tailrace
+    verifies drafts on this server."""
     for inputs, door in list(DOORS.items()):
-        if inputs.speculative_config is speculative_config and door.drafted and not name_lacking(params):
+        if inputs.speculative_config is speculative_config and door.drafted:
             return
     theirs(params, speculative_config)
 

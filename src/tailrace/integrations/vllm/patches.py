@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import LogitBiasLogitsProcessor, LogitsProcessors, MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.worker_base import WorkerBase
@@ -63,8 +63,13 @@ def build_logitsprocs(
 
 
 def add_follower(processors: LogitsProcessors, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-    """Add the follower of the batch."""
-    processors.argmax_invariant.append(BatchFollower(vllm_config, device, is_pin_memory))
+    """Add the follower of the batch. Beside drafts add vLLM's processors of logit_bias and min_p, which it leaves out
+    there: its own sampler may have to serve a step."""
+    follower = BatchFollower(vllm_config, device, is_pin_memory)
+    if follower.drafting and not follower.verified_otherwise:
+        processors.non_argmax_invariant.append(LogitBiasLogitsProcessor(vllm_config, device, is_pin_memory))
+        processors.argmax_invariant.append(MinPLogitsProcessor(vllm_config, device, is_pin_memory))
+    processors.argmax_invariant.append(follower)
     log.info("tailrace %s samples for vLLM in this process, on %s", tailrace.__version__, device)
 
 

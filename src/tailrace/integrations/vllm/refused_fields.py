@@ -33,7 +33,7 @@ EVERYWHERE = {
     "shown_token_ids": "vLLM writes the text (skip_special_tokens, outside of vllm_xargs)",
 }
 V1 = EVERYWHERE | {"prompt_logprob_token_ids": SCORES, "prompt_logprob_start": SCORES}
-V1_DRAFTS = V1
+V1_DRAFTS = V1 | {"logprob_token_ids": "vLLM reports none of them beside drafts"}
 V2 = (
     EVERYWHERE
     | dict.fromkeys(

@@ -60,7 +60,7 @@ def verify_drafts(
         own = sample_without_drafts(verifier, counts, given)
     if batch is not None and (own is not None or not batch.refusals):
         found = call_or_none(HERE, lambda: draw_rows(batch, own), after)
-    if found is None and own is None and call_or_none(HERE, lambda: may_misread(logits, sampling_metadata)):
+    if found is None and own is None and call_or_none(HERE, lambda: must_drop_drafts(logits, sampling_metadata)):
         own = sample_without_drafts(verifier, counts, given)
     if found is None and own is None:
         return theirs(verifier, metadata, draft_probs, given.logits, given.metadata)
@@ -102,13 +102,17 @@ def first_rows(counts: list[int]) -> list[int]:
     return list(accumulate((count + 1 for count in counts[:-1]), initial=0))
 
 
-def may_misread(logits: torch.Tensor, metadata: SamplingMetadata) -> bool:
-    """Return whether vLLM's own verification of this batch would read uninitialized memory.
+def must_drop_drafts(logits: torch.Tensor, metadata: SamplingMetadata) -> bool:
+    """Return whether vLLM's own verification of this batch would give wrong tokens.
 
-    Its CPU versions of the kernels do so for sampled requests. With top-k its engine ends (docs/integrations/vllm.md).
+    It knows no min_p and no logit_bias. For sampled requests its CPU versions of the kernels read uninitialized memory.
+    With top-k its engine ends (docs/integrations/vllm.md).
     """
     follower = follower_of(metadata)
-    return logits.is_cpu and not metadata.all_greedy and follower is not None and bool(follower.rows)
+    rows = [] if follower is None else list(follower.rows.values())
+    if logits.is_cpu and not metadata.all_greedy:
+        return bool(rows)
+    return any(one.params.logit_bias or one.params.min_p for one in rows)
 
 
 def sample_without_drafts(verifier: RejectionSampler, counts: list[int], given: Changed) -> SamplerOutput | None:

@@ -10,25 +10,26 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, proces
 
 
 class Adding(LogitsProcessor):
-    """Adds 5 to the logit of the token `favoured` of `extra_args`. calls: how often it was applied."""
+    """Adds `bonus` (5) to the logit of the token `favoured` of `extra_args`. calls: how often it was applied."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self.rows: dict[int, int] = {}
+        self.rows: dict[int, tuple[int, float]] = {}
         self.calls = 0
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        def read(params: SamplingParams, *_: Any) -> int | None:
-            return (params.extra_args or {}).get("favoured")
+        def read(params: SamplingParams, *_: Any) -> tuple[int, float] | None:
+            asked = params.extra_args or {}
+            return (asked["favoured"], asked.get("bonus", 5.0)) if "favoured" in asked else None
 
         process_dict_updates(self.rows, batch_update, read)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        for row, token in self.rows.items():
-            logits[row, token] += 5.0
+        for row, (token, bonus) in self.rows.items():
+            logits[row, token] += bonus
         return logits
 
 
@@ -40,7 +41,7 @@ class Cutting(Adding):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        for row, count in self.rows.items():
+        for row, (count, _) in self.rows.items():
             kept = logits[row].topk(count).indices
             values = logits[row, kept]
             logits[row] = float("-inf")

@@ -59,7 +59,7 @@ def test_what_cannot_act_is_a_400_that_names_it(server: Server, stream: bool) ->
         assert error["param"] == name
         assert name in error["message"]
         assert text in error["message"]
-    for fields in ({"logprobs": -1}, {"logprob_token_ids": [3]}):
+    for fields in ({"logprobs": -1}, {"logprob_token_ids": [3], "logprobs": 1}):
         status, answer = server.complete([9], vllm_xargs={"top_n_sigma": 1.5}, stream=stream, **fields)
         assert status == 400, answer
         assert "top_n_sigma can't be had beside" in answer
@@ -109,7 +109,7 @@ def test_each_own_field_is_taken_over_http(name: str, server: Server) -> None:
 
 def test_a_custom_processor_changes_its_own_request_and_drops_no_field(server: Server) -> None:
     own = {"forced_token_ids": [5, 6], "no_repeat_ngram_size": 2}
-    bare, changed = ask(server, own), ask(server, {**own, "favoured": 300})
+    bare, changed = ask(server, own), ask(server, {**own, "favoured": 300, "bonus": 15.0})
     assert bare[:2] == changed[:2] == [5, 6]
     assert changed.count(300) > bare.count(300)
     pairs = list(pairwise(changed))

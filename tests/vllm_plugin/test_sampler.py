@@ -240,7 +240,7 @@ def test_logprobs_of_logits_are_vllms_own_beside_fields_of_tailrace() -> None:
     crowd = Crowd(4, SimpleNamespace(**{**vars(CONFIG), "model_config": model}))
     crowd.add(SamplingParams(temperature=0.0, logprobs=2), prompt=[1])
     crowd.add(SamplingParams(temperature=0.0, extra_args={"forced_token_ids": [9]}), prompt=[1])
-    crowd.settle()
+    crowd.batch.refresh_metadata()
     logits = crowd.logits()
     found = Sampler("raw_logits")(logits.clone(), crowd.metadata)
     assert found.sampled_token_ids[:, 0].tolist() == [int(logits[0].argmax()), 9]

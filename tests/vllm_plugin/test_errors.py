@@ -187,7 +187,7 @@ def test_a_request_keeps_its_key_and_its_methods_state(monkeypatch: pytest.Monke
 
 def test_a_request_of_several_errors_is_left_to_vllm_and_later_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = Crowd(4)
-    old = crowd.add(SamplingParams(temperature=0.0))
+    old = crowd.add(SamplingParams(temperature=0.0, presence_penalty=0.5))
     crowd.settle()
     for _ in range(MAX_ERRORS):
         with monkeypatch.context() as patch:

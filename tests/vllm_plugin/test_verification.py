@@ -213,7 +213,7 @@ def test_vllm_draws_one_token_where_tailrace_does_not(
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "name",
-    ["prepare_batch", "make_draft_rows", "draw_output", "merge_outputs", "pad_output", "first_rows", "may_misread"],
+    ["prepare_batch", "make_draft_rows", "draw_output", "merge_outputs", "pad_output", "first_rows", "must_drop_drafts", "change_logits"],
 )
 @pytest.mark.parametrize("refused", [False, True])
 def test_greedy_tokens_are_right_whatever_part_of_the_verification_fails(
@@ -228,7 +228,7 @@ def test_greedy_tokens_are_right_whatever_part_of_the_verification_fails(
     likeliest = logits.argmax(-1).tolist()
     drafts = [[*ids[:1], (ids[1] + 1) % VOCAB] for ids in likeliest]
     monkeypatch.setattr(verification, name, raising)
-    if name in ("pad_output", "may_misread"):
+    if name in ("pad_output", "must_drop_drafts"):
         monkeypatch.setattr(verification, "draw_output", raising)
     metadata = SpecDecodeMetadata.make_dummy(drafts, CPU)
     calls: list[Any] = []

@@ -42,13 +42,14 @@ def change_logits(
     before = list_active(processors.non_argmax_invariant)
     after = [] if metadata.all_greedy else list_active(processors.argmax_invariant)
     holder = getattr(metadata, "thinking_budget_state_holder", None)
-    budgets = holder is not None and holder.has_tracked_requests()
-    if not (before or after or budgets):
+    if holder is not None and not holder.has_tracked_requests():
+        holder = None
+    if not (before or after or holder):
         return Changed(logits, metadata, None)
     edited = logits.to(torch.float32, copy=True)
     for one in before:
         edited = one.apply(edited)
-    if budgets:
+    if holder is not None:
         holder.update_state(metadata.output_token_ids, metadata.spec_token_ids, repeat_indices=None)
         edited = force_ends(holder, edited, metadata, drafts)
     if after:
@@ -56,7 +57,7 @@ def change_logits(
     kept = LogitsProcessors()
     kept.argmax_invariant = [one for one in processors.argmax_invariant if isinstance(one, BUILT_IN)]
     kept.non_argmax_invariant = [one for one in processors.non_argmax_invariant if isinstance(one, BUILT_IN)]
-    left: dict[str, Any] = {"thinking_budget_state_holder": None} if budgets else {}
+    left: dict[str, Any] = {"thinking_budget_state_holder": None} if holder is not None else {}
     return Changed(edited, replace(metadata, logitsprocs=kept, **left), logits)
 
 

@@ -70,28 +70,30 @@ def sample_for_vllm(
             BatchFollower.newest.sampler.warm_up({logits.dtype}, logits.device)  # vLLM is about to measure its memory
         return prepare_batch(sampling_metadata, logits.shape[-1], logits.shape[0])
 
-    def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
-        if batch.greedy and given.raw is None and (found := draw_greedy(logits)) is not None:
-            return found
-        rows = Rows.plain(batch.slots, batch.served, batch.positions())
-        found = draw_output(sampling_metadata, batch, given, rows, 1)
-        return found if own is None else merge_outputs(own, batch.served, found)
-
     after = partial(begin_again, sampling_metadata)
     batch = call_or_none("sampler", prepare_rows, after)
-    if batch is None:
-        return theirs(sampler, logits, sampling_metadata)
-    given = call_or_none("sampler", lambda: change_logits(logits, sampling_metadata), after)
-    if given is None:
+    given = batch and call_or_none("sampler", lambda: change_logits(logits, sampling_metadata), after)
+    if batch is None or given is None:
         return theirs(sampler, logits, sampling_metadata)
     spare = call_or_none("sampler", given.logits.clone) if batch.refusals else None
     if batch.refusals and spare is None:
         return theirs(sampler, given.logits, given.metadata)
     own = theirs(sampler, spare, given.metadata) if batch.refusals else None
-    found = call_or_none("sampler", lambda: draw_rows(batch, own), after)
+    found = call_or_none("sampler", lambda: draw_rows(sampling_metadata, batch, given, own), after)
     if found is not None:
         return found
     return theirs(sampler, given.logits, given.metadata) if own is None else own
+
+
+def draw_rows(
+    metadata: SamplingMetadata, batch: FollowedBatch, given: Changed, own: SamplerOutput | None
+) -> SamplerOutput:
+    """Return a token of each served row. own: the output of vLLM's sampler, for the other rows."""
+    if batch.greedy and given.raw is None and (found := draw_greedy(given.logits)) is not None:
+        return found
+    rows = Rows.plain(batch.slots, batch.served, batch.positions())
+    found = draw_output(metadata, batch, given, rows, 1)
+    return found if own is None else merge_outputs(own, batch.served, found)
 
 
 def draw_greedy(logits: torch.Tensor) -> SamplerOutput | None:

@@ -43,7 +43,7 @@ def verify_drafts(
     def prepare_rows() -> FollowedBatch | None:
         return prepare_batch(sampling_metadata, logits.shape[-1], len(counts))
 
-    def draw_rows(batch: FollowedBatch, own: SamplerOutput | None) -> SamplerOutput:
+    def draw_rows(batch: FollowedBatch, given: Changed, own: SamplerOutput | None) -> SamplerOutput:
         rows = make_draft_rows(batch, metadata, draft_probs, logits.shape[-1])
         found = draw_output(sampling_metadata, batch, given, rows, 1 + max(counts))
         return found if own is None else merge_outputs(own, batch.served, found)
@@ -59,7 +59,7 @@ def verify_drafts(
     if batch is not None and batch.refusals:
         own = sample_without_drafts(verifier, counts, given)
     if batch is not None and (own is not None or not batch.refusals):
-        found = call_or_none(HERE, lambda: draw_rows(batch, own), after)
+        found = call_or_none(HERE, lambda: draw_rows(batch, given, own), after)
     if found is None and own is None and call_or_none(HERE, lambda: must_drop_drafts(logits, sampling_metadata)):
         own = sample_without_drafts(verifier, counts, given)
     if found is None and own is None:

@@ -17,7 +17,7 @@ from scheduled import ENGINE, NGRAM, count_events
 from started import COMMON
 
 PROMPT, TOKENS, END = [9, 8, 7, 9, 8, 7, 9, 8], 12, 508
-OPENING, CLOSING = "<filler 20>", "<filler 21>"
+OPENING, CLOSING = "~", "}"  # a token each: vLLM forces longer ends incompletely beside drafts
 GREEDY = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
 OWN = {"top_n_sigma": 1.5, "dry_multiplier": 0.8, "sequence_bias": [["a", 2.0]], "forced_token_ids": [5, 6]}
 WATCHED = [

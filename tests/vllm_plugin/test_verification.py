@@ -213,7 +213,16 @@ def test_vllm_draws_one_token_where_tailrace_does_not(
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "name",
-    ["prepare_batch", "make_draft_rows", "draw_output", "merge_outputs", "pad_output", "first_rows", "must_drop_drafts", "change_logits"],
+    [
+        "prepare_batch",
+        "make_draft_rows",
+        "draw_output",
+        "merge_outputs",
+        "pad_output",
+        "first_rows",
+        "must_drop_drafts",
+        "change_logits",
+    ],
 )
 @pytest.mark.parametrize("refused", [False, True])
 def test_greedy_tokens_are_right_whatever_part_of_the_verification_fails(

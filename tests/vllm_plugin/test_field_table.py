@@ -71,7 +71,8 @@ MORE = {
     "dynatemp_range": {"dynatemp_range": 0.6},
     "dynatemp_exponent": {"dynatemp_range": 0.6},
     "normalize_logits": {"repetition_penalty": 1.5},
-    "dry_base": {"dry_base": 50.0},
+    "dry_base": {"dry_base": 300.0, "dry_multiplier": 0.1, "dry_allowed_length": 1},
+    "min_k_tau": {"min_k_tau": 1e4},
     "forced_token_ids": {"forced_token_ids": (4, 4)},
 }
 

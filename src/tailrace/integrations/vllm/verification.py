@@ -36,8 +36,7 @@ def verify_drafts(
     tokens that they would have got without drafts. The others, where the drafts come with distributions, by rejection:
     more drafts stand, and the distribution is the same. Drafts of a request that vLLM serves are dropped."""
     counts = metadata.num_draft_tokens
-    if (follower := follower_of(sampling_metadata)) is not None and follower.verified_otherwise:
-        fall_back(follower.verified_otherwise)
+    if call_or_none(HERE, lambda: keep_other_rule(sampling_metadata)):
         return theirs(verifier, metadata, draft_probs, logits, sampling_metadata)
 
     def prepare_rows() -> FollowedBatch | None:
@@ -65,6 +64,15 @@ def verify_drafts(
     if found is None and own is None:
         return theirs(verifier, metadata, draft_probs, given.logits, given.metadata)
     return own if found is None else found
+
+
+def keep_other_rule(metadata: SamplingMetadata) -> bool:
+    """Return whether the server verifies drafts by a rule that tailrace does not replace, and count the step then."""
+    follower = follower_of(metadata)
+    if follower is None or not follower.verified_otherwise:
+        return False
+    fall_back(follower.verified_otherwise)
+    return True
 
 
 def make_draft_rows(

@@ -74,7 +74,7 @@ SCHEMA = {
     "required": ["kind", "on"],
     "additionalProperties": False,
 }
-# greedy, or with a seed: the same tokens in all modes. vLLM refuses min_p and logit_bias beside drafts
+# greedy, or with a seed: the same tokens in all modes
 FIXED: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
@@ -90,6 +90,7 @@ FIXED: list[dict[str, Any]] = [
     {"seed": 4, "top_k": 30, "min_tokens": 5, "stop_token_ids": list(range(0, VOCAB, 3))},
     {"seed": 5, "temperature": 0.9, "json": SCHEMA},
     {"seed": 7, "top_p": 0.8, "bad_words": ["a", "bc"], "prompt_logprobs": 0, "logprobs": 2},
+    {"seed": 8, "min_p": 0.05, "logit_bias": {7: 3.0, 300: 2.0}, "logprobs": 1},
     {"seed": 6, "temperature": 0.6, "extra_args": {"dry_multiplier": 0.8, "top_n_sigma": 2.0}},
 ]
 FREE: list[dict[str, Any]] = [

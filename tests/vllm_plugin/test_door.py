@@ -77,15 +77,12 @@ def test_true_and_one_are_the_same(server: Server) -> None:
 
 
 def test_dry_has_the_breakers_of_our_own_server(server: Server) -> None:
-    """Of one byte each in this vocabulary. The texts are converted by the engine's tokenizer."""
-    breakers = [ord(text) - 33 for text in ':"*']
-    newline = 198  # of GPT-2's alphabet in the order of launched.make_tokenizer
+    """The engine's tokenizer converts the texts."""
     own = {"dry_multiplier": 5.0, "dry_allowed_length": 1}
     texts = ["\n", ":", '"', "*"]
     default = ask(server, own, temperature=0.0)
     assert default == ask(server, {**own, "dry_sequence_breakers": texts}, temperature=0.0)
     assert default == ask(server, {**own, "dry_sequence_breakers": json.dumps(texts)}, temperature=0.0)
-    assert len({*breakers, newline}) == 4
     many = {**own, "dry_sequence_breakers": list(range(500))}
     assert ask(server, many, temperature=0.0) == ask(server, {}, temperature=0.0) != default
 

@@ -306,7 +306,7 @@ def test_a_batch_that_nobody_follows_is_vllms() -> None:
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("fields", [{"logit_bias": {7: 50.0}}, {"min_p": 0.9, "temperature": 1.0}])
+@pytest.mark.parametrize("fields", [{"logit_bias": {7: 50.0}}, {"min_p": 1.0, "temperature": 1.0}])
 def test_a_step_that_vllm_serves_keeps_bias_and_min_p(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own verification knows neither, so its sampler draws without the drafts."""
     processors = build_logitsprocs(drafting("standard"), CPU, False, False)

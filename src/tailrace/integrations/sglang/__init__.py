@@ -7,12 +7,26 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Register the backend's name. The sampler is imported only when a server asks for it."""
-    from sglang.srt.layers.sampler import register_sampler_backend
+    """Register the backend's name and the hooks of a server's start; called again it does nothing. The sampler is
+    imported only when a server asks for it."""
+    from sglang.srt.layers import sampler
 
-    def make_sampler() -> object:
-        from tailrace.integrations.sglang.sampler import SglangSampler
+    if "tailrace" in sampler._CUSTOM_SAMPLER_FACTORIES:
+        return
+    from tailrace.integrations.sglang.hooks import install_start_hooks
 
-        return SglangSampler()
+    sampler.register_sampler_backend("tailrace", make_sampler)
+    install_start_hooks()
 
-    register_sampler_backend("tailrace", make_sampler)
+
+def make_sampler() -> object:
+    """Return a sampler, with the hooks that it needs in this process."""
+    from sglang.srt.runtime_context import get_spec
+
+    from tailrace.integrations.sglang import hooks
+    from tailrace.integrations.sglang.sampler import SglangSampler
+
+    hooks.install_sampling_hooks()
+    if get_spec().speculative_algorithm is not None:
+        hooks.install_verification_hooks()
+    return SglangSampler()

@@ -1,13 +1,14 @@
-"""SGLang's sampler with draws by tailrace's kernels: tensors per row, no state, no request ids.
+"""SGLang's sampler with draws by tailrace's kernels.
 
 SGLang has already applied penalties, biases, custom processors and grammar masks to the logits. Temperature, top-k,
-top-p and min-p remain; one call applies them. Logprobs are SGLang's own.
+top-p, min-p and tailrace's own fields remain. Logprobs are SGLang's own.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,24 +17,26 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 import tailrace
-from tailrace.sampling import KeySource, sample
+from tailrace.integrations.sglang.drawing import Drawer, Step
 
 log = logging.getLogger("sglang.srt.tailrace")
-# SGLang's top-p takes its mass from the whole distribution, not from what top-k keeps; its min-p comes last.
-ORDER = ("temperature", "top_p", "top_k", "min_p")
 
 
 class SglangSampler(theirs.Sampler):
     """A sampler made by SGLang for `--sampling-backend tailrace`, in each of its processes that sample.
 
-    With a seed (`--enable-deterministic-inference`) a request's noise is a function of seed and position. Other
-    requests get a new key for each token, the same on all ranks of tensor parallelism.
+    A seeded request's noise is a function of seed and position. Other requests get new keys, the same on all ranks of
+    tensor parallelism.
+
+    - step: what the model runner knows of the step in progress (hooks.py).
+    - errors: tailrace's errors, by type.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys = KeySource.shared(*get_key_parts())
-        self.errors: Counter[str] = Counter()  # tailrace's errors, by type
+        self.drawer = Drawer("sampler")
+        self.step: Step | None = None
+        self.errors: Counter[str] = Counter()
         log.info("tailrace %s samples for SGLang in this process", tailrace.__version__)
 
     def forward(
@@ -67,44 +70,10 @@ class SglangSampler(theirs.Sampler):
     def _draw_or_fall_back(
         self, logits: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, scaled: bool = False
     ) -> torch.Tensor:
-        """Draw tokens, int64 [R]. After an error in tailrace, SGLang's own pytorch backend draws, since its scheduler
-        would end."""
-        try:
-            return self._draw_tokens(logits, info, positions, scaled)
-        except Exception as error:  # whatever it is
-            kind = type(error).__name__
-            self.errors[kind] += 1
-            if self.errors[kind] == 1:
-                log.exception("SGLang's own sampler draws this step, after an error in tailrace; please report it")
-        if info.is_all_greedy:
-            return logits.argmax(-1)
-        probs = (logits if scaled else logits / info.temperatures).float().softmax(-1)
-        cut = (info.top_ks, info.top_ps, info.min_ps, info.need_min_p_sampling)
-        seeds = None if info.need_min_p_sampling else info.sampling_seed  # SGLang refuses both
-        return theirs.top_k_top_p_min_p_sampling_from_probs_torch(probs, *cut, seeds, positions).long()
-
-    def _draw_tokens(
-        self, logits: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, scaled: bool = False
-    ) -> torch.Tensor:
-        """Draw tokens, int64 [R]. scaled: the logits are already divided by the temperatures."""
-        fields: dict[str, Any] = {"temperature": 0.0}
-        if not info.is_all_greedy:
-            fields = {"temperature": 1.0 if scaled else info.temperatures.view(-1)}
-            if info.need_top_p_sampling:
-                fields["top_p"] = info.top_ps
-            if info.need_top_k_sampling or info.is_any_greedy:  # SGLang's greedy rows have top-k 1
-                fields["top_k"] = torch.where(info.top_ks >= logits.shape[1], 0, info.top_ks)
-            if info.need_min_p_sampling:
-                fields["min_p"] = info.min_ps
-            seeds = info.sampling_seed
-            fields["seed"] = self._make_keys(len(logits)) if seeds is None else seeds
-            fields["position"] = positions + 1  # positions are of the computed tokens; the drawn ones follow
-        # SGLang needs a token even for a row from which none can be drawn. A test for such rows would wait for the
-        # device.
-        return sample(logits, sampler_order=ORDER, **fields).clamp(min=0)
-
-    def _make_keys(self, count: int) -> list[int]:
-        return [self._keys.key_of(None) for _ in range(count)]
+        """Draw tokens, int64 [R]. After an error in tailrace, SGLang's own pytorch backend draws."""
+        step = self.step or Step(positions + 1)  # positions are of the computed tokens; the drawn ones follow
+        draw = lambda: self.drawer.draw(logits, info, step._replace(scaled=scaled))  # noqa: E731
+        return draw_or_fall_back(draw, self, lambda: draw_theirs(logits, info, positions, scaled))
 
     def _sample_from_probs(
         self, probs: torch.Tensor, sampling_info: SamplingBatchInfo, positions: torch.Tensor, simple_sampling_case: bool
@@ -122,6 +91,42 @@ class SglangSampler(theirs.Sampler):
         selected = weights.gather(1, chosen).squeeze(1)
         return ids, theirs._SamplingMaskCapture(weights, None, selected, rows)
 
+    def _sample_from_logprobs(
+        self, logprobs: torch.Tensor, sampling_info: SamplingBatchInfo, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw tokens for SGLang's own forward with `--rl-on-policy-target`."""
+        return self._draw_or_fall_back(logprobs, sampling_info, positions, scaled=True)
+
+
+def draw_or_fall_back(
+    draw: Callable[[], torch.Tensor], owner: Any, fallback: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """Return what `draw` returns. After an error, which would end SGLang's scheduler, return what `fallback` returns.
+
+    owner: the object with the drawer and the count of its errors. The first error of each kind is logged.
+    """
+    try:
+        return draw()
+    except Exception as error:  # whatever it is
+        kind = type(error).__name__
+        owner.errors[kind] += 1
+        if owner.errors[kind] == 1:
+            log.exception("SGLang's own sampler draws this step, after an error in tailrace; please report it")
+    owner.drawer.begin_again()
+    return fallback()
+
+
+def draw_theirs(
+    logits: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, scaled: bool = False
+) -> torch.Tensor:
+    """Draw tokens as SGLang's pytorch backend does, int64 [R]."""
+    if info.is_all_greedy:
+        return logits.argmax(-1)
+    probs = (logits if scaled else logits / info.temperatures).float().softmax(-1)
+    cut = (info.top_ks, info.top_ps, info.min_ps, info.need_min_p_sampling)
+    seeds = None if info.need_min_p_sampling else info.sampling_seed  # SGLang refuses both
+    return theirs.top_k_top_p_min_p_sampling_from_probs_torch(probs, *cut, seeds, positions).long()
+
 
 def find_survivors(
     probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
@@ -134,11 +139,3 @@ def find_survivors(
     kept = (before < top_ps[:, None]) & (rank < top_ks[:, None]) & (ordered >= ordered[:, :1] * min_ps[:, None])
     kept[:, 0] = True
     return torch.zeros_like(kept).scatter(1, order, kept)
-
-
-def get_key_parts() -> list[object]:
-    """Return the source of keys for requests without a seed: equal on all ranks that sample the same rows, and
-    different on others."""
-    parallel, arguments = theirs.get_parallel(), theirs.get_server_args()
-    ranks = [getattr(parallel, name, 0) for name in ("dp_rank", "attn_dp_rank")]
-    return [getattr(arguments, "random_seed", None), *ranks]

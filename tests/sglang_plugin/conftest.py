@@ -1,30 +1,53 @@
-"""SGLang's modules for a machine without a GPU: packages of vision, audio and CUDA that its imports name, and that no
-sampler calls, are empty objects here."""
+"""SGLang on a machine without a GPU: its own settings, requests, batches and sampler in this process, and whole servers
+in others (stand_ins/ has what they miss)."""
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
-from unittest.mock import MagicMock
+from importlib.metadata import entry_points
+from pathlib import Path
 
-ABSENT = {"torchvision", "torchaudio", "sgl_kernel", "flashinfer"}
+import pytest
 
+HERE = Path(__file__).parent
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+sys.path.insert(0, str(HERE / "stand_ins"))
+if not any(type(finder).__name__ == "Absent" for finder in sys.meta_path):
+    import importlib.util
 
-class Absent:
-    """Finds them."""
+    spec = importlib.util.spec_from_file_location("stand_ins", HERE / "stand_ins" / "sitecustomize.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in ABSENT else None  # type: ignore
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        made = MagicMock(name=spec.name)
-        made.__spec__, made.__path__, made.__name__, made.__version__ = spec, [], spec.name, "0"
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
+from models import make_model  # noqa: E402
 
 
-sys.meta_path.append(Absent())  # type: ignore[arg-type]
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny model with a tokenizer of bytes."""
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def python_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH of a server. If tailrace is not installed, a folder declares its entry point."""
+    parts = [str(HERE / "stand_ins"), *sys.path[1:]]
+    if not any(one.name == "tailrace" for one in entry_points(group="sglang.srt.plugins")):
+        folder = tmp_path_factory.mktemp("installed")
+        (info := folder / "tailrace-0.dist-info").mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tailrace\nVersion: 0\n")
+        (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ntailrace = tailrace.integrations.sglang:register\n")
+        parts.append(str(folder))
+    return os.pathsep.join(part for part in parts if part)
+
+
+@pytest.fixture(autouse=True)
+def no_settings():
+    """Each test begins without a server's settings."""
+    from sglang.srt.runtime_context import reset_context
+
+    yield
+    reset_context()

@@ -76,7 +76,8 @@ class Drawer:
     def draw(self, logits: torch.Tensor, info: SamplingBatchInfo, step: Step) -> torch.Tensor:
         """Draw a token for each row, int64 [N · width]. SGLang needs one even for a row from which none can be drawn. A
         test for such rows would wait for the device."""
-        own = {i: self._follow(one) for i, one in enumerate(step.requests or ()) if get_own_text(one)}
+        deterministic = info.sampling_seed is not None
+        own = {i: self._follow(one, deterministic) for i, one in enumerate(step.requests or ()) if get_own_text(one)}
         if not own:
             return self._draw_plain(logits, info, step, None).clamp(min=0)
         ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -121,11 +122,11 @@ class Drawer:
         found = self.sampler.begin(logits, Rows.plain(slots, rows, [positions[row] for row in rows]))
         return found.token_ids[:, 0].to(logits.device)
 
-    def _follow(self, request: Any) -> FollowedRequest:
+    def _follow(self, request: Any, deterministic: bool) -> FollowedRequest:
         followed = getattr(request, FOLLOWED, None)
         if followed is None:
-            params = unpack_params(get_own_text(request))
-            followed = FollowedRequest(params, self.keys.key_of(params.seed))
+            key = self.keys.key_of(read_seed(request, deterministic))
+            followed = FollowedRequest(unpack_params(get_own_text(request)), key)
             setattr(request, FOLLOWED, followed)
         return followed
 
@@ -218,8 +219,7 @@ def read_tensors(info: SamplingBatchInfo, step: Step, vocab_size: int) -> tuple[
 def read_requests(
     requests: Sequence[Any], step: Step, deterministic: bool
 ) -> tuple[dict[str, Any], list[int | None]]:
-    """Return fields and seeds of these requests' rows from their parameters. deterministic: all requests have a seed,
-    as SGLang has it with `--enable-deterministic-inference`."""
+    """Return fields and seeds of these requests' rows from their parameters. deterministic: see `read_seed`."""
     given = [read_fields(one.sampling_params) for one in requests]
     fields: dict[str, Any] = {}
     for name in PLAIN:
@@ -227,9 +227,15 @@ def read_requests(
         if name == "temperature" and step.scaled:
             values = [0.0 if value == 0.0 else 1.0 for value in values]
         fields[name] = [value for value in values for _ in range(step.width)]
-    missing = UNSEEDED if deterministic else None
-    seeds = [one.sampling_params.sampling_seed for one in requests]
-    return fields, [missing if seed is None else seed for seed in seeds for _ in range(step.width)]
+    seeds = [read_seed(one, deterministic) for one in requests]
+    return fields, [seed for seed in seeds for _ in range(step.width)]
+
+
+def read_seed(request: Any, deterministic: bool) -> int | None:
+    """Return the request's seed. deterministic: a request without a seed has SGLang's, as with
+    `--enable-deterministic-inference`."""
+    seed = request.sampling_params.sampling_seed
+    return UNSEEDED if seed is None and deterministic else seed
 
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

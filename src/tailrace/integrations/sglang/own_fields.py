@@ -70,7 +70,7 @@ def explain_refusal(name: str, refused: Mapping[str, str]) -> str:
         return f"{given} has no effect in SGLang{'' if name in SGLANG else ' with drafts'}: {refused[name]}"
     if name in THEIRS:
         return f"{given} is SGLang's own field: give it as {THEIRS[name]}, outside of custom_params"
-    return f"{given} is {name} in tailrace" if given != name else ""
+    return f"{given} is named {name} in tailrace" if given != name else ""
 
 
 def make_params(own: Mapping[str, Any], theirs: Mapping[str, Any], backend: Any, vocab_size: int) -> SamplingParams:

@@ -1,0 +1,91 @@
+"""SGLang's modules for a machine without a GPU, in each process whose PYTHONPATH has this folder.
+
+Packages of vision, audio and CUDA that SGLang's imports name, and that these tests never call, are empty objects. The
+functions of KERNELS are called: they are those of sgl_kernel's build for a CPU, in Python, for a chain or tree of
+drafts. Python runs this file at its start.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+ABSENT = {"torchvision", "torchaudio", "sgl_kernel", "flashinfer"}
+
+
+class Absent:
+    """Finds them."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in ABSENT else None  # type: ignore
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        made = MagicMock(name=spec.name)
+        made.__spec__, made.__path__, made.__name__, made.__version__ = spec, [], spec.name, "0"
+        for name, kernel in KERNELS.get(spec.name, {}).items():
+            setattr(made, name, kernel)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def find_tree(mask, lengths, positions, index, next_token, next_sibling, count: int, width: int) -> None:
+    """Describe each request's tree of drafts by its mask of ancestors, bool [count · width · width]."""
+    for one in range(count):
+        rows = mask.view(count, width, width)[one].tolist()
+        above = [[j for j in range(i) if row[j]] for i, row in enumerate(rows)]
+        parents = [max(nodes, default=-1) for nodes in above]
+        for node in range(width):
+            index.view(count, width)[one, node] = one * width + node
+            positions.view(count, width)[one, node] = lengths[one] + len(above[node])
+            children = [k for k in range(node + 1, width) if node in above[k]]
+            next_token.view(count, width)[one, node] = children[0] if children else -1
+            same = [k for k in range(node + 1, width) if parents[k] == parents[node] >= 0]
+            next_sibling.view(count, width)[one, node] = same[0] if same else -1
+
+
+def verify_greedily(
+    *,
+    predicts,
+    accept_index,
+    accept_token_num,
+    candidates,
+    retrive_index,
+    retrive_next_token,
+    retrive_next_sibling,
+    target_predict,
+) -> None:
+    """Keep the drafts that are their parent's target token; the last kept node's target token follows them."""
+    for one, drafts in enumerate(candidates.tolist()):
+        node, kept = 0, 0
+        accept_index[one, 0] = retrive_index[one, 0]
+        while kept + 1 < accept_index.shape[1]:
+            wanted, child = int(target_predict[one, node]), int(retrive_next_token[one, node])
+            while child != -1 and drafts[child] != wanted:
+                child = int(retrive_next_sibling[one, child])
+            if child == -1:
+                break
+            predicts[int(retrive_index[one, node])] = wanted
+            node, kept = child, kept + 1
+            accept_index[one, kept] = retrive_index[one, node]
+        predicts[int(retrive_index[one, node])] = int(target_predict[one, node])
+        accept_token_num[one] = kept
+
+
+def assign_cache(rows, table, starts, ends, out, width: int) -> None:
+    """Copy the cache's places of each request's new tokens."""
+    done = 0
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        out[done : done + end - start] = table[row, start:end]
+        done += end - start
+
+
+KERNELS = {
+    "sgl_kernel": {"verify_tree_greedy_cpu": verify_greedily, "assign_extend_cache_locs_cpu": assign_cache},
+    "sgl_kernel.speculative": {"reconstruct_indices_from_tree_mask": find_tree},
+}
+sys.meta_path.append(Absent())  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 """A plug-in of SGLang for these tests: its torch_native attention, which runs on a CPU, also verifies chains of drafts
-and serves `--enable-deterministic-inference`."""
+and serves `--enable-deterministic-inference`, whose kernels are for a GPU."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def register() -> None:
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     target = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
     HookRegistry.register(target, lengthen_batch, HookType.BEFORE)
+    target = "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
+    HookRegistry.register(target, lambda runner: None, HookType.REPLACE)
 
 
 def lengthen_batch(*args: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -1,19 +1,28 @@
 """SGLang's modules for a machine without a GPU, in each process whose PYTHONPATH has this folder.
 
-Packages of vision, audio and CUDA that SGLang's imports name, and that these tests never call, are empty objects. The
-functions of KERNELS are called: they are those of sgl_kernel's build for a CPU, in Python, for a chain or tree of
-drafts. Python runs this file at its start.
+Packages of vision, audio and CUDA that SGLang's imports name, and that these tests never call, are empty objects. A
+kernel that is called all the same raises an error. KERNELS has those of sgl_kernel's build for a CPU that a tree of
+drafts needs, in Python. Python runs this file at its start.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-ABSENT = {"torchvision", "torchaudio", "sgl_kernel", "flashinfer"}
+
+class Missing(MagicMock):
+    """A function that no test may call."""
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        raise NotImplementedError(f"{self!r} is a stand-in")
+
+
+ABSENT = {"torchvision": MagicMock, "torchaudio": MagicMock, "sgl_kernel": Missing, "flashinfer": Missing}
 
 
 class Absent:
@@ -23,7 +32,7 @@ class Absent:
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in ABSENT else None  # type: ignore
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        made = MagicMock(name=spec.name)
+        made = ABSENT[spec.name.partition(".")[0]](name=spec.name)
         made.__spec__, made.__path__, made.__name__, made.__version__ = spec, [], spec.name, "0"
         for name, kernel in KERNELS.get(spec.name, {}).items():
             setattr(made, name, kernel)
@@ -84,8 +93,27 @@ def assign_cache(rows, table, starts, ends, out, width: int) -> None:
         done += end - start
 
 
+def fill_kept_cache(accept_index, places, out) -> None:
+    """Copy the cache's places of the kept nodes."""
+    kept = accept_index[accept_index > -1].long()
+    out[: len(kept)] = places[kept]
+
+
+def copy_cache(addresses, strides, targets, sources) -> None:
+    """Copy the cache's rows of these places, in each of its buffers."""
+    for address, size in zip(addresses.tolist(), strides.tolist(), strict=True):
+        rows = [ctypes.string_at(address + place * size, size) for place in sources.tolist()]
+        for place, row in zip(targets.tolist(), rows, strict=True):
+            ctypes.memmove(address + place * size, row, size)
+
+
 KERNELS = {
-    "sgl_kernel": {"verify_tree_greedy_cpu": verify_greedily, "assign_extend_cache_locs_cpu": assign_cache},
+    "sgl_kernel": {
+        "verify_tree_greedy_cpu": verify_greedily,
+        "assign_extend_cache_locs_cpu": assign_cache,
+        "fill_accept_out_cache_loc_cpu": fill_kept_cache,
+        "copy_all_layer_kv_cache_cpu": copy_cache,
+    },
     "sgl_kernel.speculative": {"reconstruct_indices_from_tree_mask": find_tree},
 }
 sys.meta_path.append(Absent())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.errors import ParameterError, format_json
+from tailrace.errors import ParameterError
 from tailrace.integrations.sglang.refused_fields import SGLANG, SGLANG_DRAFTS, THEIRS
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.request.sampler_fields import DRY_BREAKERS, PENALTIES
@@ -171,12 +171,11 @@ def spell_word(name: str, word: str, tokenizer: Tokenizer | None) -> Sequence[Se
     """Return a word's spellings as ids.
 
     Raises:
-        ParameterError: the word has none.
+        ParameterError: the word is empty.
     """
-    found = need_tokenizer(name, tokenizer).bad_word_ids(word)
-    if not found:
-        raise ParameterError(f"{name} must hold words of at least one token, got {format_json(word)}", name)
-    return found
+    if not word:
+        raise ParameterError(f"{name} must hold non-empty words", name)
+    return need_tokenizer(name, tokenizer).bad_word_ids(word)
 
 
 def is_list_of(value: Any, kind: type) -> bool:

@@ -1,5 +1,5 @@
 """SGLang's own way from a server's arguments and requests to its sampler, in this process: ServerArgs, Req,
-ScheduleBatch, SamplingBatchInfo, create_sampler. Only the groups of processes are stand-ins."""
+ScheduleBatch, SamplingBatchInfo, create_sampler. Only the group of processes is a stand-in."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ def start(model: str, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Any:
     """Make a server's arguments this process's. Return them as SGLang resolves them."""
     arguments = resolve(model, **flags)
     runtime_context.publish(arguments, role="scheduler")
-    parallel = SimpleNamespace(tp_group=SimpleNamespace(device_group=None), attn_dp_rank=0, dp_rank=0)
-    for module in ("sglang.srt.layers.sampler", "tailrace.integrations.sglang.drawing"):
-        monkeypatch.setattr(f"{module}.get_parallel", lambda: parallel)
-    monkeypatch.setattr(sglang, "is_dp_attention_enabled", lambda: False)
+    group = SimpleNamespace(device_group=None, world_size=1)
+    runtime_context.get_parallel().override_permanently(tp_group=group, dp_rank=0, attn_dp_rank=0)
     monkeypatch.setattr(sglang, "sampler_softmax", lambda logits: logits.softmax(-1))
     return resolved_view(arguments)
 

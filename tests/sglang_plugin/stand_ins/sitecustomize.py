@@ -93,6 +93,14 @@ def assign_cache(rows, table, starts, ends, out, width: int) -> None:
         done += end - start
 
 
+def fill_table(rows, table, starts, ends, places, width: int) -> None:
+    """Write the cache's places of each request's new tokens into the table."""
+    done = 0
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        table[row, start:end] = places[done : done + end - start].to(table.dtype)
+        done += end - start
+
+
 def fill_kept_cache(accept_index, places, out) -> None:
     """Copy the cache's places of the kept nodes."""
     kept = accept_index[accept_index > -1].long()
@@ -111,6 +119,7 @@ KERNELS = {
     "sgl_kernel": {
         "verify_tree_greedy_cpu": verify_greedily,
         "assign_extend_cache_locs_cpu": assign_cache,
+        "assign_req_to_token_pool_cpu": fill_table,
         "fill_accept_out_cache_loc_cpu": fill_kept_cache,
         "copy_all_layer_kv_cache_cpu": copy_cache,
     },

@@ -177,10 +177,10 @@ $(GGUF_SOURCE)/.stamp: $(LLAMA_CPP)/.stamp
 test-gguf: install $(GGUF_SOURCE)/.stamp
 	PYTHONPATH=tests $(BIN)/python -m gguf_judge $(GGUF_SOURCE)/vendor/llama.cpp $(LLAMA_CPP)/bin/python $(ARGS)
 
-# tailrace as SGLang's sampling backend, through SGLang's own classes without its kernels (docs/integrations/sglang.md).
+# tailrace as SGLang's sampling backend: SGLang's own classes and whole servers on a CPU (docs/integrations/sglang.md).
 SGLANG := .venv-sglang
 SGLANG_NEEDS := orjson requests gguf openai pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru partial-json-parser \
-  openai-harmony interegular fastapi python-multipart psutil pyzmq uvicorn uvloop msgspec pytest torch==2.13.0 transformers==5.19.0 triton==3.9.0
+  openai-harmony interegular fastapi python-multipart setproctitle einops xgrammar jsonschema psutil pyzmq uvicorn uvloop msgspec pytest torch==2.13.0 transformers==5.19.0 triton==3.9.0
 $(SGLANG)/.stamp: | $(BIN)/pip
 	@rm -rf $(SGLANG); $(BIN)/python -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet $(SGLANG_NEEDS)

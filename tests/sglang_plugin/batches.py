@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from models import EOS, V, make_tokenizer
 from sglang.srt import runtime_context
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.layers import sampler as sglang
@@ -24,6 +23,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_cpu import register as register_cpu
+from tiny_model import EOS, V, make_tokenizer
 
 from tailrace.integrations.sglang import register
 from tailrace.integrations.sglang.front_end import add_own_params

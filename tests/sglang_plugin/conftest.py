@@ -17,10 +17,11 @@ if not any(type(finder).__name__ == "Absent" for finder in sys.meta_path):
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("stand_ins", HERE / "stand_ins" / "sitecustomize.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
-from models import make_model  # noqa: E402
+from tiny_model import make_model  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,9 @@ def python_path(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder = tmp_path_factory.mktemp("installed")
         (info := folder / "tailrace-0.dist-info").mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tailrace\nVersion: 0\n")
-        (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ntailrace = tailrace.integrations.sglang:register\n")
+        (info / "entry_points.txt").write_text(
+            "[sglang.srt.plugins]\ntailrace = tailrace.integrations.sglang:register\n"
+        )
         parts.append(str(folder))
     return os.pathsep.join(part for part in parts if part)
 

@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from batches import MANAGER, PROMPT, Runner, add_own_params, make_batch, make_logits, make_params, make_request, resolve, start
-from models import EOS, V
+from batches import (
+    MANAGER,
+    PROMPT,
+    Runner,
+    add_own_params,
+    make_batch,
+    make_logits,
+    make_params,
+    make_request,
+    resolve,
+    start,
+)
 from sglang.srt import runtime_context
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams as Theirs
+from tiny_model import EOS, V
 
 from tailrace.errors import ParameterError
 from tailrace.integrations.sglang import own_fields
@@ -129,7 +140,7 @@ def generate_here(custom: dict[str, Any], theirs: dict[str, Any]) -> list[int]:
 
 
 def test_no_field_is_forgotten():
-    assert not ACTS.keys() & SGLANG.keys() and not ACTS.keys() & THEIRS.keys() and not SGLANG.keys() & THEIRS.keys()
+    assert len({*ACTS, *SGLANG, *THEIRS}) == len(ACTS) + len(SGLANG) + len(THEIRS)
     assert ACTS.keys() | SGLANG.keys() | THEIRS.keys() == FIELDS.keys()
     assert DRAFTS.keys() <= ACTS.keys()
     assert {**SGLANG, **DRAFTS} == SGLANG_DRAFTS
@@ -158,7 +169,12 @@ def test_default_breakers_are_those_of_tailraces_server(model, monkeypatch):
     made = own_fields.make_params({"dry_multiplier": 1.0}, theirs, TOKENIZER, V)
     wrapped = own_fields.wrap_tokenizer(TOKENIZER)
     assert made.dry_sequence_breakers == wrapped.ids_with(("\n", ":", '"', "*")) != ()
-    assert own_fields.make_params({"dry_multiplier": 1.0, "dry_sequence_breakers": []}, theirs, TOKENIZER, V).dry_sequence_breakers == ()
+    assert (
+        own_fields.make_params(
+            {"dry_multiplier": 1.0, "dry_sequence_breakers": []}, theirs, TOKENIZER, V
+        ).dry_sequence_breakers
+        == ()
+    )
     with pytest.raises(ParameterError, match="has no fast tokenizer"):
         own_fields.make_params({"bad_words": ["a"]}, theirs, None, V)
 
@@ -190,7 +206,10 @@ def test_each_refused_field_is_an_error_with_the_reason(model):
     for name, field in THEIRS.items():
         with pytest.raises(ParameterError) as caught:
             make_params({"custom_params": {name: 1}})
-        assert str(caught.value) == f"custom_params: {name} is SGLang's own field: give it as {field}, outside of custom_params"
+        assert (
+            str(caught.value)
+            == f"custom_params: {name} is SGLang's own field: give it as {field}, outside of custom_params"
+        )
     names = {*Theirs.__struct_fields__, *GenerateReqInput.__dataclass_fields__}
     for field in THEIRS.values():
         assert set(field.partition(" (")[0].replace(" or ", ", ").replace(" and ", ", ").split(", ")) <= names

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from batches import Runner, draw, find_g, find_limit, find_truth, make_batch, make_logits, make_request, start
-from models import V
 from sglang.srt.layers import sampler as sglang
 from sglang.srt.layers.logits_processor import SamplingMaskStatus
 from sglang.srt.sampling.watermarking.core import WatermarkState
+from tiny_model import V
 
 from tailrace.integrations.sglang import drawing
 from tailrace.sampling import sample

@@ -25,7 +25,9 @@ SEEDED: list[dict[str, Any]] = [
 def test_tailrace_stays_the_backend(model, flags):
     found = resolved_view(resolve(model, **flags))
     assert found.sampling_backend == "tailrace"
-    assert found.enable_deterministic_inference == (flags.keys() & {"enable_deterministic_inference", "rl_on_policy_target"} != set())
+    assert found.enable_deterministic_inference == (
+        flags.keys() & {"enable_deterministic_inference", "rl_on_policy_target"} != set()
+    )
 
 
 @pytest.mark.parametrize("flags", SEEDED[:3])
@@ -101,7 +103,9 @@ PLAIN = {
 def test_servers_that_tailrace_cannot_serve_are_refused(flags, reason):
     assert explain_refused_server(SimpleNamespace(**PLAIN)) == ""
     assert explain_refused_server(SimpleNamespace(**{**PLAIN, **flags})).startswith(reason)
-    assert not (PLAIN.keys() | flags.keys()) - set(ServerArgs.__struct_fields__ if hasattr(ServerArgs, "__struct_fields__") else ServerArgs.__annotations__)
+    assert not (PLAIN.keys() | flags.keys()) - set(
+        ServerArgs.__struct_fields__ if hasattr(ServerArgs, "__struct_fields__") else ServerArgs.__annotations__
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -116,6 +120,6 @@ def test_a_refused_server_does_not_start(model):
         "speculative_num_draft_tokens": 4,
         "speculative_accept_threshold_acc": 0.9,
     }
-    with pytest.raises(ValueError, match="^--sampling-backend tailrace: --speculative-accept-threshold"):
+    with pytest.raises(ValueError, match=r"^--sampling-backend tailrace: --speculative-accept-threshold"):
         resolve(model, **flags)
     assert resolved_view(resolve(model, sampling_backend="pytorch", **flags)).sampling_backend == "pytorch"

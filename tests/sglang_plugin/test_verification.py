@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from batches import PROMPT, Runner, find_g, find_limit, find_truth, make_batch, make_logits, make_request, start
-from models import V
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import eagle_utils
 from test_fields import ACTS, ALONE, SAME
+from tiny_model import V
 
 from tailrace.integrations.sglang import drawing
 from tailrace.integrations.sglang.refused_fields import DRAFTS
@@ -93,7 +93,12 @@ def test_seeded_requests_have_the_tokens_that_they_have_without_drafts(drafting,
             first = draw_plain(rows[0], fields, seed, 0)
             second = draw_plain(rows[2], fields, seed, 1)
             other = (first + 1) % V
-            given = [[other, first, second], [first, other, second], [other, first, (second + 1) % V], [other, other, 0]]
+            given = [
+                [other, first, second],
+                [first, other, second],
+                [other, first, (second + 1) % V],
+                [other, other, 0],
+            ]
             drafts.append(given[wrong])
             ends = {
                 0: [first, second, draw_plain(rows[3], fields, seed, 2)],
@@ -139,6 +144,7 @@ def test_first_tokens_keep_the_distribution_and_min_p_acts(drafting):
 
 def test_after_an_error_sglangs_own_sampler_draws(drafting, monkeypatch):
     """Its tokens are the targets. The batch goes on."""
+
     def planted(*args, **more):
         raise RuntimeError("planted")
 
@@ -152,9 +158,13 @@ def test_after_an_error_sglangs_own_sampler_draws(drafting, monkeypatch):
 def test_sglangs_own_verification_leaves_min_p_out():
     """What docs/integrations/sglang.md says of SGLang, in its source."""
     source = inspect.getsource(inspect.unwrap(eagle_utils.eagle_sample))
-    assert "need_top_p_sampling" in source and "top_k_renorm_prob" in source
+    assert source.index("top_k_renorm_prob(") < source.index("top_p_renorm_prob(")
     assert "min_p" not in source
     assert "_seeded_verify_coins" in inspect.getsource(eagle_utils._verify_coins)
     source = inspect.getsource(Sampler._sample_from_probs)
-    assert source.index("top_k_renorm_prob(probs") < source.index("top_p_renorm_prob(probs") < source.index("min_p_sampling_from_probs(")
+    assert (
+        source.index("top_k_renorm_prob(probs")
+        < source.index("top_p_renorm_prob(probs")
+        < source.index("min_p_sampling_from_probs(")
+    )
     assert "Sampling seed is not supported for" in source

@@ -22,7 +22,13 @@ class Missing(MagicMock):
         raise NotImplementedError(f"{self!r} is a stand-in")
 
 
-ABSENT = {"torchvision": MagicMock, "torchaudio": MagicMock, "sgl_kernel": Missing, "flashinfer": Missing}
+ABSENT = {
+    "torchvision": MagicMock,
+    "torchaudio": MagicMock,
+    "soundfile": Missing,
+    "sgl_kernel": Missing,
+    "flashinfer": Missing,
+}
 
 
 class Absent:

@@ -216,9 +216,7 @@ def read_tensors(info: SamplingBatchInfo, step: Step, vocab_size: int) -> tuple[
     return fields, [None] * (len(info) * step.width) if seeds is None else widen(seeds).tolist()
 
 
-def read_requests(
-    requests: Sequence[Any], step: Step, deterministic: bool
-) -> tuple[dict[str, Any], list[int | None]]:
+def read_requests(requests: Sequence[Any], step: Step, deterministic: bool) -> tuple[dict[str, Any], list[int | None]]:
     """Return fields and seeds of these requests' rows from their parameters. deterministic: see `read_seed`."""
     given = [read_fields(one.sampling_params) for one in requests]
     fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""tailrace's fields in a request's `custom_params`: which names may be there, and the sampler's parameters made of them.
+"""tailrace's fields in a request's `custom_params`: which names may be there, and the parameters made of them.
 
 The front end checks the fields where the request enters. It adds the parameters as a text, because SGLang sends no
 nested lists to its scheduler. Imports no engine.

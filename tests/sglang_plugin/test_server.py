@@ -54,7 +54,7 @@ def server(request, model, python_path, tmp_path_factory) -> Iterator[tuple[str,
         try:
             wait_until_ready(address, process, log)
             yield request.param, address
-            assert "Traceback" not in log.read_text()
+            assert "after an error in tailrace" not in log.read_text()
         finally:
             process.terminate()
             try:

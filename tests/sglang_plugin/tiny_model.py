@@ -35,7 +35,7 @@ def make_model(folder: Path) -> None:
         bos_token_id=BOS,
         eos_token_id=EOS,
     )
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    LlamaForCausalLM(config).float().save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)

@@ -24,7 +24,7 @@ PLAIN = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(slots=True, eq=False)
-class FollowedRequest:
+class SlottedRequest:
     """One request with fields of tailrace's own. The object lives as long as SGLang's request.
 
     - slot: the request's slot; −1: none.
@@ -38,7 +38,7 @@ class FollowedRequest:
     known: int = 0
 
 
-class Step(NamedTuple):
+class DrawStep(NamedTuple):
     """What the draw knows of the step, besides the logits [N · width, V] and SGLang's batch of N requests.
 
     - positions: int [N · width] of the drawn tokens, on any device.
@@ -70,10 +70,10 @@ class Drawer:
     def __init__(self, place: str) -> None:
         self.keys = KeySource.shared(*get_key_parts(), place)
         self.slots = Slots(0, 1)
-        self.owners: dict[int, FollowedRequest] = {}
+        self.owners: dict[int, SlottedRequest] = {}
         self.sampler = Sampler(self.slots)
 
-    def draw(self, logits: torch.Tensor, info: SamplingBatchInfo, step: Step) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, info: SamplingBatchInfo, step: DrawStep) -> torch.Tensor:
         """Draw a token for each row, int64 [N · width]. SGLang needs one even for a row from which none can be drawn. A
         test for such rows would wait for the device."""
         deterministic = info.sampling_seed is not None
@@ -90,7 +90,7 @@ class Drawer:
         return ids.clamp(min=0)
 
     def _draw_plain(
-        self, logits: torch.Tensor, info: SamplingBatchInfo, step: Step, only: list[int] | None
+        self, logits: torch.Tensor, info: SamplingBatchInfo, step: DrawStep, only: list[int] | None
     ) -> torch.Tensor:
         """Draw for requests with SGLang's own fields alone. only: their places in the batch; None: all."""
         if info.is_all_greedy:
@@ -107,7 +107,7 @@ class Drawer:
         return sample(logits, sampler_order=ORDER, seed=keys, position=positions, **fields)
 
     def _draw_own(
-        self, logits: torch.Tensor, own: dict[int, FollowedRequest], rows: list[int], step: Step
+        self, logits: torch.Tensor, own: dict[int, SlottedRequest], rows: list[int], step: DrawStep
     ) -> torch.Tensor:
         """Draw for requests with fields of tailrace's own. rows: theirs among the logits."""
         assert step.requests is not None
@@ -117,20 +117,20 @@ class Drawer:
             behind = any(positions[i] > count_known(one) for i, one in requests.items())
             last = step.last.tolist() if behind and step.last is not None else None  # waits for the device
             for i, followed in own.items():
-                self._commit(followed, requests[i], positions[i], last and last[i])
+                self._commit(followed, requests[i], positions[i], None if last is None else last[i])
         slots = [own[row // step.width].slot for row in rows]
         found = self.sampler.begin(logits, Rows.plain(slots, rows, [positions[row] for row in rows]))
         return found.token_ids[:, 0].to(logits.device)
 
-    def _follow(self, request: Any, deterministic: bool) -> FollowedRequest:
+    def _follow(self, request: Any, deterministic: bool) -> SlottedRequest:
         followed = getattr(request, FOLLOWED, None)
         if followed is None:
             key = self.keys.key_of(read_seed(request, deterministic))
-            followed = FollowedRequest(unpack_params(get_own_text(request)), key)
+            followed = SlottedRequest(unpack_params(get_own_text(request)), key)
             setattr(request, FOLLOWED, followed)
         return followed
 
-    def _find_slots(self, own: dict[int, FollowedRequest], requests: dict[int, Any], vocab_size: int) -> None:
+    def _find_slots(self, own: dict[int, SlottedRequest], requests: dict[int, Any], vocab_size: int) -> None:
         """Give each request the slot of its number in SGLang's pool, unless it has the slot."""
         largest = max(one.kv.req_pool_idx for one in requests.values())
         if largest >= len(self.slots.slots) or self.slots.vocab_size != vocab_size:
@@ -142,7 +142,7 @@ class Drawer:
                     self.slots.remove(slot)
                 self._fill_slot(slot, followed, requests[i])
 
-    def _fill_slot(self, slot: int, followed: FollowedRequest, request: Any) -> None:
+    def _fill_slot(self, slot: int, followed: SlottedRequest, request: Any) -> None:
         output = list(request.output_ids)
         size = self.slots.vocab_size
         self.slots.add(
@@ -158,7 +158,7 @@ class Drawer:
         self.owners[slot] = followed
         followed.slot, followed.known = slot, len(output)
 
-    def _commit(self, followed: FollowedRequest, request: Any, position: int, last: int | None) -> None:
+    def _commit(self, followed: SlottedRequest, request: Any, position: int, last: int | None) -> None:
         """Bring the slot's output up to the tokens before this position. last: the token that SGLang has not read yet.
 
         Raises:
@@ -199,7 +199,7 @@ def spread(places: Any, width: int) -> list[int]:
     return [place * width + column for place in places for column in range(width)]
 
 
-def read_tensors(info: SamplingBatchInfo, step: Step, vocab_size: int) -> tuple[dict[str, Any], list[int | None]]:
+def read_tensors(info: SamplingBatchInfo, step: DrawStep, vocab_size: int) -> tuple[dict[str, Any], list[int | None]]:
     """Return fields and seeds of all rows from the batch's tensors."""
 
     def widen(values: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,9 @@ def read_tensors(info: SamplingBatchInfo, step: Step, vocab_size: int) -> tuple[
     return fields, [None] * (len(info) * step.width) if seeds is None else widen(seeds).tolist()
 
 
-def read_requests(requests: Sequence[Any], step: Step, deterministic: bool) -> tuple[dict[str, Any], list[int | None]]:
+def read_requests(
+    requests: Sequence[Any], step: DrawStep, deterministic: bool
+) -> tuple[dict[str, Any], list[int | None]]:
     """Return fields and seeds of these requests' rows from their parameters. deterministic: see `read_seed`."""
     given = [read_fields(one.sampling_params) for one in requests]
     fields: dict[str, Any] = {}

@@ -47,7 +47,7 @@ def create_checked_object(original: Any, manager: Any, given: Any, *args: Any, *
     if isinstance(given.sampling_params, dict):
         check_outer_names([name for name in given.sampling_params if name not in Theirs.__struct_fields__])
     made = original(manager, given, *args, **more)
-    params = getattr(made, "sampling_params", None)
+    params: Any = getattr(made, "sampling_params", None)
     if isinstance(params, Theirs) and params.custom_params is not None:
         add_own_params(params, given, manager)
     return made

@@ -155,7 +155,7 @@ def sample_in_step(original: Any, runner: Any, logits_output: Any, forward_batch
 
 def read_step(batch: Any, count: int) -> Any:
     """Return the step of SGLang's forward batch with this number of rows; None if the requests are not known."""
-    from tailrace.integrations.sglang.drawing import Step
+    from tailrace.integrations.sglang.drawing import DrawStep
 
     requests, lengths = getattr(batch.sampling_info, REQUESTS, None), batch.seq_lens_cpu
     if requests is None or len(requests) != count:
@@ -164,4 +164,4 @@ def read_step(batch: Any, count: int) -> Any:
         lengths = batch.seq_lens
     ends = None if batch.forward_mode.is_decode() else torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
     last = batch.input_ids[:count] if ends is None else batch.input_ids[ends.to(batch.input_ids.device)]
-    return Step(lengths, requests, last)
+    return DrawStep(lengths, requests, last)

@@ -17,7 +17,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 import tailrace
-from tailrace.integrations.sglang.drawing import Drawer, Step
+from tailrace.integrations.sglang.drawing import Drawer, DrawStep
 
 log = logging.getLogger("sglang.srt.tailrace")
 
@@ -35,7 +35,7 @@ class SglangSampler(theirs.Sampler):
     def __init__(self) -> None:
         super().__init__()
         self.drawer = Drawer("sampler")
-        self.step: Step | None = None
+        self.step: DrawStep | None = None
         self.errors: Counter[str] = Counter()
         log.info("tailrace %s samples for SGLang in this process", tailrace.__version__)
 
@@ -71,7 +71,7 @@ class SglangSampler(theirs.Sampler):
         self, logits: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, scaled: bool = False
     ) -> torch.Tensor:
         """Draw tokens, int64 [R]. After an error in tailrace, SGLang's own pytorch backend draws."""
-        step = self.step or Step(positions + 1)  # positions are of the computed tokens; the drawn ones follow
+        step = self.step or DrawStep(positions + 1)  # positions are of the computed tokens; the drawn ones follow
         draw = lambda: self.drawer.draw(logits, info, step._replace(scaled=scaled))  # noqa: E731
         return draw_or_fall_back(draw, self, lambda: draw_theirs(logits, info, positions, scaled))
 

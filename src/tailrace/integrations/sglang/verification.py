@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tailrace.integrations.sglang.drawing import Drawer, Step, get_own_text
+from tailrace.integrations.sglang.drawing import Drawer, DrawStep, get_own_text
 from tailrace.integrations.sglang.sampler import draw_or_fall_back, draw_theirs
 
 UTILS = "sglang.srt.speculative.eagle_utils"
@@ -50,7 +50,7 @@ class TreeVerifier:
     def sample_targets(self, original: Any, **given: Any) -> torch.Tensor:
         """Wrap `sample_uno_tree_target_tokens`: draw a token for each node, int64 [N, width]."""
         logits, info, width = given["next_token_logits"], given["sampling_info"], given["verify_width"]
-        step = Step(self._nodes.positions + 1, self._requests, width=width)
+        step = DrawStep(self._nodes.positions + 1, self._requests, width=width)
 
         def draw_their_tokens() -> torch.Tensor:
             wide = widen_info(info, width)

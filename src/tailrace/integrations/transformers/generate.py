@@ -6,7 +6,7 @@ writes to the streamers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import Any
 
@@ -29,9 +29,11 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerationMode
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.refusals import check_fields
 from tailrace.integrations.transformers.processor import TailraceLogitsProcessor, check_params, check_seed
+from tailrace.integrations.transformers.refused_fields import GENERATE, STREAMED, TEXT_FIELDS
 from tailrace.integrations.transformers.row_ends import Row, RowEnds
-from tailrace.integrations.transformers.streamer import TEXT_FIELDS, TailraceStreamer
+from tailrace.integrations.transformers.streamer import TailraceStreamer
 from tailrace.params import SamplingParams
 
 # transformers' warpers → the equivalent field of SamplingParams, and the warper's attribute with its value
@@ -128,7 +130,7 @@ class TailraceSampling:
             before = [one for one in logits_processor if not is_replaced(one, generation_config, own)]
         generation_config.do_sample = False  # the processor's token has the largest score
         rows = [params] if isinstance(params, SamplingParams) else params
-        check_reports(rows, generation_config)
+        check_rows(rows, generation_config, STREAMED if self._cuts_text() else GENERATE)
         processor = TailraceLogitsProcessor(
             params,
             seed=self.seed,
@@ -233,8 +235,10 @@ def check_mode(config: GenerationConfig) -> None:
         raise ParameterError("output_scores has no scores to show: ask for logprobs in params", "output_scores")
 
 
-def check_reports(rows: Sequence[SamplingParams], config: GenerationConfig) -> None:
-    """Raise ParameterError if reports are requested but can't be returned."""
+def check_rows(rows: Sequence[SamplingParams], config: GenerationConfig, refused: Mapping[str, str]) -> None:
+    """Raise ParameterError for a refused field, and if reports are requested but can't be returned."""
+    for one in rows:
+        check_fields(one, refused, "generate")
     if any(one.logprobs is not None or one.return_sampling_mask for one in rows) and not config.return_dict_in_generate:
         name = "return_dict_in_generate"
         raise ParameterError(f"{name} must be True where logprobs or sampling masks are asked for", name)

@@ -6,6 +6,7 @@ candidates of an assistant model, and the padding of rows that have ended, are h
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Collection, Sequence
 
@@ -16,10 +17,13 @@ from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampled, Sampler, Slots, request_key, token_for_each
 
+BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
+
 
 class TailraceLogitsProcessor(LogitsProcessor):
     """A processor that gives each row's drawn token the score 0 and all others −inf. Greedy or sampled, `generate` then
-    takes the drawn token. Put it last. It does not work with beam search, which needs the other scores.
+    takes the drawn token. Put it last. It refuses beam search, which needs the other scores: its beams would all be
+    draws. `num_return_sequences` needs `do_sample=True`, because `generate` refuses more than one greedy sequence.
 
     One object may serve several calls of `generate`, one after the other. It starts again for a batch of other ids, or
     for one as long as the prompt was.
@@ -35,7 +39,7 @@ class TailraceLogitsProcessor(LogitsProcessor):
 
     Raises:
         ParameterError: (a ValueError) `params` or `seed` are no parameters or seeds. In the call also if they or the
-            mask do not fit the batch, and for what `Slots.add` refuses.
+            mask do not fit the batch, for beam search, and for what `Slots.add` refuses.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class TailraceLogitsProcessor(LogitsProcessor):
         self._seen = input_ids
 
     def _add_prompts(self, input_ids: torch.Tensor, vocab_size: int) -> None:
+        check_search()
         count, self._prompt_width = input_ids.shape
         params, keys = per_row(self.params, self.seed, count)
         self._slots = slots = Slots(count, vocab_size)
@@ -123,6 +128,18 @@ class TailraceLogitsProcessor(LogitsProcessor):
         size = self._slots.vocab_size
         for row, ids in enumerate(outputs):
             self._slots.adopt(row, [id for id in ids if 0 <= id < size])
+
+
+def check_search() -> None:
+    """Raise ParameterError if `generate` calls for a beam search. A processor gets no configuration, so this looks for
+    the loop of `generate` on the stack."""
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if (
+            frame.f_code.co_name == "_beam_search"
+            and frame.f_globals.get("__name__") == "transformers.generation.utils"
+        ):
+            raise ParameterError("num_beams must be 1 with TailraceLogitsProcessor: beams are not drawn", "num_beams")
 
 
 def check_params(params: object) -> None:

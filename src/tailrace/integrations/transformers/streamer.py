@@ -13,15 +13,15 @@ import torch
 from transformers import PreTrainedTokenizerBase, TextIteratorStreamer
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.transformers.refused_fields import TEXT_FIELDS
 from tailrace.params import SamplingParams
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.output import TextStream
 from tailrace.text.tokenizer import Tokenizer
 
 # The fields of a row's parameters that the end of the text depends on.
-STOP_FIELDS = ("stop", "stop_regex", "stop_outside", "include_stop_str_in_output", "min_tokens")
+STOP_FIELDS = (*TEXT_FIELDS, "min_tokens")
 LOOK_S = 0.2  # how often a waiting reader checks whether a thread still generates
-TEXT_FIELDS = (*STOP_FIELDS[:-1], "skip_special_tokens")  # fields that no other code acts on
 
 
 class TailraceStreamer(TextIteratorStreamer):

@@ -3,7 +3,7 @@
 #   make serve [PORT=8000] [HOST=127.0.0.1] [MODEL=…] [ARGS="--dtype float32"]
 #   make chat  [MODEL=…] [ARGS=…]
 #   make check FILES="src/tailrace/text/utf8.py …"   what a change to these files may break, in seconds
-#   make test | test-long [PART="tests/sampling packages/conform/tests"] | test-clients | test-page | test-peers | test-models | test-vllm | test-vllm-ray | test-llama-cpp | test-gguf | test-sglang | test-ray | test-gpu | test-oldest | lint | docs
+#   make test | test-long [PART="tests/sampling packages/conform/tests"] | test-clients | test-page | test-peers | test-models | test-vllm | test-vllm-ray | test-llama-cpp | test-transformers | test-aphrodite | test-exllamav3 | test-gguf | test-sglang | test-ray | test-gpu | test-oldest | lint | docs
 #   make bench [BENCH="serve sampler knobs kernels"] [ARGS=…]   `python -m bench` lists the names
 #   make wheel [PYTHONS="python3.11 python3.12"]
 
@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-agents lock-clients lock-docs clean help FORCE
+.PHONY: install serve chat check test test-long test-page test-clients test-peers test-models test-vllm test-vllm-ray test-llama-cpp test-transformers test-aphrodite test-exllamav3 test-gguf test-sglang test-ray test-gpu test-oldest wheel bench lint format docs screenshots lock lock-agents lock-clients lock-docs clean help FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -163,6 +163,30 @@ test-llama-cpp: install $(LLAMA_CPP)/.stamp
 	$(call install-wheel,llama-cpp,$(LLAMA_CPP))
 	export TAILRACE_GGUF="$$($(BIN)/python -c "from pathlib import Path; from tailrace.config import ModelConfig; from tailrace.models.default import fetch_default; from tailrace.models.progress import Progress; print(fetch_default(Path(ModelConfig().cache_dir), Progress(False)))")"; \
 	cd tests/llama_cpp_plugin && ../../$(LLAMA_CPP)/bin/python -m pytest -W ignore $(ARGS)
+
+# tailrace in transformers' generate and continuous batching (docs/integrations/transformers.md), in the environment of all tests.
+test-transformers: install
+	$(BIN)/python -m pytest tests/integrations/test_transformers.py tests/integrations/test_batching.py tests/integrations/test_fields.py \
+	  tests/integrations/test_streamer.py tests/integrations/test_pages.py $(ARGS)
+
+# tailrace in Aphrodite and exllamav3: their Python files, which run on a CPU without their kernels.
+APHRODITE_FILES := build/aphrodite
+EXLLAMAV3_FILES := build/exllamav3
+$(APHRODITE_FILES)/.stamp $(EXLLAMAV3_FILES)/.stamp: build/%/.stamp: | $(BIN)/pip
+	@rm -rf build/$*; mkdir -p build/$*
+	$(PIP) download --quiet --no-deps --only-binary :all: --dest build/$* $($*_PACKAGE)
+	cd build/$* && ../../$(BIN)/python -c "import glob, zipfile; [zipfile.ZipFile(name).extractall() for name in glob.glob('*.whl')]" && rm *.whl
+	@touch $@
+
+aphrodite_PACKAGE := aphrodite-engine==0.24.1
+exllamav3_PACKAGE := exllamav3==1.6.5
+
+test-aphrodite: install $(VLLM)/.stamp $(APHRODITE_FILES)/.stamp
+	$(call install-wheel,vllm,$(VLLM))
+	cd tests/aphrodite_plugin && PYTHONPATH=../../$(APHRODITE_FILES) ../../$(VLLM)/bin/python -m pytest -W ignore $(ARGS)
+
+test-exllamav3: install $(EXLLAMAV3_FILES)/.stamp
+	cd tests/exllamav3_plugin && PYTHONPATH=../../$(EXLLAMAV3_FILES) ../../$(BIN)/python -m pytest -W ignore $(ARGS)
 
 # GGUF files of tiny models as llama.cpp's own converter writes them, against transformers and llama.cpp; writes docs/gguf.md. The converter
 # comes with llama-cpp-python's source. ARGS="'llama llama3' gpt-oss" judges these.

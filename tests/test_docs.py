@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from peers import tool_docs
+from tailrace.params import FIELDS
 from tailrace_conform.laws import all_laws
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,6 +211,17 @@ def test_the_table_of_fields_together_is_current():
     assert page == script["written"](page), "run python docs/write_combinations.py"
     changed = page.replace("| `stop_token_ids` | ends", "| `stop_token_ids` | cuts")
     assert script["written"](changed) == page != changed
+
+
+def test_the_table_of_fields_inside_engines_is_current():
+    script = runpy.run_path(str(ROOT / "docs/write_engines.py"))
+    page = script["PAGE"].read_text()
+    assert page == script["written"](page), "run python docs/write_engines.py"
+    changed = page.replace("| `top_p` | truncation | acts |", "| `top_p` | truncation | |")
+    assert script["written"](changed) == page != changed
+    head, *rows = script["make_table"]()
+    assert not [row for row in rows if len(row) != len(head) or not all(cell.strip() for cell in row)]
+    assert {name for name, _ in script["list_fields"]()} == FIELDS.keys() | script["SERVER_FIELDS"].keys()
 
 
 def test_the_tree_is_current():

@@ -100,12 +100,8 @@ def make_theirs(fields: dict[str, Any]) -> SamplingParams:
 def draw_library(fields: dict[str, Any], shape: dict[str, Any] | None = None) -> list[int]:
     """The tokens of tailrace's library. shape: the fields whose logits they are drawn from."""
     slots = Slots(1, VOCAB)
-    slots.add(
-        0,
-        Ours(**(BASE | fields | ({"min_tokens": STEPS} if "min_tokens" in fields else {}))),
-        prompt=PROMPT,
-        eos_token_ids=[EOS],
-    )
+    given: dict[str, Any] = BASE | fields | ({"min_tokens": STEPS} if "min_tokens" in fields else {})
+    slots.add(0, Ours(**given), prompt=PROMPT, eos_token_ids=[EOS])
     sampler, logits, found = OurSampler(slots), make_logits(shape or fields), []
     for step in range(STEPS):
         [token] = sampler(logits[step : step + 1], Rows.plain([0], [0], [len(PROMPT) + step])).token_ids[:, 0].tolist()

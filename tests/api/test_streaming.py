@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,49 @@ from tailrace.errors import EngineError
 
 class Chunk(msgspec.Struct):
     text: str
+
+
+class Begun:
+    """A generation that notes its end, and the request that asked for it."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended, self.closed = False, False, False
+        config = SimpleNamespace(keep_alive_s=60.0)
+        self.app = SimpleNamespace(state=SimpleNamespace(front=SimpleNamespace(config=config)))
+
+    async def chunks(self):
+        try:
+            self.begun = True
+            yield Chunk("first")
+            await asyncio.sleep(3600)
+        finally:
+            self.closed = True
+
+    async def fold(self, chunks: Any) -> Any:
+        raise AssertionError("the answer is streamed")
+
+    async def receive(self):
+        await asyncio.sleep(3600)
+
+    def abort(self, cause: str) -> None:
+        self.ended = True
+
+    def describe_wait(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_generation_ends_whenever_its_caller_is_cancelled(turns: int):
+    """Also in the turn of the loop in which its first chunk comes."""
+    begun: Any = Begun()
+    asked = asyncio.ensure_future(streaming.make_response(begun, begun, begun.chunks(), begun.fold, True))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    asked.cancel()
+    [answer] = await asyncio.gather(asked, return_exceptions=True)
+    if isinstance(answer, asyncio.CancelledError):
+        assert begun.ended or not begun.begun
+        assert begun.closed or not begun.begun
 
 
 def test_a_frame_holds_no_raw_line_break():

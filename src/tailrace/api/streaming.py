@@ -114,8 +114,11 @@ async def make_response(
         await unless_disconnected(request.receive, asyncio.wait((first,), timeout=keep_alive_s), on_disconnect)
         if first.done():
             first.result()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):  # perhaps with the first chunk: then nothing else ends it
+            on_disconnect()
         await cancel_all(first)
+        await chunks.aclose()
         raise
     return EventStream(
         first, chunks, on_disconnect, Silence(keep_alive_s, form.silence, generation.describe_wait), form

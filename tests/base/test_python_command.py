@@ -13,7 +13,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "tailrace"
 def test_a_file_in_the_working_directory_is_not_imported(tmp_path: Path):
     for name in ("json", "msgspec", "tailrace"):
         (tmp_path / f"{name}.py").write_text("print('imported'); raise SystemExit(7)")
-    command = make_python_command("tailrace.text.tokenizer_check", str(tmp_path / "none"), "60")
+    command = make_python_command("tailrace.text.tokenizer_check", str(tmp_path / "none"), "60", "0")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "imported" not in done.stdout

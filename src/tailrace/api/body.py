@@ -7,23 +7,22 @@ operator says. Fields that would have changed the answer, were they served, are 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import zlib
-from collections.abc import AsyncGenerator, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tailrace import _cpu
 from tailrace.api import error_handlers
 from tailrace.api.aliases import ALIASES, READ, RENAMED, resolve_aliases
+from tailrace.api.body_bytes import read_raw
 from tailrace.api.json_place import OUT_OF_RANGE, not_a_number, out_of_range
+from tailrace.api.nested_names import Nested, collect_unknown, has_untyped, list_fields, make_strict
 from tailrace.api.schema.common import TOLERATED, GenerateRequest
 from tailrace.api.work_queue import JSON_BYTES
-from tailrace.base.memory_trim import trim_memory
 from tailrace.base.nearest import suggest_name
 from tailrace.errors import ParameterError, RequestError, shorten_text
 
@@ -32,11 +31,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_LOGGED_NAMES = 1000  # bounds the log, and the memory of what was logged
-CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
-WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # content coding → zlib's wbits
-PIECE = 1 << 18  # bytes unpacked at once; other tasks run in between
-LARGE = 1 << 18  # bytes; after larger bodies the C library keeps much of the memory
-QUIET_S = 1.0
 MAX_FIELDS = 1024  # of the outermost object
 OTHERS = 4  # numbers that are decoded in the time of one string
 MAX_UNKNOWN = 8  # unknown fields of a body that are named to the client
@@ -44,8 +38,9 @@ MAX_NAME = 64  # characters of such a name
 MAX_NEUTRAL = 1024  # bytes; a longer value of a refused field is not neutral
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_names = msgspec.json.Decoder(float_hook=len).decode  # numbers beyond a double's range are no error
+_INDEX = re.compile(r"\[\d+\]")
 _logged: set[str] = set()
-_giving_back: asyncio.TimerHandle | None = None
 
 
 class BodyNames(NamedTuple):
@@ -71,6 +66,7 @@ class BodyReader(Generic[T]):
     def __init__(
         self, schema: type[T], refused: Mapping[str, tuple[Any, ...]], others: frozenset[str] = frozenset()
     ) -> None:
+        self.schema = schema
         self._decode = msgspec.json.Decoder(schema).decode
         self._fields = frozenset(schema.__struct_fields__)
         self._aliased = issubclass(schema, GenerateRequest)
@@ -81,8 +77,9 @@ class BodyReader(Generic[T]):
         self._unserved = [name for name in unserved if name.isidentifier()]  # a field of a struct has such a name
         # The schema and the fields that are known but not served: nearly every body is read by this alone, in one pass.
         fields = [(name, msgspec.Raw, None) for name in self._unserved]
-        strict = msgspec.defstruct(schema.__name__, fields, bases=(schema,), kw_only=True, forbid_unknown_fields=True)
-        self._decode_strict = msgspec.json.Decoder(cast(type[T], strict)).decode
+        self._decode_strict = msgspec.json.Decoder(cast(type[T], make_strict(schema, fields, {}))).decode
+        self._nested = {name: structs for name, structs in list_fields(schema).items() if structs}
+        self._untyped = [field.name for field in msgspec.structs.fields(schema) if has_untyped(field.type)]
 
     async def read(self, request: Request) -> Body[T]:
         """The decoded body.
@@ -107,14 +104,16 @@ class BodyReader(Generic[T]):
         """See `read`. Decoding holds the interpreter's lock to its end, so the size of the body is checked first.
         names: gets the names of the body's fields."""
         check_items(raw, max_items)
+        names = BodyNames({}, {}) if names is None else names
         try:
             body = self._decode_strict(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._decode_lenient(raw, BodyNames({}, {}) if names is None else names)
+            return self._decode_lenient(raw, names)
         for name in self._unserved:
             if value := getattr(body, name):
                 self._check_refused(name, value)
                 setattr(body, name, None)  # a view of the whole body, which must not live as long as the request
+        self._note_nested({name: value for name in self._untyped if (value := getattr(body, name))}, names)
         return body
 
     def _decode_lenient(self, raw: bytes, names: BodyNames) -> T:
@@ -128,10 +127,11 @@ class BodyReader(Generic[T]):
                 if name in self._refused:
                     self._check_refused(name, fields[name])
                 else:
-                    log_once(name)
-                    if len(names.unknown) < MAX_UNKNOWN:
-                        names.unknown[name] = suggest_name(name[:MAX_NAME], self._suggested)
-            return self._decode(raw)
+                    note_unknown(name, name, self._suggested, names)
+            body = self._decode(raw)
+            nested = {name: _decode_names(fields[name]) for name in self._nested if name in fields}
+            self._note_nested(nested, names)
+            return body
         except msgspec.ValidationError as error:
             raise out_of_range(error_handlers.of_validation(error), raw).rename_fields(names.used) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -152,99 +152,20 @@ class BodyReader(Generic[T]):
         rest |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in made.items()}
         return rest, msgspec.json.encode(rest)
 
+    def _note_nested(self, values: Mapping[str, Any], names: BodyNames) -> None:
+        """Note the unknown names within the values of fields."""
+        found: dict[tuple[Any, str], Nested] = {}
+        for field, value in values.items():
+            collect_unknown(self._nested[field], value, names.used.get(field, field), found, MAX_UNKNOWN)
+        for place, name, known in found.values():
+            note_unknown(f"{place}.{name}", name, known, names)
+
     def _check_refused(self, name: str, value: msgspec.Raw) -> None:
         if name not in self._refused:
             return
         if not is_neutral(value, self._refused[name]):
             neutral = " or ".join(msgspec.json.encode(value).decode() for value in self._refused[name])
             raise ParameterError(f"{name}: not supported; leave it out (or {neutral})", name)
-
-
-async def read_raw(request: Request) -> bytes:
-    """The bytes of the body.
-
-    Raises:
-        HTTPException: 413, 415.
-    """
-    check_content_type(request)
-    raw = await read_bytes(request, request.app.state.front.config.max_body_mib << 20)
-    if len(raw) > LARGE:
-        give_back_later()
-    return raw
-
-
-def give_back_later() -> None:
-    """Return the memory of large bodies to the system, in a thread, once none has come for QUIET_S."""
-    global _giving_back
-    if _giving_back is not None:
-        _giving_back.cancel()
-    loop = asyncio.get_running_loop()
-    _giving_back = loop.call_later(QUIET_S, loop.run_in_executor, None, trim_memory)
-
-
-def check_content_type(request: Request) -> None:
-    """The body must be declared as JSON in UTF-8, else 415. A page of another site can send other types without a CORS
-    preflight."""
-    kind, *parameters = request.headers.get("content-type", "").lower().split(";")
-    if kind.strip() != "application/json" and not (
-        kind.strip().startswith("application/") and kind.strip().endswith("+json")
-    ):
-        given = f"not {kind.strip()[:100]}" if kind else "and it is not given"
-        raise HTTPException(
-            415,
-            f"the header content-type must be application/json, {given}; with curl: -H 'content-type: "
-            f"application/json'",
-        )
-    for parameter in parameters:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "charset" and value.strip(' \t"') not in CHARSETS:
-            raise HTTPException(415, f"the charset must be utf-8, not {value.strip()[:100]}")
-
-
-async def read_bytes(request: Request, limit: int) -> bytes:
-    """The body. More than `limit` bytes are a 413, before they are kept in memory."""
-    too_large = HTTPException(413, f"the body must be at most {limit} bytes", {"connection": "close"})
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    parts, size = [], 0
-    async for part in decompress_body(request):
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def decompress_body(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body in pieces, decompressed; where it was compressed, a piece has at most PIECE bytes.
-
-    Raises:
-        HTTPException: 400: the data is not of the coding it names. 415: an unknown coding, or several.
-    """
-    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    if coding in ("", "identity"):
-        async for part in request.stream():
-            yield part
-        return
-    if coding not in WINDOWS:
-        known = "gzip, deflate, identity"
-        raise HTTPException(
-            415, f"the content encoding must be one of {known}, not {coding[:100]}", {"accept-encoding": known}
-        )
-    inflate = zlib.decompressobj(WINDOWS[coding])
-    try:
-        async for part in request.stream():
-            while part and not inflate.eof:
-                yield inflate.decompress(part, PIECE)
-                part = inflate.unconsumed_tail
-                await asyncio.sleep(0)
-            if part or inflate.unused_data:
-                raise HTTPException(400, f"the body goes on behind the end of its {coding} data")
-        if not inflate.eof:
-            raise HTTPException(400, f"the body ends before its {coding} data does")
-    except zlib.error as error:
-        raise HTTPException(400, f"the body is not {coding}: {error}") from error
 
 
 def check_items(raw: bytes, limit: int) -> None:
@@ -287,6 +208,13 @@ def make_unknown_error(unknown: Mapping[str, str]) -> ParameterError:
     """Return the error for fields that nobody knows. unknown: name → suggestion."""
     name, suggestion = next(iter(unknown.items()))
     return ParameterError(f"{shorten_text(name, MAX_NAME)}: unknown field{suggestion}", name)
+
+
+def note_unknown(place: str, name: str, known: Sequence[str], names: BodyNames) -> None:
+    """Log an unknown name, and note it for the client with a suggestion. place: the whole name."""
+    log_once(_INDEX.sub("[]", place))
+    if len(names.unknown) < MAX_UNKNOWN:
+        names.unknown[place] = suggest_name(name[:MAX_NAME], known)
 
 
 def log_once(name: str) -> None:

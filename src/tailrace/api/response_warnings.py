@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import MutableHeaders
 
+PLAIN = re.compile(r"(?!\d)\w+(?:\.\w+|\[\d+\])*", re.ASCII)  # a name, or a place such as messages[0].content
 WARNING = "warning"
 MAX_NAMES, MAX_NAME = 8, 64  # that a warning holds, and characters of each
 
@@ -19,5 +21,5 @@ def write_warnings(headers: MutableHeaders, texts: Iterable[str]) -> None:
 
 def list_names(names: Iterable[str]) -> str:
     """Return a client's names as a warning may hold them: a header holds plain words alone."""
-    plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= MAX_NAME]
+    plain = [name for name in names if len(name) <= MAX_NAME and PLAIN.fullmatch(name)]
     return ", ".join(plain[:MAX_NAMES]) or "some names"

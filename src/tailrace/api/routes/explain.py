@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.aliases import ALIASES, resolve_aliases
-from tailrace.api.body import Body, BodyNames, BodyReader, read_raw
+from tailrace.api.body import Body, BodyNames, BodyReader
+from tailrace.api.body_bytes import read_raw
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.error_handlers import of_validation
 from tailrace.api.explanations import CHARS, encode_record, spell_output

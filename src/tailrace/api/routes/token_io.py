@@ -229,6 +229,7 @@ async def read_inner(received: Received[Any], reader: BodyReader[Any], raw: msgs
         service = received.front.find(body.ask.model or received.ask.model)
         service = service if received.ask.model is None else received.service
         inner: Received[Any] = Received(received.request, body, service)
+        inner.warnings = received.warnings = received.warnings | inner.warnings
         inner.service.supervisor.check()
         for name in ("echo", "best_of", "use_beam_search", "explain", "timings_per_token", "return_sampling_mask"):
             if getattr(body.ask, name, None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,6 +21,7 @@ from tailrace.api.schema.common import (
 )
 from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponseFormat
+from tailrace.api.schema.tools import ChatTool, ToolChoice
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 StopScope = Literal["all", "content"]
@@ -51,9 +52,18 @@ class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+# of parts that are no text (api/foreign_content.py), and what vendors note beside a text
+OF_PARTS = frozenset(
+    {"image_url", "input_image", "image", "audio_url", "input_audio", "audio", "video_url", "input_video", "video"}
+    | {"file", "file_id", "file_url", "file_data", "filename", "detail", "uuid", "annotations", "logprobs", "id"}
+    | {"cache_control", "prompt_cache_breakpoint"}
+)
+
+
 class Part(msgspec.Struct, omit_defaults=True):
     """One part of a message's content; the types "text" and "refusal" are served."""
 
+    OTHERS: ClassVar = OF_PARTS
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -64,6 +74,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     What the model thought may come under any of its three names. `tool_plan`: of Command's. `audio`, `function_call`:
     refused."""
 
+    OTHERS: ClassVar = frozenset({"annotations", "reasoning_details", "cache_control", "id", "prefix"})
     role: Role
     content: str | list[Part] | None = None
     name: str | None = None
@@ -116,8 +127,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     negative_prompt: str | list[ChatMessage] | None = None
     prediction: PredictedOutput | None = None

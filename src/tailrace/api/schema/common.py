@@ -5,7 +5,7 @@ Every optional field may also be null, which means "not given". `known` and `ref
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -31,6 +31,7 @@ EarlyStopping = Literal["never"] | bool
 class StreamOptions(msgspec.Struct):
     """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: usage so far in each chunk."""
 
+    OTHERS: ClassVar = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 

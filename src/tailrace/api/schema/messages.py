@@ -3,13 +3,14 @@ events."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import Budget, ChatMessage, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
+from tailrace.api.schema.tools import OF_TOOLS
 
 # ---- requests
 
@@ -19,6 +20,10 @@ class MessageBlock(msgspec.Struct, kw_only=True):
     (thinking, signature), `redacted_thinking` (data), `tool_use` (id, name, input), `tool_result` (tool_use_id,
     content, is_error), `tool_reference` (tool_name; in a tool_result)."""
 
+    OTHERS: ClassVar = frozenset(
+        {"cache_control", "citations", "caller", "signature", "data", "source", "title", "context", "transformations"}
+        | {"file_id", "toolset_name"}
+    )
     type: str
     text: str | None = None
     thinking: str | None = None
@@ -34,6 +39,7 @@ class MessageBlock(msgspec.Struct, kw_only=True):
 class InputMessage(msgspec.Struct):
     """One turn. If the last is the assistant's, the answer continues it."""
 
+    OTHERS: ClassVar = frozenset({"id", "clear_at"})
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[MessageBlock]
 
@@ -41,6 +47,14 @@ class InputMessage(msgspec.Struct):
 class InputTool(msgspec.Struct, kw_only=True):
     """A tool that the client runs. `input_examples` go to the chat template as they are."""
 
+    # the rest: of tools that only the vendor's server can run
+    OTHERS: ClassVar = (
+        OF_TOOLS
+        | {"max_uses", "allowed_domains", "blocked_domains", "user_location", "citations", "max_content_tokens"}
+        | {"max_characters", "display_width_px", "display_height_px", "display_number", "enable_zoom", "configs"}
+        | {"default_config", "mcp_server_name", "response_inclusion", "url_sources", "use_cache", "model", "max_tokens"}
+        | {"caching"}
+    )
     name: str
     type: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -61,6 +75,7 @@ class ToolUse(msgspec.Struct, kw_only=True):
 class Thinking(msgspec.Struct, kw_only=True):
     """Whether the model thinks, and for how many tokens at most. `display`: "omitted" leaves out what it thinks."""
 
+    OTHERS: ClassVar = frozenset({"block_binding"})
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Budget | None = None
     display: Literal["summarized", "omitted"] | None = None

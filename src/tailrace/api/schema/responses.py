@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import (
+    OF_PARTS,
     ChatMessage,
     ReasoningEffort,
     ReasoningOptions,
@@ -20,11 +21,13 @@ from tailrace.api.schema.common import REFUSED, GenerateRequest
 from tailrace.api.schema.errors import Problem
 from tailrace.api.schema.explain import ExplanationJson
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
+from tailrace.api.schema.tools import FlatTool, ToolChoice
 
 
 class InputPart(msgspec.Struct):
     """One part of an input message; only text is served."""
 
+    OTHERS: ClassVar = OF_PARTS | {"refusal"}
     type: str
     text: str | None = None
 
@@ -34,6 +37,7 @@ class InputItem(msgspec.Struct, kw_only=True):
     `encrypted_content`, else its `content`, else its `summary`. A compaction has `encrypted_content`. An item_reference
     (`type` may be left out) names a stored item by its `id`."""
 
+    OTHERS: ClassVar = frozenset({"status", "phase", "caller", "async", "created_by"})
     type: (
         Literal[
             "message",
@@ -105,8 +109,8 @@ class ResponsesRequest(GenerateRequest, kw_only=True):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[FlatTool] | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     negative_prompt: str | list[ChatMessage] | None = None
     text: TextOptions | None = None

@@ -8,6 +8,7 @@ import msgspec
 
 from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, ReasoningOptions, ThinkingOptions, Verbosity
 from tailrace.api.schema.common import TokenId
+from tailrace.api.schema.tools import ChatTool
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -17,7 +18,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] = []
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ChatTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

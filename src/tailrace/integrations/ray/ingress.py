@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tailrace.api import error_handlers
-from tailrace.api.body import read_bytes
+from tailrace.api.body_bytes import read_bytes
 from tailrace.api.request_id import REQUEST_ID
 from tailrace.api.routes.messages import EVENTS
 from tailrace.api.streaming import NAMED, PLAIN

@@ -25,6 +25,7 @@ from tailrace.api.schema.conversations import ItemsRequest
 from tailrace.api.schema.messages import MessageBlock
 from tailrace.api.schema.responses import InputItem, InputPart
 from tailrace.errors import ParameterError
+from tailrace.request.options import RepetitionDetection, Watermark
 
 ODD = "wurble"
 PLENTY = 1 << 20
@@ -141,6 +142,17 @@ def test_the_table_has_the_objects_of_all_endpoints():
         *("conversations.CREATE-items[0]", "messages.READER-output_config.format", "token_io.TOKENS-stream_options"),
     ):
         assert any(name.startswith(f"{place}-") for name in names), place
+
+
+def test_objects_of_the_engine_keep_their_types():
+    """The engine checks them by type, so no form of their own may stand in for them."""
+    body = BODIES["/v1/chat/completions"] | {
+        "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
+        "watermark": {"kind": "kgw", "key": 5},
+    }
+    ask = chat.READER.decoded(msgspec.json.encode(body), PLENTY)
+    assert type(ask.repetition_detection) is RepetitionDetection
+    assert type(ask.watermark) is Watermark
 
 
 NESTED: dict[str, dict[str, Any]] = {

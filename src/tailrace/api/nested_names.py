@@ -75,6 +75,14 @@ def has_untyped(kind: Any) -> bool:
     return marked or any(map(has_untyped, get_args(kind)))
 
 
+def is_strict(struct: type[msgspec.Struct], above: Structs = ()) -> bool:
+    """Return whether a struct takes no unknown names, nor do the structs within it. above: those it is within."""
+    if not struct.__struct_config__.forbid_unknown_fields:
+        return False
+    inner = [one for structs in list_fields(struct).values() for one in structs if one not in (struct, *above)]
+    return all(is_strict(one, (struct, *above)) for one in inner)
+
+
 def make_strict(struct: type[msgspec.Struct], fields: list[tuple[Any, ...]], made: dict[Any, Any]) -> Any:
     """Return a form of the struct that takes no unknown names, nor do the structs within it.
 
@@ -92,7 +100,7 @@ def make_strict(struct: type[msgspec.Struct], fields: list[tuple[Any, ...]], mad
 def make_strict_type(kind: Any, made: dict[Any, Any]) -> Any:
     """Return a type whose structs take no unknown names; see make_strict."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return made.get(kind) or make_strict(kind, [], made)
+        return kind if is_strict(kind) else made.get(kind) or make_strict(kind, [], made)
     parts = get_args(kind)
     if hasattr(kind, "__metadata__") or not parts or not find_structs(kind):
         return kind

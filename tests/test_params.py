@@ -64,7 +64,7 @@ def test_more_entries_than_a_field_may_have_are_refused(name):
         many = {str(i): {} for i in range(most + 1)}
     elif isinstance(value, tuple):
         many = value[:1] * (most + 1)
-    with pytest.raises(ParameterError, match=f"{name} must have at most {most} entries"):
+    with pytest.raises(ParameterError, match=f"{name} must have at most {most} {FIELDS[name].unit}"):
         SamplingParams(**company(name) | {name: many})
 
 

@@ -51,7 +51,7 @@ async def test_it_reaches_the_engine_as_token_ids(front, kind):
             "prediction",
             "at most 524288 characters, got 524289",
         ),
-        (predicted("a" * 65_537), "prediction.content", "65536"),
+        (predicted("a" * 65_537), "prediction.content", "at most 65536 tokens, got 65537"),
     ],
 )
 async def test_what_is_refused(front, kind, given, param, words):

@@ -200,7 +200,7 @@ MAX_SCORES = 1_000_000
 def check_scores(count: int, field: str) -> None:
     """Raise ParameterError, naming the field, if an answer would hold too many logprobs of prompts."""
     if count > MAX_SCORES:
-        raise ParameterError(f"{field}: {count} entries over all prompts and choices are more than {MAX_SCORES}", field)
+        raise ParameterError(f"{field}: {count} logprobs of all prompts and choices are more than {MAX_SCORES}", field)
 
 
 MAX_SHOWN_TOKENS = 2_000_000  # of all records of an answer that is gathered; each takes about 170 bytes of JSON
@@ -214,7 +214,7 @@ def check_records(options: ExplainOptions | None, tokens: int, field: str) -> No
     if tokens * each > MAX_SHOWN_TOKENS:
         less = "fewer positions" if field == "positions" else "fewer output tokens or choices, or streamed"
         raise ParameterError(
-            f"{field}: records of {tokens:,} tokens that show up to {each} each are {tokens * each:,} entries in one "
+            f"{field}: records of {tokens:,} tokens that show up to {each} each are {tokens * each:,} tokens in one "
             f"answer, more than {MAX_SHOWN_TOKENS:,}: ask for a smaller explain.top, {less}",
             field,
         )

@@ -89,7 +89,7 @@ class Field:
     - voided_by: fields that cancel its effect (keys of params.VOIDS). Mirostat always voids a truncation.
     - stateful: its method learns from the drawn tokens, and can't unlearn them.
     - excludes: it rules tokens out: "some", or "most". With "most" a list of the other tokens is worth a report.
-    - entries: the most entries of a list or mapping.
+    - entries: the most entries of a list or mapping. unit: what an error calls them.
     - once: a repeated entry is dropped.
     - check(name, value): raises ParameterError for other invalid values.
     - token_ids(value): returns the token ids in the value.
@@ -118,6 +118,7 @@ class Field:
     stateful: bool = False
     excludes: Literal["", "some", "most"] = ""
     entries: int | None = None
+    unit: str = "entries"
     once: bool = False
     check: Callable[[str, Any], None] | None = None
     token_ids: Callable[[Any], Iterable[int]] | None = None
@@ -164,8 +165,9 @@ class Field:
     def check_entries(self, size: int, of: str | None = None) -> None:
         """Raise ParameterError for too many entries. The error names `of`, the field of the entries."""
         if self.entries is not None and size > self.entries:
-            text, field = (" of text", of) if of else ("", self.name)
-            raise ParameterError(f"{field} must have at most {self.entries} entries{text}, got {size}", field)
+            text = " of text" if of and self.unit == "entries" else ""
+            field = of or self.name
+            raise ParameterError(f"{field} must have at most {self.entries} {self.unit}{text}, got {size}", field)
 
 
 def removes_most(field: Field) -> bool:

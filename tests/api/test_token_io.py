@@ -292,3 +292,43 @@ async def test_a_generation_whose_client_leaves_ends(tokenizer):
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await front.until(front.client.idle)
+
+
+MESSAGE = {"messages": [{"role": "user", "content": "hi"}], "system": "Be brief.", "max_tokens": 9}
+INPUT = {"input": "hi", "instructions": "Be brief.", "max_output_tokens": 9}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGE), ("/v1/responses", INPUT)])
+@pytest.mark.parametrize("fields", [{}, {"seed": 5, "top_k": 40, "cache_salt": "a", "priority": 2, "stream": True}])
+async def test_messages_and_responses_render_as_the_same_chat(
+    noisy: Front, path: str, body: dict[str, Any], fields: dict[str, Any]
+):
+    rendered = await post(noisy, f"{path}/render", body | fields)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    chat = await post(noisy, "/v1/chat/completions/render", {"messages": messages, "max_tokens": 9} | fields)
+    assert rendered.pop("request_id").startswith({"/v1/messages": "msg_", "/v1/responses": "resp_"}[path])
+    del chat["request_id"]
+    assert rendered == chat
+
+
+async def test_a_rendered_response_continues_a_stored_one_and_stores_nothing(noisy: Front):
+    first = await post(noisy, "/v1/responses", INPUT)
+    fields = {"input": "more", "previous_response_id": first["id"]}
+    rendered = await post(noisy, "/v1/responses/render", fields)
+    again = await post(noisy, "/v1/responses", fields)
+    assert len(rendered["token_ids"]) == again["usage"]["input_tokens"]
+    assert (await noisy.http.get(f"/v1/responses/{rendered['request_id']}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/messages", MESSAGE | {"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}, "tool"),
+        ("/v1/responses", INPUT | {"use_beam_search": True, "n": 2}, "use_beam_search"),
+    ],
+)
+async def test_messages_and_responses_that_need_more_are_refused(
+    noisy: Front, path: str, body: dict[str, Any], field: str
+):
+    error = (await post(noisy, f"{path}/render", body, 400))["error"]
+    assert field in error["message"], error

@@ -46,6 +46,7 @@ from tailrace.api.routes.messages import count_tokens, create_message
 from tailrace.api.routes.metrics import get_metrics
 from tailrace.api.routes.models import list_models, retrieve_model
 from tailrace.api.routes.page import get_asset, get_fields, get_index, get_status, redirect_page
+from tailrace.api.routes.render import render_chat, render_completion, render_message, render_response
 from tailrace.api.routes.requests import cancel_request, control_request
 from tailrace.api.routes.responses import count_input_tokens, create_response
 from tailrace.api.routes.resume import resume_stream
@@ -60,8 +61,6 @@ from tailrace.api.routes.token_io import (
     derender_chat,
     derender_completion,
     generate_tokens,
-    render_chat,
-    render_completion,
 )
 from tailrace.api.routes.tokenize import detokenize_tokens, tokenize_input
 from tailrace.api.trace_exporters import start_tracing
@@ -114,6 +113,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions/derender", derender_chat),
     ("POST", "/v1/completions/render", render_completion),
     ("POST", "/v1/completions/derender", derender_completion),
+    ("POST", "/v1/messages/render", render_message),
+    ("POST", "/v1/responses/render", render_response),
     ("POST", "/inference/v1/generate", generate_tokens),
     ("POST", "/tokenize", tokenize_input),
     ("POST", "/detokenize", detokenize_tokens),

@@ -126,6 +126,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/completions/render"): Operation(
         "A completion's prompts as token ids", RenderCompletionRequest, list[Rendered], COUNTING
     ),
+    ("POST", "/v1/messages/render"): Operation("A message as token ids", MessagesRequest, Rendered, COUNTING),
+    ("POST", "/v1/responses/render"): Operation("A response as token ids", ResponsesRequest, Rendered, COUNTING),
     ("POST", "/inference/v1/generate"): Operation(
         "The outputs of token ids", TokensRequest, TokensAnswer, GENERATING, True
     ),

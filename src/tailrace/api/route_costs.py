@@ -42,6 +42,8 @@ COSTS: dict[tuple[str, str], Cost] = {
             ("POST", "/v1/chat/completions/render"),
             ("POST", "/v1/chat/completions/derender"),
             ("POST", "/v1/completions/render"),
+            ("POST", "/v1/messages/render"),
+            ("POST", "/v1/responses/render"),
             ("POST", "/v1/completions/derender"),
             ("POST", "/tokenize"),
             ("POST", "/detokenize"),

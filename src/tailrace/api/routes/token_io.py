@@ -1,11 +1,11 @@
-"""Token in, token out: POST /v1/chat/completions/render and /derender, /v1/completions/render and /derender, and
-/inference/v1/generate (decision 0107)."""
+"""Token in, token out: POST /inference/v1/generate, /v1/chat/completions/derender and /v1/completions/derender
+(decision 0107). See render.py for the way from a request to its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -13,7 +13,6 @@ from starlette.responses import Response
 from tailrace.api.aggregate import fold_chat, fold_completion
 from tailrace.api.body import BodyReader
 from tailrace.api.channels import channels_of
-from tailrace.api.chat_prompt import chat_text
 from tailrace.api.prepare import PreparedRequest, Prompts, TokenLimit, prepare_request, start_generation
 from tailrace.api.received import Received, answers
 from tailrace.api.routes.chat import READER as CHAT_READER
@@ -24,108 +23,22 @@ from tailrace.api.sampling import num_logprobs
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.token_io import (
-    RENDER_CHAT_REFUSED,
-    RENDER_COMPLETION_REFUSED,
     TOKENS_IGNORED,
     TOKENS_REFUSED,
     DerenderChatRequest,
     DerenderCompletionRequest,
     GivenTokens,
-    RenderChatRequest,
-    RenderCompletionRequest,
-    Rendered,
     TokensRequest,
 )
 from tailrace.api.streaming import json_response, make_response
 from tailrace.api.token_answer import TokenAnswer, TokenOutput
-from tailrace.api.token_params import find_difference, nest_params, read_params, write_params
+from tailrace.api.token_params import nest_params, read_params
 from tailrace.api.token_stream import fold_tokens, stream_tokens
 from tailrace.errors import ParameterError, RequestError, nest_error
 
-RENDER_CHAT = BodyReader(RenderChatRequest, RENDER_CHAT_REFUSED)
-RENDER_COMPLETION = BodyReader(RenderCompletionRequest, RENDER_COMPLETION_REFUSED)
 TOKENS = BodyReader(TokensRequest, TOKENS_REFUSED, TOKENS_IGNORED)
 DERENDER_CHAT = BodyReader(DerenderChatRequest, {})
 DERENDER_COMPLETION = BodyReader(DerenderCompletionRequest, {})
-
-
-# ---- render
-
-
-@answers(RENDER_CHAT)
-async def render_chat(received: Received[RenderChatRequest]) -> Response:
-    """A chat's prompt as token ids, with the sampling parameters that generate the same tokens."""
-    ask, chat = received.ask, cast(Received[ChatRequest], received)
-    prepared, _, choice = await prepare_completion(chat)
-    text = None
-    if ask.return_token_offsets:
-        tools = choice.mode != "none"
-        text = await received.render(lambda: chat_text(received.service.tokenizer, ask, tools))
-    special = bool(ask.add_special_tokens)
-    [rendered] = await make_rendered(received, f"chatcmpl-{received.request_id}", prepared, [text], special)
-    return json_response(rendered)
-
-
-@answers(RENDER_COMPLETION)
-async def render_completion(received: Received[RenderCompletionRequest]) -> Response:
-    """The same of each prompt of a completion."""
-    ask = received.ask
-    for name in ("echo", "best_of"):
-        if getattr(ask, name):
-            raise ParameterError(f"{name} can't be rendered", name)
-    prompts = prompts_of(ask.prompt)
-    prepared = await prepare_texts(received, ask, prompts)
-    texts = [prompt if isinstance(prompt, str) and ask.return_token_offsets else None for prompt in prompts]
-    special = ask.add_special_tokens is not False
-    return json_response(await make_rendered(received, f"cmpl-{received.request_id}", prepared, texts, special))
-
-
-async def make_rendered(
-    received: Received[Any], id: str, prepared: PreparedRequest, texts: list[str | None], special: bool
-) -> list[Rendered]:
-    """What generates the same tokens as a prepared request, prompt by prompt.
-
-    Args:
-        texts: of the prompts whose offsets are asked for. special: they have special tokens.
-
-    Raises:
-        ParameterError: the request needs more than sampling parameters.
-    """
-    ask, service = received.ask, received.service
-    if ask.use_beam_search:
-        raise ParameterError("use_beam_search can't be rendered", "use_beam_search")
-    params = write_params(ask, prepared.params, ask.response_format)
-    for ids in prepared.prompts:
-        check_prompt(received, ids, "prompt")
-    again = await prepare_tokens(received, read_params(params), prepared.prompts)
-    if (name := find_difference(prepared.params, again.params)) is not None:
-        field = prepared.grammar_field if name == "grammar" else name
-        raise ParameterError(f"{field}: a request with it can't be rendered; send it to its own endpoint", field)
-
-    def find_offsets(text: str | None, ids: list[int]) -> list[tuple[int, int]] | None:
-        if text is None:
-            return None
-        found = service.tokenizer.backend.encode(text, add_special_tokens=special)
-        return found.offsets if found.ids == ids else None
-
-    several, size = len(prepared.prompts) > 1, sum(len(text or "") for text in texts)
-    pairs = [*zip(texts, prepared.prompts, strict=True)]
-    offsets = await received.run(lambda: [find_offsets(*pair) for pair in pairs], size)
-    return [
-        Rendered(
-            request_id=f"{id}-{place}" if several else id,
-            token_ids=ids,
-            token_offsets=offsets[place],
-            sampling_params=params,
-            model=service.model_name,
-            stream=ask.streamed,
-            stream_options=ask.stream_options if ask.streamed else None,
-            cache_salt=ask.cache_salt,
-            priority=ask.priority or 0,
-            return_token_ids=ask.return_token_ids,
-        )
-        for place, ids in enumerate(prepared.prompts)
-    ]
 
 
 # ---- generate

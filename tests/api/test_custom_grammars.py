@@ -22,6 +22,7 @@ from tailrace.text.tool_parsers.functions import Function, functions_of
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.text.tool_parsers.harmony import harmony_grammar
+from tailrace.text.tool_parsers.lark_source import LarkGrammar
 from text.test_lark_source import NESTED, takes
 from text.test_lark_source import PATCH as SOURCE
 
@@ -34,8 +35,9 @@ SMALL = 'start: ("a" | "\\"" | "\\n" | "</")~1..4 "b"'
 
 
 def make_functions(source: str) -> tuple[list[dict[str, Any]], list[Function]]:
-    tools = flatten_tools([grammar(syntax="lark", definition=source), OTHER]) or []
-    return tools, functions_of(tools, grammars={"patch": source})
+    flat = flatten_tools([grammar(syntax="lark", definition=source), OTHER])
+    tools = flat.tools or []
+    return tools, functions_of(tools, grammars=flat.custom)
 
 
 @pytest.mark.few(2)
@@ -133,3 +135,21 @@ async def test_a_recursive_grammar_in_a_tagged_format_is_refused(tokenizer):
         answer = await front.http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "patch: the Lark grammar can't be enforced: the rule value is recursive" in answer.json()["error"]["message"]
+
+
+async def test_a_grammar_is_read_once_per_request(tokenizer, monkeypatch: pytest.MonkeyPatch):
+    read_before, sources = LarkGrammar.__init__, []
+
+    def count_reading(self: LarkGrammar, source: str) -> None:
+        sources.append(source)
+        read_before(self, source)
+
+    monkeypatch.setattr(LarkGrammar, "__init__", count_reading)
+    form = {"type": "grammar", "syntax": "lark", "definition": SMALL}
+    flat = {"type": "custom", "name": "patch"}
+    async with front_of(LocalClient(babble), tokenizer, ServerConfig(tool_parser="hermes")) as front:
+        chat = {"messages": [ASK], "tools": [grammar(syntax="lark", definition=SMALL)], "tool_choice": NAMED}
+        await front.http.post("/v1/chat/completions", json=chat | {"max_tokens": 1})
+        assert sources == [SMALL]
+        await post(front, tools=[flat | {"format": form}], tool_choice=flat, max_output_tokens=1)
+        assert sources == [SMALL, SMALL]

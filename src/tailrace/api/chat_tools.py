@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
 
-from tailrace.api.custom_tools import CustomInput, find_lark, make_custom_function
+from tailrace.api.custom_tools import CustomInput, make_custom_function
 from tailrace.api.schema.chat import ChatDelta, ChatRequest
 from tailrace.api.schema.chat_calls import CustomDelta, FunctionDelta, ToolCallDelta
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ToolCall
 from tailrace.text.tool_parsers.functions import check_tools
+from tailrace.text.tool_parsers.lark_source import LarkGrammar
 
 
 def read_tools(ask: ChatRequest) -> ToolChoice:
@@ -25,26 +26,37 @@ def read_tools(ask: ChatRequest) -> ToolChoice:
     """
     check_tools(ask.tools, nested=True)
     choice = choice_of(ask.tool_choice, ask.tools, ask.parallel_tool_calls)
-    customs = [tool["custom"] for tool in ask.tools or () if tool.get("type") == "custom"]
-    ask.tools = flatten_tools(ask.tools)
-    return choice._replace(custom={tool["name"]: find_lark(tool.get("format"), nested=True) for tool in customs})
+    ask.tools, custom = flatten_tools(ask.tools)
+    return choice._replace(custom=custom)
 
 
-def flatten_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return tools that passed `check_tools`, with functions in the place of custom tools.
+class ChatTools(NamedTuple):
+    """Tools, with functions in the place of custom tools. custom: name of such a function → the Lark grammar of its
+    text."""
+
+    tools: list[dict[str, Any]] | None
+    custom: dict[str, LarkGrammar | None]
+
+
+def flatten_tools(tools: list[dict[str, Any]] | None) -> ChatTools:
+    """Return tools that passed `check_tools`, as functions.
 
     Raises:
         ParameterError: a format is malformed, or can't be enforced.
     """
     if tools is None:
-        return None
-    return [flatten_tool(tool, f"tools[{i}]") if tool.get("type") == "custom" else tool for i, tool in enumerate(tools)]
-
-
-def flatten_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return a custom tool as a function."""
-    function = make_custom_function(tool["custom"], f"{place}.custom", nested=True)
-    return {"type": function.pop("type"), "function": function}
+        return ChatTools(None, {})
+    flat: list[dict[str, Any]] = []
+    custom: dict[str, LarkGrammar | None] = {}
+    for i, tool in enumerate(tools):
+        if tool.get("type") != "custom":
+            flat.append(tool)
+            continue
+        function, custom[tool["custom"]["name"]] = make_custom_function(
+            tool["custom"], f"tools[{i}].custom", nested=True
+        )
+        flat.append({"type": function.pop("type"), "function": function})
+    return ChatTools(flat, custom)
 
 
 class DeltaWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
@@ -22,9 +22,16 @@ NESTED_FORMS = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "r
 HIGH, LOW = re.compile(r"\\u[dD][89abAB]..\Z"), re.compile(r"\\u[dD][c-fC-F]..")
 
 
-def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False) -> dict[str, Any]:
-    """Return a custom tool as a function with one text. A regex becomes the pattern of this text. A Lark grammar is
-    described to the model; see find_lark.
+class CustomFunction(NamedTuple):
+    """A custom tool as a function with one text. lark: the Lark grammar of this text."""
+
+    function: dict[str, Any]
+    lark: LarkGrammar | None = None
+
+
+def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False) -> CustomFunction:
+    """Return a custom tool as a function. A regex becomes the pattern of its text. A Lark grammar is described to the
+    model, and read here alone: reading a long one takes long.
 
     Args:
         nested: the format has the form of Chat, where the grammar is an object of its own.
@@ -33,6 +40,7 @@ def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False)
         ParameterError: the format is malformed.
     """
     text: dict[str, Any] = {"type": "string"}
+    grammar: LarkGrammar | None = None
     function: dict[str, Any] = {"type": "function", "name": tool.get("name")}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
@@ -45,12 +53,13 @@ def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False)
             text["pattern"] = f"^(?:{regex})$"
             function["strict"] = True
         case {"type": "grammar", "syntax": "lark", "definition": str(lark)}:
-            check_lark(lark, f"{place}.format{inner}.definition")
+            grammar = read_lark(lark, f"{place}.format{inner}.definition")
             text["description"] = f"The text must follow this Lark grammar:\n{lark}"
             function["strict"] = True
         case other:
             raise make_value_error(f"{place}.format", NESTED_FORMS if nested else FORMS, other)
-    return function | {"parameters": {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}}
+    function["parameters"] = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+    return CustomFunction(function, grammar)
 
 
 def flatten_form(form: Any, nested: bool) -> Any:
@@ -61,19 +70,13 @@ def flatten_form(form: Any, nested: bool) -> Any:
     return form
 
 
-def find_lark(form: Any, nested: bool = False) -> str:
-    """Return the Lark grammar of a custom tool's format; "" if there is none. nested: see flatten_form."""
-    match flatten_form(form, nested):
-        case {"type": "grammar", "syntax": "lark", "definition": str(lark)}:
-            return lark
-    return ""
-
-
-def check_lark(source: str, place: str) -> None:
-    """Raise ParameterError if a Lark grammar is malformed, or has a part that can't be enforced."""
+def read_lark(source: str, place: str) -> LarkGrammar:
+    """Return a Lark grammar. Raise ParameterError if it is malformed, or has a part that can't be enforced."""
     try:
-        for _ in LarkGrammar(source).write_rules("text", in_json=True):
+        grammar = LarkGrammar(source)
+        for _ in grammar.write_rules("text", in_json=True):
             pass
+        return grammar
     except LarkError as error:
         raise ParameterError(f"{place}: {error}", place) from error
 

@@ -20,6 +20,7 @@ from tailrace.text.tool_parsers.functions import NO_GRAMMARS, Function, function
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.tool_parsers.grammar_writer import GrammarWriter
 from tailrace.text.tool_parsers.harmony import HARMONY, harmony_grammar
+from tailrace.text.tool_parsers.lark_source import LarkGrammar
 from tailrace.text.tool_parsers.schemas import check_counts, check_depth
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ WHITESPACE = 8  # characters in a row, as in options.Grammar
 
 class ToolChoice(NamedTuple):
     """mode: "named" is one function by name. names: those that may be called, None is all. many: more than one call.
-    custom: the functions that stand for custom tools → the Lark grammar of their text, or ""."""
+    custom: the functions that stand for custom tools → the Lark grammar of their text, if it has one."""
 
     mode: Literal["none", "auto", "required", "named"]
     names: tuple[str, ...] | None = None
     many: bool = True
-    custom: Mapping[str, str] = NO_GRAMMARS
+    custom: Mapping[str, LarkGrammar | None] = NO_GRAMMARS
 
     @property
     def must(self) -> bool:

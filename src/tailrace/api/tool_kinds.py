@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tailrace.api.custom_tools import find_lark, make_custom_function
+from tailrace.api.custom_tools import CustomFunction, make_custom_function
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import make_value_error
+from tailrace.text.tool_parsers.lark_source import LarkGrammar
 
 JOINT = "__"  # between the names of a namespace and of its tool
 
@@ -22,7 +23,7 @@ class Offered(NamedTuple):
     name: str
     namespace: str = ""
     custom: bool = False
-    lark: str = ""
+    lark: LarkGrammar | None = None
 
 
 class FlatTools(NamedTuple):
@@ -71,16 +72,14 @@ def add_tool(flat: FlatTools, tool: dict[str, Any], place: str, namespace: Mappi
         raise make_value_error(f"{place}.type", '"function" or "custom"', kind)
     if (custom or namespace) and not isinstance(name, str):
         raise make_value_error(f"{place}.name", "a string", name)
-    function = make_custom_function(tool, place) if custom else dict(tool)
+    function, lark = make_custom_function(tool, place) if custom else CustomFunction(dict(tool))
     if namespace:
         function["name"] = f"{namespace['name']}{JOINT}{name}"
         described = [text for text in (namespace.get("description"), function.get("description")) if text]
         if all(isinstance(text, str) for text in described) and described:
             function["description"] = "\n\n".join(described)
     if custom or namespace:
-        flat.offered[function["name"]] = Offered(
-            str(name), namespace.get("name", ""), custom, find_lark(tool.get("format")) if custom else ""
-        )
+        flat.offered[function["name"]] = Offered(str(name), namespace.get("name", ""), custom, lark)
     assert flat.functions is not None
     flat.functions.append(function)
     flat.places.append(place)

@@ -43,7 +43,7 @@ async def tokenize_input(received: Received[TokenizeRequest]) -> Response:
     if ask.prompt is None:
         check_messages(ask)
         check_tools(ask.tools, nested=True)
-        ask.tools = flatten_tools(ask.tools)
+        ask.tools = flatten_tools(ask.tools).tools
         ids = await encode_chat(received, ask, bound=False)
     else:
         for name in ONLY_OF_MESSAGES:

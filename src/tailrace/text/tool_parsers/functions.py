@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from tailrace.base.schema_branches import join_branches
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.dialects import standard_schema
+from tailrace.text.tool_parsers.lark_source import LarkGrammar
 from tailrace.text.tool_parsers.resolve import JOINED, named_kinds
 from tailrace.text.tool_parsers.schemas import check_depth, check_form
 
 NAME = re.compile(r"[\w.:/@$-]+", re.ASCII)  # what every parser reads as one word
 LARK_KEY = "x-lark"  # in the schema of a text: the function whose Lark grammar holds for the text
-NO_GRAMMARS: Mapping[str, str] = MappingProxyType({})
+NO_GRAMMARS: Mapping[str, LarkGrammar | None] = MappingProxyType({})
 MAX_NAME = 256  # characters; OpenAI takes 64
 # keywords that say more about an object than its properties: with any of these, undeclared arguments may be intended
 OPEN = frozenset(
@@ -36,14 +37,14 @@ class Function(NamedTuple):
     parameters: Mapping[str, Any]
     strict: bool = False
     loose: bool = False
-    lark: str = ""
+    lark: LarkGrammar | None = None
 
 
 def functions_of(
     tools: list[dict[str, Any]] | None,
     names: Collection[str] | None = None,
     forced: bool = True,
-    grammars: Mapping[str, str] = NO_GRAMMARS,
+    grammars: Mapping[str, LarkGrammar | None] = NO_GRAMMARS,
 ) -> list[Function]:
     """Return the functions of tools that passed `check_tools`.
 
@@ -65,10 +66,10 @@ def functions_of(
         strict = function.get("strict", tool.get("strict")) is True
         enforced, given = forced or strict, function.get("parameters")
         parameters = close_schema(given, place) if enforced else given or {}
-        lark = grammars.get(function["name"], "")
+        lark = grammars.get(function["name"])
         if lark and enforced:
             parameters = mark_text(parameters, function["name"])
-        found.append(Function(function["name"], parameters, strict, not enforced, lark if enforced else ""))
+        found.append(Function(function["name"], parameters, strict, not enforced, lark if enforced else None))
     return found
 
 

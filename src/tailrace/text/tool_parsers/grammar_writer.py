@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tailrace.base.json_schema import iter_subschemas
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import LARK_KEY, Function
-from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
+from tailrace.text.tool_parsers.lark_source import LarkError
 from tailrace.text.tool_parsers.schemas import check_characters, check_counts
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ class GrammarWriter:
         """
         name = schema.get(LARK_KEY)
         function = next((one for one in self.functions if one.lark and one.name == name), None)
-        if function is None:
+        if function is None or function.lark is None:
             return None
         prefix = f"text{self.place(function)}" + ("j" if in_json else "")
         try:
-            (start, body), *more = LarkGrammar(function.lark).write_rules(prefix, in_json)
+            (start, body), *more = function.lark.write_rules(prefix, in_json)
         except LarkError as error:
             raise ParameterError(f"tools: {name}: the Lark grammar can't be enforced: {error}", "tools") from error
         for own, text in ((start, body), *more):

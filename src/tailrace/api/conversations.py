@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 from starlette.requests import Request
 
-from tailrace.api.conversation_changes import NO_ITEM, ConversationChange, apply_change
+from tailrace.api.conversation_changes import MOVED, ConversationChange, apply_change, find_item
 from tailrace.api.front_end import front_of
 from tailrace.api.received import Received
 from tailrace.api.response_input import COMPACTIONS, message_of, read_input, turns_of
@@ -40,12 +40,29 @@ PREFIXES = {
 }
 
 
-async def change_conversation(request: Request, id: str, change: ConversationChange) -> bytes:
-    """Change a conversation of the request's user. Return its object as JSON.
+async def remove_item(request: Request, id: str, item: str) -> bytes:
+    """Remove an item of a conversation of the request's user. Return the conversation's object as JSON.
 
     Raises:
-        RequestNotFoundError: the conversation, or the item to remove, is not stored. StorageError: the file can't be
-            written.
+        RequestNotFoundError: the conversation, or the item, is not stored. StorageError: the file can't be written.
+    """
+    changed = MOVED
+    while changed == MOVED:  # another item was removed in between
+        raw = await read_conversation(request, id, "conversation")
+        work = partial(find_item, raw, item)
+        place = await front_of(request).work_queue.run(request, work, len(raw) // JSON_BYTES)
+        if place is None:
+            raise make_item_error(item)
+        changed = await change_conversation(request, id, ConversationChange(remove=place))
+    return changed
+
+
+async def change_conversation(request: Request, id: str, change: ConversationChange) -> bytes:
+    """Change a conversation of the request's user. Return its object as JSON; MOVED if the item to remove is not at its
+    place.
+
+    Raises:
+        RequestNotFoundError: the conversation is not stored. StorageError: the file can't be written.
     """
     front, user = front_of(request), user_of(request.scope)
     found: bytes | None = None
@@ -56,8 +73,6 @@ async def change_conversation(request: Request, id: str, change: ConversationCha
     elif id.startswith(CONVERSATION):
         argument = f"{id} {msgspec.json.encode(change).decode()}"
         found = next(iter(await ask_all(request, "change conversation", argument)), None)
-    if found == NO_ITEM:
-        raise make_item_error(change.remove or "")
     if found is None:
         raise make_conversation_error(id)
     return found

@@ -19,6 +19,7 @@ from tailrace.api.conversations import (
     make_item_error,
     read_conversation,
     read_items,
+    remove_item,
 )
 from tailrace.api.front_end import front_of
 from tailrace.api.item_pages import PageQuery, make_page, read_page_query
@@ -120,8 +121,8 @@ async def retrieve_item(request: Request) -> Response:
 
 async def delete_item(request: Request) -> Response:
     """Delete an item of a conversation. The answer is the conversation."""
-    change = ConversationChange(remove=request.path_params["item"])
-    return Response(await change_conversation(request, request.path_params["id"], change), media_type=JSON)
+    changed = await remove_item(request, request.path_params["id"], request.path_params["item"])
+    return Response(changed, media_type=JSON)
 
 
 async def store_form(received: Received[Any], items: list[InputItem]) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def test_an_item_at_another_place_is_not_removed():
 
 @pytest.mark.parametrize("where", ["memory", "file"])
 async def test_an_item_that_moved_is_looked_for_again(tmp_path, monkeypatch: pytest.MonkeyPatch, where: str):
-    settings = {"stored_responses_file": str(tmp_path / "responses")} if where == "file" else {}
+    settings: dict[str, Any] = {"stored_responses_file": str(tmp_path / "responses")} if where == "file" else {}
     looked = []
 
     def find_late(messages: bytes, id: str) -> ItemPlace | None:

@@ -180,7 +180,7 @@ def test_chat(model_folder):
 @pytest.mark.parametrize("used", [True, False])
 def test_the_log_says_which_sampling_defaults_are_the_models(tmp_path: Path, caplog, used: bool):
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "pad_token_id": 0}')
-    model = PreparedModel(Config(), tmp_path, "tiny", cast(Any, None))
+    model = PreparedModel(Config(), tmp_path, "tiny", cast(Any, None), Config().model)
     with caplog.at_level("INFO"):
         assert read_defaults(model, used) == ({"temperature": 0.6, "top_k": 20} if used else {})
     said = "tiny: a request that leaves these fields out gets the model's defaults: temperature 0.6, top_k 20"

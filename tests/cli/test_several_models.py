@@ -90,7 +90,7 @@ def test_a_model_may_have_several_names():
 
 
 def test_names_differ(tmp_path, monkeypatch):
-    prepared = lambda config: local.PreparedModel(config, tmp_path, config.model.name, None)  # noqa: E731
+    prepared = lambda config: local.PreparedModel(config, tmp_path, config.model.name, None, config.model)  # noqa: E731
     monkeypatch.setattr(local, "prepare", prepared)
     for argv in (
         ("--served-model-name", "a", "a"),
@@ -137,7 +137,7 @@ def test_a_command_that_runs_one_loads_no_adapter(tmp_path, monkeypatch, caplog)
     monkeypatch.setattr(local.SyncClient, "start", lambda client: asked.append(client._config))
     model = ModelConfig(model="m", name="m", lora="x=/x", dtype="float32")
     for settings in (Config(model=model), Config(model=msgspec.structs.replace(model, lora=""))):
-        with local.engine(local.PreparedModel(settings, tmp_path, "m", None)):  # type: ignore[arg-type]
+        with local.engine(local.PreparedModel(settings, tmp_path, "m", None, settings.model)):  # type: ignore[arg-type]
             pass
     assert asked == [Config(model=msgspec.structs.replace(model, lora="")).engine] * 2
     assert [record.message for record in caplog.records] == [

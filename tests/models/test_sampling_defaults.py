@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tailrace.config import ModelConfig
+from tailrace.cli import local
+from tailrace.cli.serve import read_defaults
+from tailrace.config import Config, ModelConfig
 from tailrace.errors import ConfigError
-from tailrace.models import choose_sampling_defaults
+from tailrace.models import LocalModel, choose_sampling_defaults
 from tailrace.models.default import DEFAULT_SAMPLING
 from tailrace.models.sampling_defaults import ACCEPTED, read_sampling_defaults
 from tailrace.params import FIELDS
@@ -73,3 +75,14 @@ def test_each_accepted_field_takes_its_neutral_value(name: str):
     neutral = FIELDS[ACCEPTED[name]].default
     value = 16 if ACCEPTED[name] == "max_tokens" else neutral
     assert read_sampling_defaults(json.dumps({name: value})) == {ACCEPTED[name]: value}
+
+
+@pytest.mark.parametrize(("asked", "found"), [(ModelConfig(), DEFAULT_SAMPLING), (ModelConfig(model="another"), {})])
+def test_the_defaults_outlive_the_search_for_the_model(tmp_path, monkeypatch, asked, found):
+    """The settings then name a folder, as for any model."""
+    monkeypatch.setattr(local, "resolve", lambda model, progress: LocalModel(tmp_path, "m"))
+    monkeypatch.setattr(local, "load_tokenizer", lambda folder, model: None)
+    monkeypatch.setattr(local, "check_tokenizer", lambda folder, trusted: None)
+    prepared = local.prepare(Config(model=asked), False)
+    assert prepared.config.model.model == str(tmp_path)
+    assert read_defaults(prepared, True) == found

@@ -34,7 +34,7 @@ CONNECT_TIMEOUT_S = 10.0
 def local_backend(args: argparse.Namespace) -> Iterator[ChatBackend]:
     """Provide the answers of an engine process that lives as long as the block."""
     prepared = prepare(read_config(args))
-    start = choose_sampling_defaults(prepared.folder, prepared.config.model) | {"max_tokens": MAX_TOKENS}
+    start = choose_sampling_defaults(prepared.folder, prepared.asked) | {"max_tokens": MAX_TOKENS}
     params = read_sampling(args, start, prepared.tokenizer)
     check_single_answer(params)
     with engine(prepared) as client:

@@ -103,7 +103,7 @@ def local_answer(args: argparse.Namespace, options: ExplainOptions) -> Answer:
         TailraceError: the engine refused the request, or died.
     """
     prepared = prepare(read_config(args))
-    start = choose_sampling_defaults(prepared.folder, prepared.config.model) | {"max_tokens": MAX_TOKENS}
+    start = choose_sampling_defaults(prepared.folder, prepared.asked) | {"max_tokens": MAX_TOKENS}
     params = msgspec.structs.replace(read_sampling(args, start, prepared.tokenizer), explain=options)
     check_single_answer(params)
     prompt, labels = encode(args.prompt, args, prepared), Labels(prepared.tokenizer)

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Complete every prompt. Return exit code 0."""
     prompts = read_prompts(args)
     prepared = prepare(read_config(args))
-    start = choose_sampling_defaults(prepared.folder, prepared.config.model) | {"max_tokens": MAX_TOKENS}
+    start = choose_sampling_defaults(prepared.folder, prepared.asked) | {"max_tokens": MAX_TOKENS}
     params = read_sampling(args, start, prepared.tokenizer)
     encoded = [encode(prompt, args, prepared) for prompt in prompts]
     several = len(prompts) * params.n > 1

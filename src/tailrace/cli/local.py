@@ -31,12 +31,17 @@ SCRIPTED = "scripted:"  # a model without weights, for tests and egress benchmar
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """Settings whose model is on this machine, and its tokenizer."""
+    """Settings whose model is on this machine, and its tokenizer.
+
+    asked: the model's settings as they were given. Without a model they mean the default one, whose folder `config`
+    names.
+    """
 
     config: Config
     folder: Path
     name: str
     tokenizer: Tokenizer
+    asked: ModelConfig
 
 
 def prepare(config: Config, progress: bool = True) -> PreparedModel:
@@ -47,7 +52,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
     """
     if config.models:
         raise ConfigError(f"one model is run here, and the settings name others: {', '.join(config.models)}")
-    model = config.model
+    model = asked = config.model
     if scripted(config):
         found = resolve(ModelConfig(cache_dir=model.cache_dir, dtype=model.dtype), progress)
         found = LocalModel(found.folder, model.name or str(model.model))
@@ -59,7 +64,7 @@ def prepare(config: Config, progress: bool = True) -> PreparedModel:
         model = msgspec.structs.replace(model, model=str(found.folder), name=found.name)
     tokenizer = load_tokenizer(found.folder, model)
     config = msgspec.structs.replace(config, model=model, speculation=with_weights(config, tokenizer, progress))
-    return PreparedModel(config, found.folder, found.name, tokenizer)
+    return PreparedModel(config, found.folder, found.name, tokenizer, asked)
 
 
 def prepare_all(config: Config) -> list[PreparedModel]:

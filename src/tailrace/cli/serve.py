@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_defaults(model: PreparedModel, used: bool) -> dict[str, float | int]:
     """Return the model's sampling defaults and log them. used: those of its generation config count."""
-    found = choose_sampling_defaults(model.folder, model.config.model, used)
+    found = choose_sampling_defaults(model.folder, model.asked, used)
     if found:
         values = ", ".join(f"{name} {value}" for name, value in found.items())
         log.info("%s: a request that leaves these fields out gets the model's defaults: %s", model.name, values)

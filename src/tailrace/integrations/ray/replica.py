@@ -34,7 +34,7 @@ class Replica:
         for one in prepare_all(config):
             engine, label = one.config.engine, one.name if named else ""
             client = AsyncClient(engine, server.start_timeout_s, label=label, scheduler=engine.scheduler)
-            found = choose_sampling_defaults(one.folder, one.config.model, server.model_defaults)
+            found = choose_sampling_defaults(one.folder, one.asked, server.model_defaults)
             model = one.config.model
             self._front.add(client, one.tokenizer, one.name, found, model.adapters, model.other_names)
         self._app, self._running = app_of(self._front), AsyncExitStack()

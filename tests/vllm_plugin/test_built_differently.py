@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from tailrace.integrations.vllm import layout, masks, patches, register, v2
 
 REPLACED = [*patches.OURS, *(() if layout.describe_missing(masks.WANTED) else masks.OURS)]
-V2 = ("__init__", "add_request", "sample")
+V2 = ("__init__", "__call__", "add_request", "sample")
 
 
 @pytest.fixture(autouse=True)
@@ -93,18 +93,14 @@ def test_a_v2_sampler_that_is_told_less_samples_by_itself(
     assert not any(hasattr(getattr(of_v2.Sampler, one), "theirs") for one in V2)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("num_speculative_tokens", 3), ("return_sampling_mask", True), ("logprobs_mode", "processed_logprobs")],
-)
-def test_what_v2_leaves_to_vllm(field: str, value: Any) -> None:
-    """Among it a sampler whose own draw would be lost, as that of vLLM's watermarks."""
+def test_what_v2_leaves_to_vllm() -> None:
+    """Drafts, and a sampler whose own draw would be lost, as that of vLLM's watermarks."""
 
     class Watermarked(of_v2.Sampler):
         pass
 
-    given = {"num_speculative_tokens": 1, "return_sampling_mask": False, "logprobs_mode": "raw_logprobs"}
+    given = {"num_speculative_tokens": 1}
     theirs, other = object.__new__(of_v2.Sampler), object.__new__(Watermarked)
     assert v2.why_not(theirs, given) == ""
     assert "(Watermarked)" in v2.why_not(other, given)
-    assert v2.why_not(theirs, given | {field: value})
+    assert v2.why_not(theirs, {"num_speculative_tokens": 3})

@@ -206,6 +206,18 @@ def test_a_field_of_vllms_own_is_refused_at_the_door_where_it_would_be_lost(path
         assert error is None or (error.param == name and PATHS[path][name] in str(error))
 
 
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "processed_logits"])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_servers_reports_leave_no_request_to_vllm(path: str, mode: str) -> None:
+    """A field of tailrace's acts in each mode, with sampling masks, too. Beside logits nothing reports it."""
+    config = config_of(path)
+    config.model_config.logprobs_mode, config.model_config.return_sampling_mask = mode, mode == "processed_logprobs"
+    own: dict[str, Any] = {"extra_args": {"top_n_sigma": 1.0}}
+    assert Door(config).find_error(SamplingParams(top_k=9, **own), None) is None
+    error = Door(config).find_error(SamplingParams(top_k=9, logprobs=2, **own), None)
+    assert (error is None) == mode.endswith("_logprobs")
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_sampled_field_acts_as_in_the_library(name: str, path: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ class SamplingMask(NamedTuple):
     def parts(self) -> list[torch.Tensor]:
         """Return the survivors of each token, int32; views."""
         return list(self.token_ids.split(self.offsets.diff().tolist()))
+
+    def to_words(self, words: int) -> torch.Tensor:
+        """Return int32 [N · W, words], 32 ids in a word, as the GPU's kernels write them."""
+        flags = np.zeros((len(self.offsets) - 1, words * 32), dtype=bool)
+        flags[np.repeat(np.arange(len(flags)), self.offsets.diff()), self.token_ids] = True
+        return torch.from_numpy(np.packbits(flags, axis=1, bitorder="little")).view(torch.int32)
 
     def packed(self, limit: int) -> list[bytes]:
         """Return the survivors of each token as int32, little-endian; b"" if they are more than `limit`."""

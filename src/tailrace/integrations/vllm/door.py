@@ -91,11 +91,9 @@ class Door:
 
 def describe_v2_limits(vllm_config: Any) -> str:
     """Return why vLLM's V2 runner draws everything itself on this server; "" if tailrace draws (v2.why_not)."""
-    model, drafts = vllm_config.model_config, vllm_config.speculative_config
+    drafts = vllm_config.speculative_config
     if drafts is not None and drafts.num_speculative_tokens:
         return "drafts in vLLM's V2 runner"
-    if getattr(model, "return_sampling_mask", False) or model.logprobs_mode.startswith("processed"):
-        return "a sampling mask, or processed logprobs, in vLLM's V2 runner"
     if getattr(vllm_config, "watermark_config", None) is not None:
         return "vLLM's own watermark"
     return ""

@@ -89,10 +89,7 @@ class BatchFollower(LogitsProcessor):
         self.drafting = getattr(vllm_config, "speculative_config", None) is not None
         self.verified_otherwise = describe_verification(vllm_config)
         self.mode = model.logprobs_mode
-        self.fields = {
-            "logprobs_mode": "processed" if model.logprobs_mode.startswith("processed") else "raw",
-            "return_sampling_mask": getattr(model, "return_sampling_mask", False),
-        }
+        self.fields = get_server_fields(model)
         self.drawn: tuple[list[int], Sampled | None] = ([], None)
         self.rows: dict[int, FollowedRequest] = {}
         self.batch: FollowedBatch | None = None
@@ -236,6 +233,14 @@ def describe_verification(vllm_config: Any) -> str:
     """
     method = getattr(getattr(vllm_config, "speculative_config", None), "rejection_sample_method", REPLACED_RULES[0])
     return "" if method in REPLACED_RULES else f"the server verifies drafts by the method {method}"
+
+
+def get_server_fields(model_config: Any) -> dict[str, Any]:
+    """Return the fields that the server decides for all requests."""
+    return {
+        "logprobs_mode": "processed" if model_config.logprobs_mode.startswith("processed") else "raw",
+        "return_sampling_mask": getattr(model_config, "return_sampling_mask", False),
+    }
 
 
 def get_key_parts(vllm_config: Any) -> tuple[object, ...]:

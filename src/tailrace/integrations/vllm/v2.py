@@ -3,6 +3,9 @@
 In this runner tokens stay on the device, and a request keeps its index, so no batch is followed. vLLM's own kernels
 apply bias, penalties, bad words, custom processors and thinking budgets. None of these sorts. tailrace does all later
 steps. For a request that tailrace draws, vLLM therefore gets neutral values of the later fields.
+
+vLLM makes raw logprobs itself, of the model's logits. Processed logprobs and sampling masks describe tailrace's draws
+(v2_reports.py).
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from typing import Any
 import torch
 
 import tailrace
-from tailrace.integrations.vllm import layout, translate
+from tailrace.integrations.vllm import layout, translate, v2_reports
 from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, log
 from tailrace.integrations.vllm.layout import Function
-from tailrace.integrations.vllm.requests import get_key_parts
+from tailrace.integrations.vllm.requests import get_key_parts, get_server_fields
 from tailrace.integrations.vllm.translate import NO_EDITS
+from tailrace.integrations.vllm.v2_reports import RowReports
 from tailrace.sampling import KeySource, Rows, Sampler, Slots
 
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler.Sampler"
@@ -25,22 +29,25 @@ PLACE = (
     *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids"),
     *("expanded_local_pos", "seq_lens_upper_bound_np"),
 )
-OPTIONS = {"logprobs_mode", "num_speculative_tokens", "return_sampling_mask"}
 WANTED = {
-    f"{SAMPLER}.__init__": {"vllm_config", "max_num_reqs", "vocab_size", "device", *OPTIONS},
+    f"{SAMPLER}.__init__": {"vllm_config", "max_num_reqs", "vocab_size", "device", "num_speculative_tokens"},
     f"{SAMPLER}.add_request": ("self", "req_idx", "sampling_params"),
     f"{SAMPLER}.apply_sampling_params": ("self", "logits", *PLACE, "skip_top_k_top_p"),
     f"{SAMPLER}.sample": ("self", "logits", *PLACE, "return_logprobs"),
+    f"{SAMPLER}.__call__": ("self", "logits", "input_batch"),
     "vllm.v1.worker.gpu.sample.states.SamplingStates": {"add_request", "apply_staged_writes"},
 }
 FAILED, STEP = "requests of a step with an error in tailrace", "draws of the V2 runner"
+ATTRIBUTE = "tailrace_draws"  # of vLLM's sampler
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
 
 
 def install_v2() -> None:
-    """Replace the constructor of its sampler once, or log why not."""
+    """Replace the constructor and the call of its sampler once, or log why not."""
     try:
-        layout.replace_functions({f"{SAMPLER}.__init__": start_v2_sampler}, WANTED)
+        layout.replace_functions(
+            {f"{SAMPLER}.__init__": start_v2_sampler, f"{SAMPLER}.__call__": call_v2_sampler}, WANTED
+        )
     except AttributeError as error:
         log.error("tailrace is off, vLLM samples by itself in its V2 runner: %s", error)
 
@@ -49,6 +56,14 @@ def start_v2_sampler(theirs: Function, sampler: Any, *args: Any, **more: Any) ->
     """Make vLLM's sampler and replace its draws, unless the server asks for what tailrace's draws lack."""
     theirs(sampler, *args, **more)
     call_or_none("V2 sampler", lambda: draw_for(sampler, layout.bind_arguments(theirs, sampler, *args, **more)))
+
+
+def call_v2_sampler(theirs: Function, sampler: Any, *args: Any, **more: Any) -> Any:
+    """Return the output of vLLM's sampler, with the logprobs of the distributions that tailrace drew from."""
+    output = theirs(sampler, *args, **more)
+    if (drawn := getattr(sampler, ATTRIBUTE, None)) is not None:
+        call_or_none(STEP, lambda: drawn.add_reports(output))
+    return output
 
 
 def draw_for(sampler: Any, given: dict[str, Any]) -> None:
@@ -62,6 +77,7 @@ def draw_for(sampler: Any, given: dict[str, Any]) -> None:
         log.error("tailrace is off, vLLM samples by itself: its V2 sampler is built differently (%s)", error)
         return
     sampler.add_request, sampler.sample = drawn.add_request, drawn.sample
+    setattr(sampler, ATTRIBUTE, drawn)
     log.info("tailrace %s samples for vLLM in this process, on %s (V2)", tailrace.__version__, given["device"])
 
 
@@ -71,8 +87,6 @@ def why_not(sampler: Any, given: dict[str, Any]) -> str:
         return f"a sampler that draws otherwise ({type(sampler).__name__})"
     if given["num_speculative_tokens"] > 1:
         return "drafts in the V2 runner"
-    if given["return_sampling_mask"] or given["logprobs_mode"].startswith("processed"):
-        return "a sampling mask, or processed logprobs, in the V2 runner"
     return ""
 
 
@@ -80,17 +94,22 @@ class DrawnRequests:
     """The requests of one of vLLM's samplers, by their index there.
 
     refusals: why vLLM draws for a request itself. asked: the parameters of the other requests. vLLM gets neutral values
-    instead of them.
+    instead of them. reports: what tailrace's draws of this step report, if they report logprobs.
     """
 
     def __init__(self, theirs: Any, given: dict[str, Any]) -> None:
         self.theirs, self.add_to_theirs, self.theirs_draw = theirs, theirs.add_request, theirs.sample
         self.states, self.processed = theirs.sampling_states, theirs.needs_logits_processing
         keys = KeySource.shared(*get_key_parts(given["vllm_config"]))
+        model = given["vllm_config"].model_config
+        self.mode, self.fields = model.logprobs_mode, NO_EDITS | get_server_fields(model)
+        if self.mode == "processed_logprobs":
+            del self.fields["logprobs"]
         self.slots = Slots(given["max_num_reqs"], given["vocab_size"], default_keys=keys)
         self.sampler = Sampler(self.slots)
         self.refusals: dict[int, str] = {}
         self.asked: dict[int, Any] = {}
+        self.reports: RowReports | None = None
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """Give the index to this request."""
@@ -103,7 +122,10 @@ class DrawnRequests:
         """Give the request its slot. Return the parameters for vLLM."""
         if self.slots.slots[index] is not None:
             self.slots.remove(index)
-        refusal = translate.add_vllm_request(self.slots, index, params, NO_EDITS, prompt=())
+        if params.logprobs is not None and self.mode == "processed_logits":
+            self.refusals[index] = f"logprobs_mode {self.mode}"
+            return params
+        refusal = translate.add_vllm_request(self.slots, index, params, self.fields, prompt=())
         if not refusal and self.slots.reads_output(index):
             refusal = "a field that reads the output, which stays on the device in vLLM's V2 runner"
         if refusal:
@@ -111,7 +133,8 @@ class DrawnRequests:
             return params
         neutral = copy.copy(params)
         for name, value in NEUTRAL.items():
-            setattr(neutral, name, value)
+            if name != "top_k" or not self.fields["return_sampling_mask"]:  # the width of vLLM's sampling masks
+                setattr(neutral, name, value)
         self.asked[index] = params
         del self.refusals[index]
         return neutral
@@ -124,6 +147,7 @@ class DrawnRequests:
         def draw_theirs() -> tuple[torch.Tensor, torch.Tensor]:
             return self.theirs_draw(logits, *place, return_logprobs=return_logprobs)
 
+        self.reports = None
         planned = call_or_none(
             STEP, lambda: self._plan_rows(logits, dict(zip(PLACE, place, strict=True))), self._give_back
         )
@@ -154,13 +178,23 @@ class DrawnRequests:
     def _draw_served(
         self, edited: torch.Tensor, rows: Rows, own: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return these rows' tokens, with vLLM's own tokens for the other rows."""
-        ids = self.sampler.begin(edited, rows).token_ids[:, 0].clamp(min=0)
-        if own is None:
-            return ids, edited
-        tokens = own[0].clone()
-        tokens[rows.source.tolist()] = ids.to(tokens.dtype)
-        return tokens, own[1]
+        """Return these rows' tokens, with vLLM's own tokens for the other rows. Then the logits of all rows, without
+        the removed ids if a sampling mask is made of them."""
+        pending = self.sampler.begin(edited, rows)
+        ids, places = pending.token_ids[:, 0].clamp(min=0), rows.source.to(edited.device, non_blocking=True)
+        tokens, logits = (ids, edited) if own is None else (own[0].index_copy(0, places, ids.to(own[0].dtype)), own[1])
+        if self.fields["return_sampling_mask"]:
+            logits = v2_reports.copy_survivors(logits, edited, pending, places)
+        if self.mode == "processed_logprobs":
+            asked = [self.asked[owner].logprobs for owner in rows.owners.tolist()]
+            self.reports = v2_reports.make_row_reports(pending, places, asked)
+        return tokens, logits
+
+    def add_reports(self, output: Any) -> None:
+        """Replace vLLM's logprobs of the rows that tailrace has drawn in this step."""
+        if self.reports is not None and output.logprobs_tensors is not None:
+            output.logprobs_tensors = v2_reports.replace_rows(output.logprobs_tensors, self.reports)
+        self.reports = None
 
     def _give_back(self) -> None:
         """After an error, let vLLM draw for all current requests until they end, with their original parameters."""

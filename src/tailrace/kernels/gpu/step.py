@@ -118,6 +118,11 @@ class Out(NamedTuple):
             return None
         return LogprobArrays(self.numbers.view(*shape, 3 + reports.top), self.ranks.view(*shape, 1 + reports.top))
 
+    def survivor_bits(self, shape: tuple[int, int], reports: StepReports) -> torch.Tensor | None:
+        """Return int32 [N, W, words], a view; None if none are reported."""
+        size = shape[0] * shape[1] * reports.words
+        return self.survivors[:size].view(*shape, reports.words) if reports.words else None
+
 
 def sizes(shape: tuple[int, int], reports: StepReports) -> list[int]:
     """Return the sizes of the parts of Out, in int64."""

@@ -63,13 +63,17 @@ class Pending:
     """Draws whose results are not on the host yet.
 
     token_ids and logprob_arrays are those of `Sampled`, on the device of the logits. Kernels that are launched next can
-    read them.
+    read them. survivors: int32 [N, W, ⌈V / 32⌉], a bit per id, if the device has written the sampling masks.
     """
 
     def __init__(
-        self, token_ids: torch.Tensor, finish: Callable[[], Sampled], logprob_arrays: LogprobArrays | None = None
+        self,
+        token_ids: torch.Tensor,
+        finish: Callable[[], Sampled],
+        logprob_arrays: LogprobArrays | None = None,
+        survivors: torch.Tensor | None = None,
     ) -> None:
-        self.token_ids, self.logprob_arrays = token_ids, logprob_arrays
+        self.token_ids, self.logprob_arrays, self.survivors = token_ids, logprob_arrays, survivors
         self._finish = finish
         self._sampled: Sampled | None = None
 
@@ -78,6 +82,17 @@ class Pending:
         if self._sampled is None:
             self._sampled = self._finish()
         return self._sampled
+
+    def flag_survivors(self, size: int) -> torch.Tensor:
+        """Return bool [N, W, size]: whether each id could be drawn, on the device of the logits. Nothing waits for a
+        GPU. All are False for a request that reports no sampling mask."""
+        bits = self.survivors
+        if bits is None:
+            words, shape = -(-size // 32), self.token_ids.shape
+            mask = self.wait().sampling_mask or SamplingMask.empty(shape.numel())
+            bits = mask.to_words(words).view(*shape, words).to(self.token_ids.device)
+        places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+        return (bits.view(torch.uint8)[..., None] >> places & 1).bool().flatten(2)[:, :, :size]
 
     def padded_logprobs(self, asked: Sequence[int | None], top: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `logprob_arrays` for engines whose arrays have one width for all requests. Nothing waits for the

@@ -77,12 +77,15 @@ class GPUBackend:
         self.launch_draw(launch)
         ids, again = launch.out.token_ids.view(launch.shape), None
         arrays = launch.out.logprob_arrays(launch.shape, launch.reports)
+        survivors = launch.out.survivor_bits(launch.shape, launch.reports)
         if falling:
             again = make_unfilled(rows, launch.reports.top)
             fall_back(self.slots, logits, rows, falling, again)
             drawn = (again.token_ids, *(again.logprob_arrays or ()))
             for part, found in zip((ids, *(arrays or ())), drawn, strict=True):
                 part[falling] = found[falling].to(logits.device)
+            if survivors is not None and again.sampling_mask is not None:
+                survivors[falling] = again.sampling_mask.to_words(words).view_as(survivors)[falling].to(logits.device)
         arriving = fetch_output(launch)
 
         def make_sampled() -> Sampled:
@@ -97,7 +100,7 @@ class GPUBackend:
                 replace_requests(sampled, again, falling)
             return sampled
 
-        return Pending(ids, make_sampled, arrays)
+        return Pending(ids, make_sampled, arrays, survivors)
 
     def serves_drafts(self, slot: int) -> bool:
         return self.there.serves(slot)

@@ -300,6 +300,11 @@ class V2Sampler:
 
     def __init__(self) -> None:
         self.needs_logits_processing, self.told, self.draws = np.zeros(ROWS, dtype=bool), {}, 0
+        self.req_states = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=torch.zeros(ROWS, 64, dtype=torch.int32)),
+            prompt_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32)),
+            total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32)),
+        )
         self.sampling_states = SimpleNamespace(add_request=self.tell, apply_staged_writes=lambda: None)
 
     def tell(self, index: int, params: SamplingParams) -> bool:

@@ -153,6 +153,9 @@ def draw_v2(fields: dict[str, Any]) -> list[int]:
     found: list[int] = []
     for step in range(STEPS):
         place: dict[str, Any] = dict.fromkeys(v2.PLACE)
+        tokens, states = [*PROMPT, *found], theirs.req_states
+        states.all_token_ids.gpu[0, : len(tokens)] = torch.tensor(tokens)
+        states.prompt_len.gpu[0], states.total_len.gpu[0] = len(PROMPT), len(tokens)
         place |= {"idx_mapping_np": np.arange(1), "seq_lens_upper_bound_np": np.full(1, len(PROMPT) + step)}
         found += ours.sample(make_logits(fields)[step : step + 1], *place.values())[0].tolist()
     assert theirs.draws == 0

@@ -40,8 +40,8 @@ V2 = (
         (
             *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
             *("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"),
-            *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"),
-            *("exponential_decay_length_penalty", "sequence_bias", "forced_token_ids", "processors", "watermark"),
+            *("encoder_repetition_penalty", "exponential_decay_length_penalty", "sequence_bias", "forced_token_ids"),
+            *("processors", "watermark"),
         ),
         STAYS,
     )

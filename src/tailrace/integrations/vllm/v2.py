@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import tailrace
-from tailrace.integrations.vllm import layout, translate, v2_reports
+from tailrace.integrations.vllm import layout, translate, v2_history, v2_reports
 from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, log
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import get_key_parts, get_server_fields
@@ -95,6 +95,7 @@ class DrawnRequests:
 
     refusals: why vLLM draws for a request itself. asked: the parameters of the other requests. vLLM gets neutral values
     instead of them. reports: what tailrace's draws of this step report, if they report logprobs.
+    without_repeats: the fields of v2_history.py, of the requests that ask for one.
     """
 
     def __init__(self, theirs: Any, given: dict[str, Any]) -> None:
@@ -102,19 +103,21 @@ class DrawnRequests:
         self.states, self.processed = theirs.sampling_states, theirs.needs_logits_processing
         keys = KeySource.shared(*get_key_parts(given["vllm_config"]))
         model = given["vllm_config"].model_config
-        self.mode, self.fields = model.logprobs_mode, NO_EDITS | get_server_fields(model)
+        self.mode, self.fields = model.logprobs_mode, NO_EDITS | v2_history.NEUTRAL | get_server_fields(model)
         if self.mode == "processed_logprobs":
             del self.fields["logprobs"]
         self.slots = Slots(given["max_num_reqs"], given["vocab_size"], default_keys=keys)
         self.sampler = Sampler(self.slots)
         self.refusals: dict[int, str] = {}
         self.asked: dict[int, Any] = {}
+        self.without_repeats: dict[int, dict[str, int]] = {}
         self.reports: RowReports | None = None
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """Give the index to this request."""
         self.refusals[req_idx] = FAILED  # until the request has a slot
         self.asked.pop(req_idx, None)
+        self.without_repeats.pop(req_idx, None)
         told = call_or_none("requests of the V2 runner", lambda: self._register_request(req_idx, sampling_params))
         self.add_to_theirs(req_idx, sampling_params if told is None else told)
 
@@ -131,6 +134,9 @@ class DrawnRequests:
         if refusal:
             self.refusals[index] = refusal
             return params
+        every = translate.translate_params(params, ())
+        if any((read := {name: getattr(every, name) for name in v2_history.FIELDS}).values()):
+            self.without_repeats[index] = read
         neutral = copy.copy(params)
         for name, value in NEUTRAL.items():
             if name != "top_k" or not self.fields["return_sampling_mask"]:  # the width of vLLM's sampling masks
@@ -180,14 +186,19 @@ class DrawnRequests:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return these rows' tokens, with vLLM's own tokens for the other rows. Then the logits of all rows, without
         the removed ids if a sampling mask is made of them."""
+        owners, places = rows.owners.tolist(), rows.source.to(edited.device, non_blocking=True)
+        if found := [row for row, owner in enumerate(owners) if owner in self.without_repeats]:
+            asked = {owners[row]: self.without_repeats[owners[row]] for row in found}
+            at = rows.source[found].to(edited.device, non_blocking=True)
+            edited = v2_history.ban_repeats(edited, at, self.theirs.req_states, asked, int(rows.position.max()))
         pending = self.sampler.begin(edited, rows)
-        ids, places = pending.token_ids[:, 0].clamp(min=0), rows.source.to(edited.device, non_blocking=True)
+        ids = pending.token_ids[:, 0].clamp(min=0)
         tokens, logits = (ids, edited) if own is None else (own[0].index_copy(0, places, ids.to(own[0].dtype)), own[1])
         if self.fields["return_sampling_mask"]:
             logits = v2_reports.copy_survivors(logits, edited, pending, places)
         if self.mode == "processed_logprobs":
-            asked = [self.asked[owner].logprobs for owner in rows.owners.tolist()]
-            self.reports = v2_reports.make_row_reports(pending, places, asked)
+            counts = [self.asked[owner].logprobs for owner in owners]
+            self.reports = v2_reports.make_row_reports(pending, places, counts)
         return tokens, logits
 
     def add_reports(self, output: Any) -> None:

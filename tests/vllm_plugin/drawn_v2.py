@@ -30,6 +30,9 @@ FIELDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 60, "extra_args": {"smoothing_factor": 0.3}},
 ]
 
+# a request that vLLM's own sampler serves
+LEFT: dict[str, Any] = {"temperature": 0.6, "logprob_token_ids": [3, 5], "logprobs": 0}
+
 
 def make_sampler(masks: bool) -> Any:
     """vLLM's, whose draws are tailrace's."""
@@ -105,8 +108,9 @@ def describe_row(output: Any, row: int, count: int, masks: Any) -> dict[str, Any
     }
 
 
-def wanted_of(fields: dict[str, Any], mode: str) -> dict[str, Any]:
-    """The fields as a server of this mode takes them: beside masks vLLM asks for a temperature and top-k."""
+def draw_fields(drawn: random.Random, mode: str) -> dict[str, Any]:
+    """A request of a server of this mode: beside masks vLLM asks for a temperature and top-k."""
+    fields = drawn.choice(FIELDS) | {"logprobs": drawn.randint(0, 4)}
     return fields if mode == "logprobs" else {"top_k": 100, **fields, "temperature": fields["temperature"] or 0.5}
 
 
@@ -121,7 +125,6 @@ def draw_batches(mode: str) -> dict[str, Any]:
     if mode == "planted":
         v2.DrawnRequests.add_reports = lambda *_: None
     sampler, drawn = make_sampler(mode != "logprobs"), random.Random(SEED)
-    theirs = sampler.tailrace_draws.theirs_draw
     noise, wait = torch.Generator().manual_seed(SEED), Pending.wait
     rows, kept = [], []
     for step in range(STEPS):
@@ -129,13 +132,10 @@ def draw_batches(mode: str) -> dict[str, Any]:
         indices = drawn.sample(range(ROWS), count)
         left = drawn.randrange(count) if step % 3 == 2 else None  # a row of vLLM's own
         asked = [
-            wanted_of(drawn.choice(FIELDS), mode) | {"seed": step * ROWS + i, "logprobs": drawn.randint(0, 4)}
-            for i in range(count)
+            LEFT if row == left else draw_fields(drawn, mode) | {"seed": step * ROWS + row} for row in range(count)
         ]
-        for row, index in enumerate(indices):
-            if row == left:
-                asked[row] = {"temperature": 0.6, "logprob_token_ids": [3, 5], "logprobs": 0}
-            sampler.add_request(index, SamplingParams(**asked[row]))
+        for index, fields in zip(indices, asked, strict=True):
+            sampler.add_request(index, SamplingParams(**fields))
         sampler.apply_staged_writes()
         positions = [drawn.randint(1, 40) for _ in range(count)]
         logits = (torch.randn(count, VOCAB, generator=noise) * 3).to(drawn.choice([torch.float32, torch.bfloat16]))
@@ -152,7 +152,6 @@ def draw_batches(mode: str) -> dict[str, Any]:
             found = describe_row(output, row, fields["logprobs"], masks)
             reference = describe_reference(logits[row], fields, positions[row])
             rows.append({"fields": fields, "found": found, "reference": reference})
-    assert sampler.tailrace_draws.theirs_draw is theirs
     return {"rows": rows, "kept": kept, "fallbacks": dict(fallbacks)}
 
 

@@ -246,3 +246,22 @@ def test_parts_are_replaced_and_the_others_stay():
     assert lists(new) == [[1, 5], [8, 9], []]
     assert (new.token_ids.dtype, new.offsets.dtype) == (torch.int32, torch.int64)
     assert lists(SamplingMask.empty(2)) == [[], []]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "gpu"])
+def test_the_device_has_the_same_ids_as_flags(backend):
+    """Also of a request that the GPU's kernels leave to the reference sampler, and of one without a report."""
+    size = 77  # an odd number of words
+    slots, rows = Slots(3, size), Rows.plain([0, 1, 2], [0, 1, 2], [1, 1, 1])
+    slots.add(0, SamplingParams(seed=1, top_k=9, return_sampling_mask=True), prompt=())
+    slots.add(
+        1, SamplingParams(seed=2, top_p=0.7, logprobs=0, logprob_token_ids=(3,), return_sampling_mask=True), prompt=()
+    )
+    slots.add(2, SamplingParams(seed=3), prompt=())
+    pending = Sampler(slots, backend=backend).begin(torch.randn(3, size), rows)
+    flags = pending.flag_survivors(size)
+    assert flags.shape == (3, 1, size)
+    assert [row.nonzero().flatten().tolist() for row in flags[:, 0]] == lists(pending.wait().sampling_mask)
+    assert flags[0].sum() == 9
+    assert flags[1].any()
+    assert not flags[2].any()

@@ -254,9 +254,7 @@ def test_the_device_has_the_same_ids_as_flags(backend):
     size = 77  # an odd number of words
     slots, rows = Slots(3, size), Rows.plain([0, 1, 2], [0, 1, 2], [1, 1, 1])
     slots.add(0, SamplingParams(seed=1, top_k=9, return_sampling_mask=True), prompt=())
-    slots.add(
-        1, SamplingParams(seed=2, top_p=0.7, logprobs=0, logprob_token_ids=(3,), return_sampling_mask=True), prompt=()
-    )
+    slots.add(1, SamplingParams(seed=2, mirostat=2, return_sampling_mask=True), prompt=())
     slots.add(2, SamplingParams(seed=3), prompt=())
     pending = Sampler(slots, backend=backend).begin(torch.randn(3, size), rows)
     flags = pending.flag_survivors(size)

@@ -34,6 +34,8 @@ BODIES = {
     "/generate": '"text": "x="',
     "/v1/responses/input_tokens": '"input": "a"',
     "/v1/chat/completions/render": '"messages": [{"role": "user", "content": "a"}]',
+    "/v1/messages/render": '"messages": [{"role": "user", "content": "a"}], "max_tokens": 2',
+    "/v1/responses/render": '"input": "a", "max_output_tokens": 2',
     "/v1/completions/render": '"prompt": "x="',
     "/inference/v1/generate": '"token_ids": [97, 61], "sampling_params": {"max_tokens": 2}',
     "/v1/chat/completions/derender": f'"generate_response": {OUTPUT}, "chat_request": {{{CHATTED}}}',

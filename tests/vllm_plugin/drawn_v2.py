@@ -83,7 +83,8 @@ def describe_reference(logits: Any, fields: dict[str, Any], position: int) -> di
     named = {name: value for name, value in fields.items() if name != "extra_args"} | fields.get("extra_args", {})
     slots.add(0, SamplingParams(**named, logprobs_mode="processed", return_sampling_mask="top_k" in named), prompt=())
     found = Sampler(slots, backend="reference")(logits[None], Rows.plain([0], [0], [position]))
-    [[token]], [[entry]] = found.tokens(), found.logprobs
+    [[token]], [entries] = found.tokens(), found.logprobs or [None]
+    [entry] = entries or []
     top = [[int(id), float(value)] for id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)]
     return {
         "token": token,
@@ -123,7 +124,7 @@ def draw_batches(mode: str) -> dict[str, Any]:
     from tailrace.sampling.sampler import Pending
 
     if mode == "planted":
-        v2.DrawnRequests.add_reports = lambda *_: None
+        setattr(v2.DrawnRequests, "add_reports", lambda *_: None)  # noqa: B010 — a planted fault
     sampler, drawn = make_sampler(mode != "logprobs"), random.Random(SEED)
     noise, wait = torch.Generator().manual_seed(SEED), Pending.wait
     rows, kept = [], []
@@ -139,7 +140,7 @@ def draw_batches(mode: str) -> dict[str, Any]:
         sampler.apply_staged_writes()
         positions = [drawn.randint(1, 40) for _ in range(count)]
         logits = (torch.randn(count, VOCAB, generator=noise) * 3).to(drawn.choice([torch.float32, torch.bfloat16]))
-        Pending.wait = refuse_wait
+        setattr(Pending, "wait", refuse_wait)  # noqa: B010 — of another class
         output = sampler(logits.clone(), make_batch(indices, positions))
         Pending.wait = wait
         masks = output.sampling_mask_tensors and output.sampling_mask_tensors.tolists()

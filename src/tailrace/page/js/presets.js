@@ -112,6 +112,7 @@ export function Presets({ params, declared, model, label = "Preset" }) {
   const all = presets(declared);
   const name = nameOf(params.value, declared, model);
   const chosen = all.find((preset) => preset.name === name);
+  const given = Object.keys(params.value).length > 0;
   const choose = (event) => {
     const preset = all.find((each) => each.name === event.target.value);
     if (preset) params.value = applied(params.value, preset, declared, model);
@@ -119,7 +120,7 @@ export function Presets({ params, declared, model, label = "Preset" }) {
   return html`<div class="presets">
     <label class="preset-choice">${label}
       <select value=${name} onChange=${choose}>
-        <option value="" disabled=${name !== ""}>your own values</option>
+        <option value="" disabled=${name !== ""}>${given ? "your own values" : "the model's defaults"}</option>
         ${all.map((preset) => html`<option key=${preset.name} value=${preset.name}>${preset.name}</option>`)}
       </select>
     </label>

@@ -37,7 +37,8 @@ class Left:
 
     - plan: so far.
     - alive: running sequences that are not preempted; the last one is the first to yield.
-    - held: slots of each user's running and admitted sequences. parts: each user's equal part of all slots, by weight.
+    - held: slots of each user's running and admitted sequences, if several users have requests. parts: each user's
+      equal part of all slots, by weight.
     - yielding: sequences of `alive` that may be preempted for another user; the first one is the first to yield.
     - prefills: running sequences with a part of their prompt, of which some may be preempted.
     - shares: of the users, with the prompt tokens of this plan. turn: the number of the last turn.

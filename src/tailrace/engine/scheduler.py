@@ -16,6 +16,8 @@ tokens are computed in one step, because their logits are used together.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tailrace.config import SchedulerConfig
 from tailrace.engine.admission import admit_waiting, list_yielding
 from tailrace.engine.host_budget import idle_sequences, select_admissible
@@ -74,14 +76,15 @@ def _begin_plan(
     shares: dict[str, Share],
 ) -> Left:
     alive = sort_by_share(running, shares)
-    held = count_held_slots(running)
+    several = len(shares) > 1
+    held = count_held_slots(running) if several else Counter[str]()  # a user alone may have all slots
     return Left(
         plan=Plan(),
         cache=cache,
         alive=alive,
         held=held,
         parts=divide_slots(room[0] + held.total(), shares),
-        yielding=list_yielding(alive) if len(shares) > 1 else [],
+        yielding=list_yielding(alive) if several else [],
         prefills=[sequence for sequence in running if sequence.prefilling],
         shares=dict(shares),
         service={user: share.service for user, share in shares.items()},

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tailrace.base.nearest import suggest_name
 from tailrace.errors import ParameterError
 from tailrace.params import FIELDS, SamplingParams
 
 
-def check_fields(params: SamplingParams, refused: Mapping[str, str], path: str) -> None:
+def check_fields(
+    params: SamplingParams, refused: Mapping[str, str], path: str, handled_by_caller: Collection[str] = ()
+) -> None:
     """Raise ParameterError for the first field that is not neutral and is refused.
 
     Args:
-        refused: field → the reason. path: where it is refused, for the message.
+        refused: field → the reason. path: where it is refused, for the message. handled_by_caller: fields that are not
+            refused, because the caller acts on them.
     """
     for name, reason in refused.items():
-        if not params.neutral(name):
+        if name not in handled_by_caller and not params.neutral(name):
             raise ParameterError(f"{name} is refused by {path}: {reason}", name)
 
 

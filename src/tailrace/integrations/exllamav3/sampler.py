@@ -38,8 +38,7 @@ class TailraceSampler(JobSampler):
         handled_by_caller: Collection[str] = (),
     ) -> None:
         super().__init__()
-        refused = {name: reason for name, reason in EXLLAMAV3.items() if name not in handled_by_caller}
-        check_fields(params, refused, "exllamav3")
+        check_fields(params, EXLLAMAV3, "exllamav3", handled_by_caller)
         self.reqs_past_ids = True  # exllamav3's: pass the job's ids
         self.params, self.eos_token_ids = params, tuple(eos_token_ids)
         self.handled_by_caller = {*handled_by_caller, "seed"}

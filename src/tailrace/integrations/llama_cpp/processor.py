@@ -55,8 +55,7 @@ class TailraceLlamaProcessor:
         handled_by_caller: Collection[str] = (),
         grammar: bool = True,
     ) -> None:
-        refused = {name: reason for name, reason in LLAMA_CPP.items() if name not in handled_by_caller}
-        check_fields(params, refused, "llama-cpp-python")
+        check_fields(params, LLAMA_CPP, "llama-cpp-python", handled_by_caller)
         self.params, self.eos_token_ids, self.grammar = params, tuple(eos_token_ids), grammar
         self.handled_by_caller = handled_by_caller
         self._seen = np.empty(0, dtype=np.intc)  # the ids of the last call

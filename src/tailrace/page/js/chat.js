@@ -1,13 +1,12 @@
 // The conversation: turns, answers, and the field in which to write.
 import { html, useComputed, useEffect, useRef, useSignal } from "./lib.js";
 import { siblings } from "./branches.js";
-import { copy } from "./clipboard.js";
+import { copyAndSay } from "./clipboard.js";
 import * as generate from "./generate.js";
 import { pace } from "./speed.js";
 import * as state from "./state.js";
 import { Legend, TokenSpans } from "./tokens.js";
 
-const SAID_MS = 3000; // how long a note stays
 const FAR_PX = 80; // who is further from the end than this reads, and is not scrolled along
 
 /** Which of several siblings is shown, and the way to the others. */
@@ -89,11 +88,7 @@ function Forked({ fork }) {
 /** What can be done with an answer that has ended. */
 function Actions({ node }) {
   const said = useSignal("");
-  const take = async () => {
-    const taken = await copy(node.run.value.content);
-    said.value = taken ? "Copied." : "The browser does not allow it: select the text and copy it.";
-    setTimeout(() => (said.value = ""), SAID_MS);
-  };
+  const take = () => copyAndSay(node.run.value.content, (note) => (said.value = note));
   return html`<span class="quiet" role="status">${said}</span>
     <button type="button" class="quiet-button" onClick=${take}>Copy</button>
     <button type="button" class="quiet-button" onClick=${() => generate.again(node)}

@@ -1,7 +1,7 @@
 // The clipboard, on pages with TLS and without.
 
 /** Puts text on the clipboard; true if it is there. Off localhost a page without TLS has to go the old way. */
-export async function copy(text) {
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
@@ -15,4 +15,12 @@ export async function copy(text) {
     area.remove();
     return done;
   }
+}
+
+const SAID_MS = 3000;
+
+/** Copies a text and tells `say` for a while whether it worked; then tells it "". */
+export async function copyAndSay(text, say) {
+  say((await copy(text)) ? "Copied." : "The browser does not allow it: select the text and copy it.");
+  setTimeout(() => say(""), SAID_MS);
 }

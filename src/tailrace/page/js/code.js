@@ -1,7 +1,7 @@
 // A request as curl, Python and JSON, ready to copy, and what it was really computed with.
 import { html, useComputed, useState } from "./lib.js";
 import { hasKey } from "./api.js";
-import { copy } from "./clipboard.js";
+import { copyAndSay } from "./clipboard.js";
 import * as state from "./state.js";
 import { NO_FIELDS, used } from "./fields.js";
 
@@ -147,10 +147,7 @@ export function CodeView({ request = state.request, fields = state.fields, run =
   const whole = { ...body, ...(options.stream ? { stream: true } : {}), ...(options.explain ? { explain: true } : {}) };
   const write = FORMS.find(([name]) => name === form)[1];
   const text = write({ path, body: whole }, { base: document.baseURI, key: hasKey() });
-  const take = async () => {
-    setSaid((await copy(text)) ? "Copied." : "The browser does not allow it: select the text and copy it.");
-    setTimeout(() => setSaid(""), 3000);
-  };
+  const take = () => copyAndSay(text, setSaid);
   const option = (name, label) => html`<label class="check"><input type="checkbox" checked=${options[name]}
     onChange=${(event) => setOptions({ ...options, [name]: event.target.checked })} /><span>${label}</span></label>`;
   return html`<section class="code" aria-label="The request as code">

@@ -79,26 +79,28 @@ export function answer(parent, request = requestFor(above(state.tree.value, pare
   return receive(id, run);
 }
 
-/** Another candidate at one place of an answer, and what follows it: the same request and seed, forced up to there. */
+/** The same request and seed with an output that begins with these ids, and with other fields. */
+function answerForced(node, ids, changes) {
+  const { request } = node.run.value;
+  const forced = { ...request, body: { ...request.body, ...changes, forced_token_ids: ids } };
+  return answer(node.parent, forced, { node: node.id, at: ids.length - 1, token: ids.at(-1) });
+}
+
+const idsOf = (tokens) => tokens.map((token) => token.record.token_id);
+
+/** Another candidate at one place of an answer, and what follows it. */
 export function branch(node, at, tokenId, changes = {}) {
-  const { request, tokens } = node.run.value;
-  const { forced_token_ids: _, ...body } = request.body;
-  const ids = [...tokens.slice(0, at).map((token) => token.record.token_id), tokenId];
   state.select(null);
-  const forced = { ...request, body: { ...body, ...changes, forced_token_ids: ids } };
-  const ended = answer(node.parent, forced, { node: node.id, at, token: tokenId });
+  const ended = answerForced(node, [...idsOf(node.run.value.tokens.slice(0, at)), tokenId], changes);
   selectWhenThere(state.tree.value.chosen[node.parent], at);
   return ended;
 }
 
-/** An answer that was cut at its limit, and as many tokens more: the same request, forced up to there. */
+/** An answer that was cut at its limit, and as many tokens more. */
 export function proceed(node) {
   const { request, tokens } = node.run.value;
-  const ids = tokens.map((token) => token.record.token_id);
-  const last = request.body.forced_token_ids?.length ?? 0;
-  const more = Math.max(tokens.length - last, 1);
-  const body = { ...request.body, max_tokens: tokens.length + more, forced_token_ids: ids };
-  return answer(node.parent, { ...request, body }, { node: node.id, at: tokens.length - 1, token: ids.at(-1) });
+  const more = Math.max(tokens.length - (request.body.forced_token_ids?.length ?? 0), 1);
+  return answerForced(node, idsOf(tokens), { max_tokens: tokens.length + more });
 }
 
 /** Selects the token with which a branch begins, once it is there, unless another has been selected. */

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 
+from integrations.tiny_llama import make_llama
 from tailrace.errors import ParameterError
 from tailrace.integrations.transformers import TailraceSampling, attach_sampler, generate_batch
 from tailrace.params import SamplingParams
@@ -28,20 +29,7 @@ SAMPLED = GenerationConfig(eos_token_id=EOS, pad_token_id=0, do_sample=True, tem
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """Random, in float64, so that a row's logits are the same in any batch once they are float32."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.6,
-        eos_token_id=EOS,
-        bos_token_id=1,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).double().eval()
+    return make_llama(V, EOS)
 
 
 def small(tokens: int = 64, **more: Any) -> ContinuousBatchingConfig:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 
 from field_examples import company
+from integrations.tiny_llama import make_llama
 from tailrace.errors import ParameterError
 from tailrace.integrations.llama_cpp import TailraceLlamaProcessor
 from tailrace.integrations.llama_cpp.refused_fields import LLAMA_CPP
@@ -30,20 +31,7 @@ SMALL = ContinuousBatchingConfig(page_size=16, num_blocks=200, max_batch_tokens=
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """Random, and so wide that its logits are not flat. In float64, so that a row's logits are the same everywhere."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.6,
-        eos_token_id=EOS,
-        bos_token_id=1,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).double().eval()
+    return make_llama(V, EOS)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
-    LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     T5Config,
@@ -17,6 +16,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
+from integrations.tiny_llama import make_llama
 from tailrace import kernels
 from tailrace.errors import ParameterError
 from tailrace.integrations.transformers import TailraceLogitsProcessor, TailraceSampling
@@ -32,21 +32,7 @@ MANY = 12
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """Random, and so wide that its logits are not flat. In float64, so that a row's logits are the same in any
-    batch once they are float32."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.6,
-        eos_token_id=EOS,
-        bos_token_id=1,
-        pad_token_id=PAD,
-    )
-    return LlamaForCausalLM(config).double().eval()
+    return make_llama(V, EOS, PAD)
 
 
 def padded(prompts: list[list[int]] = PROMPTS) -> dict[str, torch.Tensor]:

@@ -60,7 +60,7 @@ def close(left: Left, sequence: Sequence) -> Left:
 
 
 def may_overtake(left: Left, sequence: Sequence) -> bool:
-    """Return whether the sequence may be admitted although others did not fit."""
+    """Return whether the sequence may be admitted although earlier sequences of this step did not fit."""
     if left.held[sequence.user] == 0 and len(left.shares) > 1:
         return True
     return not left.full and (not left.crowded or is_within_part(left, sequence))

@@ -71,7 +71,7 @@ async def render_completion(received: Received[RenderCompletionRequest]) -> Resp
 
 @answers(MESSAGES_READER)
 async def render_message(received: Received[MessagesRequest]) -> Response:
-    """The same of a message of Anthropic's API."""
+    """Return the prompt of a message of Anthropic's API as token ids, with its sampling parameters."""
     chat = await received.run(lambda: to_chat(received.ask), received.size // JSON_BYTES)
     prepared, _ = await prepare_chat(received, chat)
     id = f"msg_{received.request_id}"
@@ -81,7 +81,7 @@ async def render_message(received: Received[MessagesRequest]) -> Response:
 
 @answers(RESPONSES_READER)
 async def render_response(received: Received[ResponsesRequest]) -> Response:
-    """The same of a response, with the conversation that it continues. Nothing is stored."""
+    """Return the prompt of a response as token ids, with the conversation that it continues. Store nothing."""
     prepared, _, chat, _ = await prepare_response(received)
     id = f"resp_{received.request_id}"
     [rendered] = await make_rendered(received, chat, id, prepared, [None], False)

@@ -62,7 +62,7 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Draw a token for each request. Return scores [R, V] that select these tokens.
 
-        A step of nothing but the beginning of a prompt has a row without a request. Such a row is returned as it is.
+        A step that computes only a first part of a prompt has a row without a request. Such a row stays unchanged.
         """
         count = len(self._requests)
         if not count:

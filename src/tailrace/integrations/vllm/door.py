@@ -39,7 +39,7 @@ class Door:
     """The rules of one server.
 
     - refused: the refused fields, with reasons.
-    - shared: those of them that are vLLM's own fields, by vLLM's names.
+    - shared: the refused fields that vLLM has itself, by vLLM's names, with reasons.
     - leaves_all: why vLLM's own sampler serves every request of this server; "" if tailrace does.
     - drafted: tailrace verifies drafts.
     - read_by_others: a logits processor or a connector of somebody else's may read `vllm_xargs`.

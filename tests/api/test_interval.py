@@ -7,11 +7,13 @@ import json
 import pytest
 
 from api.harness import LocalClient, endless, front_of
+from tailrace.api import generation
 from tailrace.config import ServerConfig
 from tailrace.params import SamplingParams
 from tailrace.wire import interval as module
+from tailrace.wire.async_stream import AsyncStream
 from tailrace.wire.interval import Interval
-from tailrace.wire.messages import Finished, Submit, Tokens
+from tailrace.wire.messages import Finished, SequenceEvent, Submit, Tokens
 from tailrace.wire.stream_table import OpenStream
 
 
@@ -114,6 +116,24 @@ async def test_a_stream_goes_at_the_interval_that_is_asked_for(tokenizer, of_ser
         assert len(await events_of(front, stream_interval=1)) > len(counts)
         whole = await front.complete(max_tokens=10, stream_interval=1000)
         assert whole.json()["usage"]["completion_tokens"] == 10
+
+
+@pytest.mark.parametrize(("stops", "few"), [({}, True), ({"stop": ["never"]}, False), ({"stop_regex": "never"}, False)])
+async def test_a_whole_answer_is_read_some_tokens_at_a_time(tokenizer, monkeypatch, stops, few):
+    reads: list[int] = []
+    take_next = AsyncStream.next
+
+    async def count_and_take(stream: AsyncStream) -> list[SequenceEvent]:
+        events = await take_next(stream)
+        reads.append(len(events))
+        return events
+
+    monkeypatch.setattr(AsyncStream, "next", count_and_take)
+    monkeypatch.setattr(generation, "WHOLE_S", 3600.0)
+    async with front_of(LocalClient(endless, tick_s=0.002), tokenizer) as front:
+        answer = await front.complete(max_tokens=40, ignore_eos=True, **stops)
+        assert answer.json()["usage"]["completion_tokens"] == 40
+    assert (len(reads) <= 6) == few, reads
 
 
 async def test_what_has_come_goes_out_when_it_is_time_though_nothing_more_comes(tokenizer):

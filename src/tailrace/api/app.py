@@ -66,6 +66,7 @@ from tailrace.api.routes.tokenize import detokenize_tokens, tokenize_input
 from tailrace.api.trace_exporters import start_tracing
 from tailrace.api.trailing_slash import TrailingSlash
 from tailrace.api.user_admission import EXPOSED, UserAdmission
+from tailrace.api.user_line import UserLine
 from tailrace.api.worker_queries import answer_question
 from tailrace.config import ServerConfig, split_commas
 from tailrace.wire.async_client import AsyncClient
@@ -234,4 +235,5 @@ def make_middleware(front: FrontEnd) -> list[Middleware]:
     found.append(Middleware(ClaimedConnections, keyed=bool(keys)))
     if front.limits is not None:
         found.append(Middleware(UserAdmission, limits=front.limits))
+    found.append(Middleware(UserLine))
     return found

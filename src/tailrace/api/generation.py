@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+WHOLE_TOKENS, WHOLE_S = 16, 0.1  # of a whole answer that are read at once
 SLOW_AFTER_S = 1.0  # a client that takes longer to read one piece of a stream is slow
 
 
@@ -192,7 +193,10 @@ class Generation:
         self.abort(cause)
 
     def _choose_interval(self) -> tuple[int, float]:
-        """Tokens and seconds of one event: the request's, or the server's."""
+        """Tokens and seconds of one event: the request's, or the server's. Tokens of a whole answer are read some at a
+        time, unless a stop may end in each."""
+        if not self._origin.streamed:
+            return (1, 0.0) if self.params.stop or self.params.stop_regex else (WHOLE_TOKENS, WHOLE_S)
         asked, config = self._origin, self._service.config
         tokens = config.stream_interval if asked.interval is None else asked.interval
         return tokens, (config.stream_interval_ms if asked.interval_ms is None else asked.interval_ms) / 1e3
@@ -210,8 +214,7 @@ class Generation:
                 raise self._failure or asyncio.CancelledError
             stream = self._submit_prompt(prompt)
             stream.set_limit(service.config.stream_buffer_kib << 10, self._on_backlog)
-            if self._origin.streamed:
-                stream.set_interval(*self._choose_interval())
+            stream.set_interval(*self._choose_interval())
             self._streams.append(stream)
             self._texts += [TextStream(service.tokenizer, self.params, eos, prompt) for _ in range(n)]
             self._open += n

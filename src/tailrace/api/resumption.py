@@ -20,6 +20,7 @@ from tailrace.api.received import Received
 from tailrace.api.streaming import KEPT, EventStream, Frame, Silence
 from tailrace.api.user import user_of
 from tailrace.api.user_admission import ADMISSION
+from tailrace.api.user_line import leave_place
 from tailrace.api.worker_queries import ask_stream
 from tailrace.errors import ParameterError
 
@@ -48,6 +49,7 @@ async def answer_resumably(
         TailraceError: the request failed before anything was sent. ClientDisconnect: the client left before.
     """
     request, front = received.request, received.front
+    leave_place(request.scope)
     stream = front.streams.start(received.user, generation, chunks, request.scope.get(ADMISSION))
     keep_alive_s = front.config.keep_alive_s
     try:

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace.api import error_handlers
 from tailrace.api.disconnect import cancel_all, unless_disconnected
+from tailrace.api.user_line import leave_place
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
@@ -102,6 +103,8 @@ async def make_response(
     Raises:
         TailraceError: the request failed before anything was sent. ClientDisconnect: the client left.
     """
+
+    leave_place(request.scope)
 
     def on_disconnect() -> None:
         generation.abort("disconnect")

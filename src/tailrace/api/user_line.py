@@ -1,0 +1,112 @@
+"""How many requests of one user the front end prepares at once. The user's other requests wait in order of arrival and
+take no turns of the event loop, so another user's request passes them (decision 0124).
+
+A request has a place from its head to its generation. A request that waits for something else than the event loop (a
+slow body, a template, a file) gives the place back after HOLD_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace.api.route_costs import Cost, find_cost
+from tailrace.api.user import user_of
+
+PLACE = "tailrace.place"  # where the ASGI scope has the PreparationPlace
+PLACES = 4  # of one user: enough to keep the event loop busy, and the threads and processes beside it
+HOLD_S = 0.05  # after which a request that is still being prepared gives its place back
+LATE_S = 0.01  # a timer that fires so late says that the request may have waited for the event loop
+MAX_HOLDS = 10  # in a row, while the event loop is late
+
+
+class PreparationPlace:
+    """One user's place. It is given back once, by whoever calls `leave` first.
+
+    Args:
+        on_left: called when the place is given back.
+    """
+
+    def __init__(self, on_left: Callable[[], None]) -> None:
+        self._on_left, self._holds = on_left, 0
+        self._hold()
+
+    def leave(self) -> None:
+        """Give the place back. Idempotent."""
+        if not self._timer.cancelled():
+            self._timer.cancel()
+            self._on_left()
+
+    def _hold(self) -> None:
+        self._holds += 1
+        self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        late = asyncio.get_running_loop().time() - self._timer.when() > LATE_S
+        if late and self._holds < MAX_HOLDS:
+            self._hold()
+        else:
+            self.leave()
+
+
+@dataclass(slots=True)
+class UserPlaces:
+    """The places of one user. taken: their number. waiting: requests without a place, the first one first."""
+
+    taken: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+class UserLine:
+    """The middleware that lets at most PLACES requests of each user be prepared at once. Requests that cost nothing
+    (route_costs.py) never wait."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._users: dict[str, UserPlaces] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or find_cost(scope["method"], scope["path"]) is Cost.FREE:
+            return await self._app(scope, receive, send)
+        user = user_of(scope)
+        await self._take_place(user)
+        place = scope[PLACE] = PreparationPlace(lambda: self._free_place(user))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            place.leave()
+
+    async def _take_place(self, user: str) -> None:
+        own = self._users.setdefault(user, UserPlaces())
+        if own.taken < PLACES:
+            own.taken += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        own.waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it got the place in the same turn of the loop
+                self._free_place(user)
+            raise
+
+    def _free_place(self, user: str) -> None:
+        """Give a place of the user to the next request that waits."""
+        own = self._users[user]
+        while own.waiting:
+            turn = own.waiting.popleft()
+            if not turn.done():
+                return turn.set_result(None)
+        own.taken -= 1
+        if not own.taken:
+            del self._users[user]
+
+
+def leave_place(scope: Scope) -> None:
+    """Give back the place of a request that has been prepared, if it has one."""
+    if (place := scope.get(PLACE)) is not None:
+        place.leave()

@@ -1,0 +1,190 @@
+"""At most some requests of one user are prepared at once; another user's request passes those that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from api.harness import LocalClient, front_of, saying
+from tailrace.api import user_line
+from tailrace.api.user_line import MAX_HOLDS, PLACES, UserLine, leave_place
+from tailrace.config import ServerConfig
+
+CHAT = "/v1/chat/completions"
+RESUMABLE = (CHAT, "/v1/completions")
+LONG_S = 3600.0
+
+
+class Kitchen:
+    """An application whose requests are prepared until they are told to go on. begun: their names, in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.go_on: dict[str, asyncio.Event] = {}
+        self.ended: dict[str, asyncio.Event] = {}
+        self.line = UserLine(self.answer)
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        name = scope["name"]
+        self.begun.append(name)
+        await self.go_on[name].wait()
+        leave_place(scope)
+        await self.ended[name].wait()
+
+    async def send(self, *names: str, path: str = CHAT) -> None:
+        """Send requests. The first letter of a name is the user's."""
+        for name in names:
+            self.go_on[name], self.ended[name] = asyncio.Event(), asyncio.Event()
+            scope = {"type": "http", "method": "POST", "path": path, "client": (name[0], 1), "name": name}
+            self.tasks[name] = asyncio.create_task(self.line(scope, receive_nothing, receive_nothing))
+        await settle()
+
+    async def prepare(self, *names: str) -> None:
+        """These requests are prepared."""
+        for name in names:
+            self.go_on[name].set()
+        await settle()
+
+    async def end(self) -> None:
+        """All requests are answered, and no place is taken."""
+        for name in self.tasks:
+            self.go_on[name].set()
+            self.ended[name].set()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        assert not self.line._users  # pyright: ignore[reportPrivateUsage]
+
+
+async def receive_nothing(*_: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def list_names(user: str, count: int) -> list[str]:
+    return [f"{user}{place}" for place in range(count)]
+
+
+@pytest.fixture
+def kitchen(monkeypatch: pytest.MonkeyPatch) -> Kitchen:
+    """No request gives its place back because of the time."""
+    monkeypatch.setattr(user_line, "HOLD_S", LONG_S)
+    return Kitchen()
+
+
+async def test_other_users_pass_those_who_wait(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 3))
+    assert kitchen.begun == list_names("a", PLACES)
+    await kitchen.send("b0", "c0")
+    assert kitchen.begun[PLACES:] == ["b0", "c0"]
+    await kitchen.end()
+
+
+async def test_a_prepared_request_gives_its_place_to_the_next(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 3))
+    await kitchen.prepare("a1")
+    assert kitchen.begun[PLACES:] == [f"a{PLACES}"]
+    await kitchen.prepare("a0", "a2")
+    assert kitchen.begun == list_names("a", PLACES + 3)
+    await kitchen.end()
+
+
+async def test_a_failed_request_gives_its_place_back(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 1))
+    kitchen.tasks["a0"].cancel()
+    await settle()
+    assert kitchen.begun[-1] == f"a{PLACES}"
+    await kitchen.end()
+
+
+async def test_who_leaves_while_waiting_takes_no_place(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 2))
+    kitchen.tasks[f"a{PLACES}"].cancel()
+    await kitchen.prepare("a0")
+    assert kitchen.begun[PLACES:] == [f"a{PLACES + 1}"]
+    await kitchen.end()
+
+
+async def test_who_leaves_with_a_new_place_passes_it_on(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 2))
+    kitchen.go_on["a0"].set()
+    while kitchen.line._users and len(next(iter(kitchen.line._users.values())).waiting) == 2:  # pyright: ignore
+        await asyncio.sleep(0)
+    kitchen.tasks[f"a{PLACES}"].cancel()  # it has its place, and has not run since
+    await settle()
+    assert kitchen.begun[PLACES:] == [f"a{PLACES + 1}"]
+    await kitchen.end()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/control", "/ping"])
+async def test_what_costs_nothing_never_waits(kitchen, path):
+    await kitchen.send(*list_names("a", PLACES))
+    await kitchen.send("a-free", path=path)
+    assert kitchen.begun[-1] == "a-free"
+    await kitchen.end()
+
+
+async def test_a_request_that_waits_for_something_else_gives_its_place_back(monkeypatch):
+    monkeypatch.setattr(user_line, "HOLD_S", 0.0)
+    kitchen = Kitchen()
+    await kitchen.send(*list_names("a", 5 * PLACES))
+    await wait_for(lambda: len(kitchen.begun) == 5 * PLACES)
+    await kitchen.end()
+
+
+async def test_a_late_loop_gives_more_time_but_not_for_ever(monkeypatch):
+    monkeypatch.setattr(user_line, "HOLD_S", 0.0)
+    monkeypatch.setattr(user_line, "LATE_S", -1.0)  # each timer is late
+    holds: list[int] = []
+    hold = user_line.PreparationPlace._hold  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(user_line.PreparationPlace, "_hold", lambda place: (holds.append(1), hold(place))[1])
+    kitchen = Kitchen()
+    await kitchen.send(*list_names("a", PLACES + 1))
+    await wait_for(lambda: len(kitchen.begun) == PLACES + 1)
+    assert len(holds) >= PLACES * MAX_HOLDS
+    await kitchen.end()
+
+
+async def wait_for(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not done():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "x=", "max_tokens": 4}),
+        ("/inference/v1/generate", {"token_ids": [*b"x="], "sampling_params": {"max_tokens": 4}}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}),
+        ("/generate", {"text": "x=", "sampling_params": {"max_new_tokens": 4}}),
+    ],
+)
+async def test_requests_in_the_engine_have_no_place(tokenizer, monkeypatch, path, body, streamed):
+    monkeypatch.setattr(user_line, "HOLD_S", LONG_S)
+    client = LocalClient(saying(b"aaaa"))
+    async with front_of(client, tokenizer, ServerConfig()) as front:
+        client.hold = True
+        fields = {"stream": streamed} | ({"resumable": True} if streamed and path in RESUMABLE else {})
+        asked = [asyncio.create_task(front.http.post(path, json=body | fields)) for _ in range(PLACES * 3)]
+        await wait_for(lambda: client.engine.stats().waiting == PLACES * 3)
+        client.hold = False
+        for answer in await asyncio.gather(*asked):
+            assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x", "max_tokens": "many"}, {"prompt": "x", "n": -1}])
+async def test_refused_requests_give_their_places_back(tokenizer, monkeypatch, body):
+    monkeypatch.setattr(user_line, "HOLD_S", LONG_S)
+    async with front_of(LocalClient(saying(b"aaaa")), tokenizer, ServerConfig()) as front:
+        asked = [front.http.post("/v1/completions", json=body) for _ in range(PLACES * 3)]
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {400}

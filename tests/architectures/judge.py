@@ -180,7 +180,7 @@ def logits(runner: ModelRunner, texts: list[list[int]], passes: int = 3) -> list
     """Our logits of all positions of the texts, prefilled side by side in so many passes; float32 [T, V] each."""
     width = -(-max(map(len, texts)) // BLOCK) + 1  # a block more: the trial needs two
     if isinstance(runner, StatefulRunner) and runner.state_bytes:
-        runner.allocate_states(len(texts), 2)
+        runner.allocate_states(len(texts), 2, 0)
     runner.allocate(width * len(texts))
     tables = torch.randperm(width * len(texts), generator=torch.Generator().manual_seed(5))
     tables = tables.view(len(texts), width).to(torch.int32).numpy()

@@ -46,7 +46,7 @@ class FirstCome:
 
     def advance(self, sequence: Sequence, most: int) -> int:
         """Plan a running sequence. Return its tokens."""
-        parts = share_budget(sequence, most, self.rows)
+        parts = share_budget(sequence, self.cache, most, self.rows)
         if sum(parts) == 0:
             return 0
         need = count_work_blocks(sequence, parts, self.cache)
@@ -106,7 +106,7 @@ class FirstCome:
                 return
             written -= copied
             computed = [len(blocks) * cache.block_size for blocks in cached]
-            parts = share_from(sequence, computed, chunk, self.rows)
+            parts = share_from(sequence, self.cache, computed, chunk, self.rows)
             self.rows -= rows_made(sequence, [done + part for done, part in zip(computed, parts, strict=True)])
             self.plan.admit.append((sequence, cached))
             self.plan.work += make_work(sequence, parts)

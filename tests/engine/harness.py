@@ -62,13 +62,14 @@ class Harness:
         grammars=None,
         token_bytes=TokenBytes(),  # noqa: B008, it is frozen
         eos=EOS,
+        state_snapshots=0,
         **limits,
     ):
         self.runner = runner or ScriptedRunner(VOCAB, script, 512, block_size=block_size)
         self.engine = Engine(
             self.runner,
             ModelInfo("scripted", self.runner.vocab_size, 512, [eos]),
-            CacheConfig(num_blocks=num_blocks, block_size=block_size, prefix_reuse=prefix_reuse),
+            CacheConfig(block_size, num_blocks, state_snapshots, prefix_reuse=prefix_reuse),
             SchedulerConfig(
                 **(
                     {

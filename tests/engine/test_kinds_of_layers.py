@@ -15,6 +15,7 @@ from engine.harness import Fickle, Harness
 from runners.tiny_models import MODELS, VOCAB, save
 from tailrace.config import ModelConfig
 from tailrace.drafting.ngram import NGram
+from tailrace.engine import state_snapshots
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.errors import ConfigError
 from tailrace.runners import load_runner
@@ -105,10 +106,12 @@ def test_across_preemption(model, overlap):
 
 
 @pytest.mark.few(1)
-def test_with_prefix_reuse(model):
+def test_with_prefix_reuse(model, monkeypatch):
+    monkeypatch.setattr(state_snapshots, "LEAST", 1)
+    monkeypatch.setattr(state_snapshots, "TAIL", 1)
     harness = model.check(2, prefix_reuse=True)
     cached = sum(story.cached for story in harness.stories.values())
-    assert (cached > 0) == (model.runner.state_bytes == 0)  # a state is no block's
+    assert cached > 0
 
 
 @pytest.mark.few(1)
@@ -166,7 +169,7 @@ def test_faults_are_seen(loaded, monkeypatch, fault):
     if fault == "one entry only":
         allocate = RecurrentState.allocate
         monkeypatch.setattr(
-            RecurrentState, "allocate", lambda self, slots, rows, device: allocate(self, slots, 1, device)
+            RecurrentState, "allocate", lambda self, slots, rows, device, more=0: allocate(self, slots, 1, device, more)
         )
         tried = functools.partial(test_with_drafts_that_are_rejected, model, "off")
     elif fault == "forks keep what they had":

@@ -47,7 +47,7 @@ def logits_here(file: Path, weights: str) -> torch.Tensor:
         convert_here(file, folder, ("float32", weights))
     config: Any = ModelConfig(model=str(file), weights=weights, dtype="float32", device="cpu")  # type: ignore[arg-type]
     runner, blocks, flat = load_transformers(config, folder, block_size=16), -(-LENGTH // 16), FlatTokens()
-    runner.allocate_states(1, LENGTH)
+    runner.allocate_states(1, LENGTH, 0)
     runner.allocate(blocks)
     flat.add(IDS.tolist(), LENGTH)
     flat.wanted = list(range(LENGTH))

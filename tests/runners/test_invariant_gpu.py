@@ -88,7 +88,7 @@ class Sequences:
 
     def begin(self) -> Sequences:
         if getattr(self.runner, "state_bytes", 0):
-            self.runner.allocate_states(5, 2)
+            self.runner.allocate_states(5, 2, 0)
         self.runner.allocate(12)
         return self
 

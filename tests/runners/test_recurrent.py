@@ -34,7 +34,7 @@ class Sequences:
         self.tables = torch.randperm(12, generator=torch.Generator().manual_seed(3)).view(3, 4).to(torch.int32)
 
     def begin(self, rows: int = 2) -> Sequences:
-        self.runner.allocate_states(5, rows)
+        self.runner.allocate_states(5, rows, 0)
         for memory in self.runner.paged.states.memory.values():
             memory.fill_(float("nan"))  # what an old owner left must not matter
         self.runner.allocate(12)
@@ -94,7 +94,7 @@ def test_copied_states_go_on_alone(sequences):
     [alone] = sequences.begin().step((0, 0, 50))
     sequences.begin()
     sequences.step((0, 0, 30), (1, 0, 9))
-    sequences.runner.copy_states([(4, 3)])
+    sequences.runner.copy_states([(2 * 4, 2 * 3), (2 * 4 + 1, 2 * 3 + 1)])
     sequences.runner.copy_blocks(
         [(int(a), int(b)) for a, b in zip(sequences.tables[0], sequences.tables[1], strict=True)]
     )

@@ -56,6 +56,7 @@ HELP: dict[str, str] = {
     "model.template_memory_mib": "MiB of memory that the chat template may take for a conversation",
     "cache.block_size": "tokens per block of the KV cache",
     "cache.num_blocks": "blocks of the KV cache; 0: as many as --memory-gib holds",
+    "cache.state_snapshots": "copies of states for prefixes of models with a state per sequence; 0: two per sequence",
     "cache.memory_gib": "GiB for the KV cache; 0: a share of what is free",
     "cache.memory_growth_gib": "GiB by which requests may make the engine grow beyond its cache; 0: half of "
     "what is available",

@@ -109,10 +109,13 @@ class CacheConfig(Section, frozen=True):
     - memory_gib: 0: a share of the free memory.
     - memory_growth_gib: memory that requests may add to the engine's process. 0: half of the memory that is available
       when the engine is ready.
+    - state_snapshots: of a model with a state per sequence, the copies of states from which later prompts continue. 0:
+      two per sequence of max_num_seqs, or as many as an eighth of the cache's memory holds.
     """
 
     block_size: Positive = 16
     num_blocks: Natural = 0
+    state_snapshots: Natural = 0
     memory_gib: Amount = 0.0
     memory_growth_gib: Amount = 0.0
     prefix_reuse: bool = True

@@ -74,7 +74,7 @@ def is_within_part(left: Left, sequence: Sequence) -> bool:
 
 def _admit(left: Left, sequence: Sequence, cached: Cached, need: int) -> Left:
     computed = [len(found) * left.cache.block_size for found in cached]
-    parts = share_from(sequence, computed, left.prompt_tokens, left.rows)
+    parts = share_from(sequence, left.cache, computed, left.prompt_tokens, left.rows)
     left.rows -= rows_made(sequence, [done + part for done, part in zip(computed, parts, strict=True)])
     left.plan.admit.append((sequence, cached))
     left.plan.work += make_work(sequence, parts)

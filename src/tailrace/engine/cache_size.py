@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHARE = 0.3  # share of the memory that is available now
+SNAPSHOTS = 1 / 8  # share of the cache's memory
 DEVICE_SHARE = 0.7  # share of a GPU's memory; drafters, sampling, attention and graphs take the rest later
 
 
@@ -56,6 +57,19 @@ def num_blocks(
     if fitting < 1:
         raise ConfigError(f"cache.memory_gib: {budget / 2**30:.2f} GiB do not hold a block of {block_bytes} bytes")
     return min(wanted, fitting)
+
+
+def num_snapshots(config: CacheConfig, state_bytes: int, slots: int, device: torch.device | None = None) -> int:
+    """Return the configured number of snapshots of states, or two per slot, as long as they fit into a part of the
+    cache's memory.
+
+    Args:
+        state_bytes: of one state over all layers; 0: the model has none.
+    """
+    if not config.prefix_reuse or not state_bytes:
+        return 0
+    budget = config.memory_gib * 2**30 or cache_budget(device)
+    return config.state_snapshots or min(2 * slots, int(SNAPSHOTS * budget // state_bytes))
 
 
 def check_memory(folder: Path, config: ModelConfig) -> None:

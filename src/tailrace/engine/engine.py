@@ -25,9 +25,10 @@ from tailrace.engine.draws import Masks, wait_for_late_mask
 from tailrace.engine.ending import Ending, make_failed_message
 from tailrace.engine.explanations import record_s
 from tailrace.engine.isolation import Isolated
-from tailrace.engine.kv_cache import BlockCache, BlockTables
+from tailrace.engine.kv_cache import BlockTables
 from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.memory import MemoryLimit
+from tailrace.engine.model_memory import allocate_memory, make_cache, plan_states, promised_bytes
 from tailrace.engine.outputs import OutputProcessor
 from tailrace.engine.request_setup import Compilations, add_sequences
 from tailrace.engine.sequence import LIVING, Request, Sequence
@@ -38,7 +39,7 @@ from tailrace.engine.token_bytes import TokenBytes
 from tailrace.engine.validation import RequestLimits, adapter_number, check_served
 from tailrace.errors import RequestError, TailraceError
 from tailrace.grammar.service import Grammars
-from tailrace.runners.base import ModelRunner, StatefulRunner
+from tailrace.runners.base import ModelRunner
 from tailrace.sampling import Sampler, Slots
 from tailrace.sampling.pipeline import beyond_device
 from tailrace.sampling.watermark_transformers import list_s
@@ -78,10 +79,10 @@ class Engine:
     ) -> None:
         longest = min(x for x in (info.max_model_len, runner.max_model_len, scheduler.max_model_len) if x)
         per_slot = -(-longest // cache.block_size)
-        rows, states = state_rings(runner, scheduler.max_num_seqs, 0 if drafter is None else speculation.max_drafts)
-        wanted = scheduler.max_num_seqs * per_slot
-        blocks = cache_size.num_blocks(cache, runner.block_bytes, wanted, runner.device, states)
-        allocate_memory(runner, blocks, scheduler.max_num_seqs, rows)
+        slots = scheduler.max_num_seqs
+        states = plan_states(runner, slots, 0 if drafter is None else speculation.max_drafts, cache)
+        blocks = cache_size.num_blocks(cache, runner.block_bytes, slots * per_slot, runner.device, states.num_bytes)
+        allocate_memory(runner, blocks, slots, states)
         longest = min(longest, blocks * cache.block_size)
         # a tokenizer may know ids that the head does not
         eos = [i for i in info.eos_token_ids if 0 <= i < runner.vocab_size]
@@ -89,14 +90,15 @@ class Engine:
         self.limits = RequestLimits(runner.vocab_size, longest, scheduler, blocks * cache.block_size, cache.block_size)
         self.runner = runner
         self.token_bytes, self.grammars = token_bytes, grammars
-        self.cache = BlockCache(blocks, cache.block_size, cache.prefix_reuse, rows)
-        self.slots = Slots(scheduler.max_num_seqs, runner.vocab_size)
+        self.cache = make_cache(blocks, slots, states, cache)
+        self.slots = Slots(slots, runner.vocab_size)
         sampler = warmed_up(Sampler(self.slots), runner)
         self.counters = Counters()
-        tables, made = BlockTables(scheduler.max_num_seqs, per_slot), None if drafter is None else drafter(sampler)
+        tables, made = BlockTables(slots, per_slot), None if drafter is None else drafter(sampler)
         self.speculator = Speculator(made, speculation, self.cache, tables, self.counters, scheduler.host_ms / 1e3)
         self.lifecycle = Lifecycle(self.cache, tables, self.slots, self.speculator, self.counters, grammars)
-        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised_bytes(runner, blocks, made))
+        promised = promised_bytes(runner, blocks, states, made)
+        self.memory_limit = MemoryLimit(int(cache.memory_growth_gib * 2**30), promised)
         appender = TokenAppender(self.slots, self.lifecycle.rewind, scheduler.redraws_per_token)
         outputs = OutputProcessor(self.lifecycle, scheduler, appender, sampler, self.memory_limit)
         masks = partial(Masks, runner.vocab_size, grammars)
@@ -260,25 +262,3 @@ def warmed_up(sampler: Sampler, runner: ModelRunner) -> Sampler:
 def device_of(runner: ModelRunner, scheduler: SchedulerConfig, counters: Counters) -> Device:
     """Return the device that the runner computes on. The operator or the device decides whether steps overlap."""
     return Device(runner, counters, int(may_overlap_steps(scheduler.overlap, runner)))
-
-
-def state_rings(runner: ModelRunner, slots: int, max_drafts: int) -> tuple[int, int]:
-    """Return the entries of each slot's ring and the bytes of all rings; 0 for a model without a state per sequence."""
-    if not isinstance(runner, StatefulRunner) or not runner.state_bytes:
-        return 0, 0
-    rows = 2 + max_drafts  # a sequence goes back by the rejected drafts, and by one token that was computed for nothing
-    return rows, slots * rows * runner.state_bytes
-
-
-def promised_bytes(runner: ModelRunner, blocks: int, drafter: Drafter | None) -> int:
-    """Return the machine's memory that both caches will take once they are written."""
-    if runner.device.type != "cpu":
-        return 0
-    return blocks * runner.block_bytes + (0 if drafter is None else drafter.cache_bytes)
-
-
-def allocate_memory(runner: ModelRunner, blocks: int, slots: int, rows: int) -> None:
-    """Allocate the runner's memory, after all of it was counted: it is counted as a share of the free memory."""
-    if rows and isinstance(runner, StatefulRunner):
-        runner.allocate_states(slots, rows)
-    runner.allocate(blocks)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tailrace.engine.block_hash import block_hash, root_of
 from tailrace.engine.sequence import Sequence
+from tailrace.engine.state_snapshots import StateSnapshots
 
 Copies = list[tuple[int, int]]
 
@@ -25,13 +26,21 @@ class BlockCache:
     """`num_blocks` blocks of `block_size` positions. `prefix_reuse` False never publishes a block.
 
     state_rows: entries of a slot's ring of states, for a model with a state per sequence (runners.base.StatefulRunner).
-    A sequence that goes back beyond these states starts again. Such a model's blocks are never published, since a state
-    belongs to no block.
+    A sequence that goes back beyond these states starts again. snapshots: of states, from which such a model's prefixes
+    are continued; None: they are never reused.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True, state_rows: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_reuse: bool = True,
+        state_rows: int = 0,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
         self.num_blocks, self.block_size, self.state_rows = num_blocks, block_size, state_rows
-        self.prefix_reuse = prefix_reuse and not state_rows
+        self.snapshots = StateSnapshots() if snapshots is None else snapshots
+        self.prefix_reuse = prefix_reuse and (not state_rows or self.snapshots.enabled)
         self.references = [0] * num_blocks
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # the next one to take comes first
         self.hash_of: dict[int, bytes] = {}
@@ -65,7 +74,7 @@ class BlockCache:
             if block is None:
                 break
             found.append(block)
-        return found
+        return found[: self.snapshots.count_usable(sequence.hashes, len(found))] if self.state_rows else found
 
     def count_needed_blocks(self, sequence: Sequence, length: int) -> int:
         """Return the number of free blocks that `reserve(sequence, length)` would take."""
@@ -132,12 +141,16 @@ class BlockCache:
             if digest not in self.by_hash and block not in self.hash_of:
                 self.by_hash[digest] = block
                 self.hash_of[block] = digest
+            if self.state_rows:
+                self.snapshots.save(sequence, place + 1)
         sequence.num_published = full
 
     def truncate_sequence(self, sequence: Sequence, length: int) -> None:
         """Forget all positions from `length` on; forget all positions if no state of that length is left."""
-        if self.state_rows and length < sequence.num_computed and sequence.state_end - length >= self.state_rows:
-            length = 0
+        if self.state_rows and length < sequence.num_computed:
+            oldest = max(sequence.state_start, sequence.state_end - self.state_rows + 1)
+            if length < oldest:
+                length = sequence.state_start = 0
         keep = self.blocks_for(length)
         for block in reversed(sequence.blocks[keep:]):
             self._release_block(block)
@@ -154,13 +167,14 @@ class BlockCache:
         target.blocks = list(source.blocks)
         target.num_computed, target.num_published = source.num_computed, source.num_published
         target.hashes, target.state_end = list(source.hashes), source.state_end
+        target.state_start = source.state_start
 
     def release(self, sequence: Sequence) -> None:
         """Release all blocks. The sequence is then as if never computed."""
         for block in reversed(sequence.blocks):  # the end of a prefix is taken again before its start
             self._release_block(block)
         sequence.blocks = []
-        sequence.num_computed = sequence.num_published = sequence.state_end = 0
+        sequence.num_computed = sequence.num_published = sequence.state_start = sequence.state_end = 0
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless all counts agree. For tests."""
@@ -211,6 +225,7 @@ class BlockCache:
         digest = self.hash_of.pop(block, None)
         if digest is not None:
             del self.by_hash[digest]
+            self.snapshots.forget(digest)
 
 
 class BlockTables:

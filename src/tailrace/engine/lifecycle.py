@@ -36,7 +36,6 @@ class Lifecycle:
 
     - waiting, running: sequences, sorted by priority and arrival.
     - outbox: messages to each client, in order.
-    - state_copies: (slot, slot) of forks, whose states are copied before the next forward pass.
     - explained, replays: sequences with a slot that ask for explanations of new tokens, or of earlier ones.
     """
 
@@ -57,7 +56,6 @@ class Lifecycle:
         self.running: list[Sequence] = []
         self.shares = Shares()
         self.outbox: defaultdict[bytes, list[FromEngine]] = defaultdict(list)
-        self.state_copies: list[tuple[int, int]] = []
         self.explained: set[Sequence] = set()
         self.replays: set[Sequence] = set()
 
@@ -91,6 +89,8 @@ class Lifecycle:
             member.slot = self.free_slots.pop()
             self.tables.clear(member.slot)
             self.tables.write(member)
+        for member in sequence.pair:
+            self.cache.snapshots.load(member)
         said = sequence if sequence.walker is None else sequence.walker
         said.slot = sequence.slot
         self.slots.add(
@@ -152,11 +152,6 @@ class Lifecycle:
             copies += made
         return copies
 
-    def take_state_copies(self) -> list[tuple[int, int]]:
-        """Return the state copies that are due, and forget them."""
-        due, self.state_copies = self.state_copies, []
-        return due
-
     def mark_computed(self, work: Work) -> None:
         """Count a step's positions as computed, so that they may be reused, and start forks that waited for them."""
         for sequence, tokens in work:
@@ -192,7 +187,7 @@ class Lifecycle:
                 self.cache.fork(source, member)
                 member.num_charged = source.num_charged
                 if self.cache.state_rows:
-                    self.state_copies.append((source.slot, member.slot))
+                    self.cache.snapshots.fork(source.slot, member.slot)
                 self.tables.write(member)
             fork.num_cached = leader.num_cached
             fork.advance("fork")

@@ -9,18 +9,19 @@ from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Sequence
 
 
-def share_budget(sequence: Sequence, budget: int, rows: int) -> list[int]:
+def share_budget(sequence: Sequence, cache: BlockCache, budget: int, rows: int) -> list[int]:
     """Return how many tokens of this budget each sequence of the pair computes.
 
     rows: the most rows of logits without sampling that may be made.
     """
-    return share_from(sequence, [member.num_computed for member in sequence.pair], budget, rows)
+    return share_from(sequence, cache, [member.num_computed for member in sequence.pair], budget, rows)
 
 
-def share_from(sequence: Sequence, computed: list[int], budget: int, rows: int) -> list[int]:
+def share_from(sequence: Sequence, cache: BlockCache, computed: list[int], budget: int, rows: int) -> list[int]:
     """Return the same as `share`, given how many tokens of each are computed already."""
     remaining = [len(member.tokens) - done for member, done in zip(sequence.pair, computed, strict=True)]
     if sequence.walker is None:
+        budget = cache.snapshots.limit_chunk(sequence, computed[0], budget)
         return split_budget(remaining, budget, most_tokens(sequence, computed[0], rows))
     parts: list[int] = []  # in a replay the rows of a pair wait for each other
     for member, left, done in zip(sequence.pair, remaining, computed, strict=True):
@@ -76,6 +77,6 @@ def fit_parts(sequence: Sequence, cache: BlockCache, free: int, budget: int, row
     """Return the largest part of the budget that fits `free` more blocks; zeros if not even one token does."""
     wanted = range(1, budget + 1)
     most = bisect_right(
-        wanted, free, key=lambda tokens: count_work_blocks(sequence, share_budget(sequence, tokens, rows), cache)
+        wanted, free, key=lambda tokens: count_work_blocks(sequence, share_budget(sequence, cache, tokens, rows), cache)
     )
-    return share_budget(sequence, most, rows)
+    return share_budget(sequence, cache, most, rows)

@@ -102,7 +102,7 @@ def _plan_running(left: Left, sequence: Sequence) -> None:
     if sequence not in left.alive:
         return
     cache, most = left.cache, left.prompt_tokens if sequence.prefilling else left.budget
-    parts = share_budget(sequence, most, left.rows)
+    parts = share_budget(sequence, cache, most, left.rows)
     if sum(parts) == 0:
         return
     need = count_work_blocks(sequence, parts, cache) + _count_shared_writes(left, sequence)

@@ -92,11 +92,12 @@ class StepDriver:
         if plan.work:
             self.counters.steps += 1
             try:
-                self.device.copy_states(self.lifecycle.take_state_copies())
+                self.device.copy_states(self.lifecycle.cache.snapshots.take_copies())
                 self.device.copy_blocks(copies)  # first: a drafter may read and write the target's cache
                 self.in_flight = self.forward(plan, self.draft(plan, launched, counts), launched)
             except Exception as error:  # a failing model or kernel must not end the engine
                 log.exception("step %d failed", self.counters.steps)
+                self.lifecycle.cache.snapshots.forget_all()  # perhaps some have not been copied
                 failed = error
         if launched is not None:
             self.collect(launched)

@@ -128,6 +128,9 @@ class StatefulRunner(ModelRunner):
     The state of a slot is a ring of entries, one per position: a pass begins with the entry of its first position and
     leaves the entries of its last positions behind. So a sequence can go back by as many positions as the ring has
     entries, less one. A pass from position 0 on begins with an empty state.
+
+    The entry of position p is row p mod `rows` of the ring. Entries are numbered: first the rings, slot by slot, then
+    those for snapshots, which no pass reads or writes.
     """
 
     @property
@@ -136,12 +139,13 @@ class StatefulRunner(ModelRunner):
         """Bytes of one entry over all layers (0: the model has no such layers)."""
 
     @abstractmethod
-    def allocate_states(self, slots: int, rows: int) -> None:
-        """Make rings of `rows` entries, at least 2. Called once, before `allocate`, if state_bytes is not 0."""
+    def allocate_states(self, slots: int, rows: int, snapshots: int) -> None:
+        """Make rings of `rows` entries, at least 2, and entries for snapshots. Called once, before `allocate`, if
+        state_bytes is not 0."""
 
     @abstractmethod
     def copy_states(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole rings: (source slot, target slot)."""
+        """Copy entries (source, target), one after the other: a source may be an earlier target."""
 
 
 class LayeredRunner(ModelRunner):

@@ -104,14 +104,13 @@ class RecurrentState:
     """The one mutable state of these layers: the pass being computed, and the memory.
 
     - shapes: of each layer's states, for one entry; known once a pass without memory has run.
-    - memory: [slots · rows, …].
+    - memory: [slots · rows + snapshots, …].
     - exact: a pass without memory computes the model's own operations in float32 (runners/reproduction.py).
     """
 
     walk: Walk | None = None
     shapes: dict[tuple[int, str], Shape] = field(default_factory=dict)
     memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    slots: int = 0
     rows: int = 0
     exact: bool = False
 
@@ -120,20 +119,19 @@ class RecurrentState:
         """Return the bytes of one entry over all layers."""
         return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.shapes.values())
 
-    def allocate(self, slots: int, rows: int, device: torch.device) -> None:
-        """Allocate memory for this number of slots. The contents are undefined."""
-        self.slots, self.rows = slots, rows
+    def allocate(self, slots: int, rows: int, device: torch.device, snapshots: int = 0) -> None:
+        """Allocate memory for this number of slots, and for snapshots behind them. The contents are undefined."""
+        self.rows = rows
         self.memory = {
-            place: torch.empty((slots * rows, *shape), dtype=dtype, device=device)
+            place: torch.empty((slots * rows + snapshots, *shape), dtype=dtype, device=device)
             for place, (shape, dtype) in self.shapes.items()
         }
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy states slot by slot: (source, target)."""
+        """Copy entries (source, target), one after the other."""
         for tensor in self.memory.values():
-            rings = tensor.view(self.slots, self.rows, *tensor.shape[1:])
             for source, target in pairs:
-                rings[target] = rings[source]
+                tensor[target] = tensor[source]
 
 
 @dataclass(slots=True)

@@ -111,8 +111,8 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
     def state_bytes(self) -> int:
         return self.paged.states.entry_bytes
 
-    def allocate_states(self, slots: int, rows: int) -> None:
-        self.paged.states.allocate(slots, rows, self.device)
+    def allocate_states(self, slots: int, rows: int, snapshots: int) -> None:
+        self.paged.states.allocate(slots, rows, self.device, snapshots)
 
     def copy_states(self, pairs: list[tuple[int, int]]) -> None:
         self.paged.states.copy(pairs)

@@ -40,10 +40,10 @@ sys.exit("torch" in sys.modules)
 VOCAB, WIDTH = 257, 64
 
 
-def tiny_gguf(path: Path, pre: str = "smollm", left_out: Collection[str] = ()) -> Path:
+def tiny_gguf(path: Path, pre: str = "smollm", left_out: Collection[str] = (), **split: Any) -> Path:
     """A whole little Llama: byte vocabulary, one layer, an end-of-turn token beside the end-of-text one. left_out:
-    tensors that it lacks."""
-    writer = GGUFWriter(path, "llama")
+    tensors that it lacks. split: of the writer, which then writes several files."""
+    writer = GGUFWriter(path, "llama", **split)
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
@@ -98,9 +98,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "big-00001-of-00003.gguf",
             b"GGUF",
-            r"part 1 of 3 .* big-00002-of-00003\.gguf and 1 more not found beside it: join",
+            r"part 1 of 3 of a model, and big-00002-of-00003\.gguf and 1 more not found beside it: put",
         ),
-        ("big-00002-of-00002.gguf", b"GGUF", r"part 2 of 2 .* big-00001-of-00002\.gguf not found beside it: join"),
+        (
+            "big-00002-of-00002.gguf",
+            b"GGUF",
+            r"part 2 of 2 of a model, and big-00001-of-00002\.gguf not found beside it: put",
+        ),
+        ("big-00003-of-00002.gguf", b"GGUF", r"its name says that it is part 3 of 2"),
         ("big-00001-of-00001.gguf", b"GGUF", r"big-00001-of-00001\.gguf can't be converted: the file ends at byte 4"),
         ("big-00001-of-00003.gguf", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
         ("model.gguf", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer.*run git lfs pull"),

@@ -201,7 +201,6 @@ def test_a_list_has_a_whole_number_for_each_layer(llama: Any, key: str, value: A
         ("general.type", "tomorrow", r"the field general\.type is 'tomorrow', and only model"),
         ("general.type", ["adapter"], r"the field general\.type is \['adapter'\], and only model"),
         ("general.architecture", [], "the architecture without a name is not converted"),
-        ("split.count", 3, r"one part of a model in 3 files \(split\.count\): join all parts"),
     ],
 )
 def test_a_file_that_is_no_whole_model_says_what_it_is(

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from tailrace.errors import ModelLoadError
 from tailrace.models.context import context_length
-from tailrace.models.gguf import JOIN
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_hybrids import read_delta, read_gemma4, read_latent, read_lfm2, read_sections
 from tailrace.models.gguf_mixtures import (
@@ -202,9 +201,6 @@ def refuse_other_files(fields: Fields) -> None:
             raise ModelLoadError(f"it is {what} (general.{name} is {value})")
     if kind != "model":
         raise ModelLoadError(f"the field general.type is {kind!r:.80}, and only model is served")
-    parts = fields.get_field("split.count", 1)
-    if parts not in (0, 1):
-        raise ModelLoadError(f"it is one part of a model in {parts!s:.80} files (split.count): {JOIN}")
 
 
 def read_settings(fields: Fields) -> tuple[Architecture, Settings]:

@@ -8,6 +8,8 @@ llama.cpp's names: gguf.constants.Keys.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from gguf import GGUFReader
 
 from tailrace.errors import ModelLoadError
 from tailrace.models.check_weights import MAX_SIZE
+from tailrace.models.gguf import list_parts
 
 REQUIRED: Any = object()
 # fields that no computation uses: sizes that tensors state themselves, and how a file was made
@@ -56,14 +59,59 @@ def plain_value(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
+def check_parts(parts: list[Path], readers: list[GGUFReader]) -> None:
+    """Check that the files are the parts of one model, in order.
+
+    Raises:
+        ModelLoadError: a part says that it is another one, or has a field or a tensor that it must not have.
+    """
+    tensors = Counter(tensor.name for reader in readers for tensor in reader.tensors)
+    for number, (part, reader) in enumerate(zip(parts, readers, strict=True)):
+        for name, value in (("split.count", len(parts)), ("split.no", number)):
+            stated = reader.fields[name].contents() if name in reader.fields else value
+            if stated != value and (stated, value) != (0, 1):  # 0: not split
+                raise ModelLoadError(
+                    f"{part.name}: its field {name} is {stated!s:.80}, and by its name it is {value} (parts are named "
+                    "NAME-00001-of-00003.gguf)"
+                )
+        if number:
+            check_same_fields(part, reader.fields, readers[0].fields)
+    stated = readers[0].fields.get("split.tensors.count")
+    if stated is not None and stated.contents() != tensors.total():
+        raise ModelLoadError(
+            f"the parts have {tensors.total()} tensors together, and split.tensors.count is {stated.contents()!s:.80}"
+        )
+    if twice := [name for name, times in tensors.items() if times > 1]:
+        raise ModelLoadError(f"the tensor {twice[0]} is in two parts")
+
+
+def check_same_fields(part: Path, fields: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Check that a later part has no fields but those of the first one.
+
+    Raises:
+        ModelLoadError: it has one, or another value.
+    """
+    for name in fields:
+        if name.startswith(("GGUF.", "split.")) or name == "general.alignment":
+            continue
+        if name not in first or first[name].contents() != fields[name].contents():
+            raise ModelLoadError(f"{part.name}: the first part has no field {name:.80} with this value")
+
+
 class Fields:
-    """The fields of a file. path: of the file. tensors: by name."""
+    """The fields of a model. path: of the file that has them. tensors: by name, of all files that it is split into.
+
+    Raises:
+        ModelLoadError: the files do not belong together.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        reader = GGUFReader(path)
-        self._fields, self._read = reader.fields, set[str]()
-        self.tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+        parts = list_parts(path)
+        self.path = parts[0]
+        readers = [GGUFReader(part) for part in parts]
+        self._fields, self._read = readers[0].fields, set[str]()
+        check_parts(parts, readers)
+        self.tensors: dict[str, Any] = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self.taken = set[str]()  # tensors that became settings
         self.architecture: str = self.get_field("general.architecture", "")
 

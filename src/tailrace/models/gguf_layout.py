@@ -1,6 +1,7 @@
-"""Reads a GGUF file's header, and checks that the file is whole: every count, length and place against the file's size.
+"""Reads the headers of a model's GGUF files, and checks that the files are whole: every count, length and place against
+the file's size.
 
-The package gguf reads the file afterwards. Its errors for a damaged file are numpy's. Part of convert.py's process.
+The package gguf reads the files afterwards. Its errors for a damaged file are numpy's. Part of convert.py's process.
 
 The format: github.com/ggml-org/ggml, docs/gguf.md.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tailrace.errors import ModelLoadError
+from tailrace.models.gguf import list_parts
 
 VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's letters
 UINT32, STRING, ARRAY = 4, 8, 9
@@ -82,8 +84,26 @@ class Cursor:
 
 
 def check_layout(path: Path) -> None:
-    """Raise ModelLoadError if the file does not hold what its header states. The error names the fault and the
-    place."""
+    """Raise ModelLoadError if the file, or one of the files that it is split into, does not hold what its header
+    states. The error names the fault and the place."""
+    parts, tensors, sizes = list_parts(path), 0, list[tuple[str, int | None]]()
+    for part in parts:
+        try:
+            tensors += check_part(part, sizes)
+        except ModelLoadError as error:
+            raise error if len(parts) == 1 else ModelLoadError(f"{part.name}: {error}") from error
+    if not tensors:
+        raise ModelLoadError("the file has no tensors: it holds a vocabulary or settings alone, not a model")
+    for name, value in sizes:
+        check_field(name, value, tensors)
+
+
+def check_part(path: Path, sizes: list[tuple[str, int | None]]) -> int:
+    """Check one file. Add its fields that are numbers to `sizes`, and return the number of its tensors.
+
+    Raises:
+        ModelLoadError: see check_layout.
+    """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = Cursor(data)
         cursor.skip_bytes(4)  # gguf.py has seen the magic
@@ -98,10 +118,8 @@ def check_layout(path: Path) -> None:
             value = cursor.value(kind)
             if name == "general.alignment":
                 alignment = checked_alignment(kind, value)
-            if tensors and not name.startswith("clip."):  # a projector is refused by its type
-                check_field(name, value, tensors)
-        if not tensors:
-            raise ModelLoadError("the file has no tensors: it holds a vocabulary or settings alone, not a model")
+            if not name.startswith("clip."):  # a projector is refused by its type
+                sizes.append((name, value))
         ends = [tensor_end(cursor) for _ in range(tensors)]
         begin = -(-cursor.at // alignment) * alignment
         for name, end in ends:
@@ -109,6 +127,7 @@ def check_layout(path: Path) -> None:
                 raise ModelLoadError(
                     f"the file ends at byte {len(data)}, and tensor {name} at byte {begin + end}: it is cut short"
                 )
+    return tensors
 
 
 def check_version(version: int) -> None:

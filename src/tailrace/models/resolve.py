@@ -9,7 +9,7 @@ from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.default import DEFAULT_NAME, fetch_default
 from tailrace.models.folder import pick_weight_format, prepare_folder
-from tailrace.models.gguf import convert_gguf
+from tailrace.models.gguf import convert_gguf, name_model
 from tailrace.models.hub import HUB_ID, fetch_snapshot
 from tailrace.models.local import LocalModel, check_folder
 from tailrace.models.progress import Progress
@@ -42,8 +42,9 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
             return LocalModel(prepare_folder(folder, config, bar, folder.name), config.name or folder.name)
         if path.is_file():
             refuse_quantize(config, path.name)
-            folder = convert_gguf(path.resolve(), cache_dir, precision, bar, path.stem)
-            return LocalModel(folder, config.name or path.stem)
+            name = name_model(path)
+            folder = convert_gguf(path.resolve(), cache_dir, precision, bar, name)
+            return LocalModel(folder, config.name or name)
         if looks_like_path(config.model):
             raise ModelLoadError(f"there is no file or folder {config.model}")
         folder = fetch_snapshot(config.model, remote_code=config.trust_remote_code, progress=progress)

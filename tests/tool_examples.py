@@ -354,7 +354,8 @@ ALWAYS = ("minimax_m3",)  # whose marker is never written as text: it could not 
 
 def tokens(name: str) -> tuple[str, ...]:
     """The markers that are one token each."""
-    return TOKENS.get(name, TOOL_FORMATS[name].marks)
+    form = TOOL_FORMATS[name]
+    return TOKENS.get(name) or tuple(dict.fromkeys((*form.marks, *(form.frame.markers if form.frame else ()))))
 
 
 def written(name: str, calls: Calls) -> str:

@@ -336,7 +336,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("form", [form for form in FORMS if TOOL_FORMATS[form].optional] + [NAMES[0]])
+@pytest.mark.parametrize("form", [*FORMS, NAMES[0]])
 async def test_a_tool_that_is_not_enforced_may_have_any_schema(form, tokenizer):
     reasoning = {"reasoning_parser": form} if form in NAMES else {}  # this format's calls are channels
     config = ServerConfig(tool_parser=form, **reasoning)  # pyright: ignore

@@ -19,6 +19,7 @@ from api.test_forced_tools import MARKS, WALKED, script_of, tool, vocabulary
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError
 from tailrace.text.channel_splitter import ChannelSplitter
+from tailrace.text.reasoning import REASONING_FORMATS
 from tailrace.text.tool_parsers import TOOL_FORMATS, tool_schemas
 from tailrace.text.tool_parsers.grammar import forced_grammar, optional_grammar
 from tailrace.text.utf8 import without_halves
@@ -258,14 +259,22 @@ CHECKER = jsonschema.FormatChecker(("date", "ipv4"))
 
 
 def read(form: str, pieces: list[str], asked: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], str, bool]:
-    """The calls, their arguments as text; what else is said; whether the last call was cut."""
-    splitter = ChannelSplitter(None, TOOL_FORMATS[form], "unknown", tool_schemas(asked))
+    """The calls, their arguments as text; what else is said and thought; whether the last call was cut."""
+    thoughts = REASONING_FORMATS[form] if TOOL_FORMATS[form].frame else None  # whose markers are those of the frame
+    splitter = ChannelSplitter(thoughts, TOOL_FORMATS[form], "unknown", tool_schemas(asked))
     segments = [segment for piece in pieces for segment in splitter.feed(piece)] + splitter.flush()
     calls: list[tuple[str, str]] = []
     for call in (segment.call for segment in segments if segment.call is not None):
         calls = [*calls, (call.name, "")] if call.name else calls
         calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
-    return calls, "".join(s.text for s in segments if s.channel == "content"), splitter.cut_call
+    return calls, "".join(s.text for s in segments if s.channel != "tool"), splitter.cut_call
+
+
+def without_frame(form: str, text: str) -> str:
+    """The text without the markers of the parts of an answer."""
+    frame = TOOL_FORMATS[form].frame
+    markers = sorted(frame.markers, key=len, reverse=True) if frame else ()
+    return re.sub("|".join(map(re.escape, markers)), "", text) if markers else text
 
 
 def read_both(
@@ -341,7 +350,8 @@ def test_free_text_may_hold_calls_that_fit_and_nothing_else_is_taken_for_one(for
         for name, arguments in calls:
             JUDGE(schemas[name], format_checker=CHECKER).validate(arguments)
         assert many or len(calls) <= 1
-        assert text == said if not calls else text.startswith(said.rstrip()), text
+        plain = without_frame(form, text)
+        assert plain == said if not calls else plain.startswith(said.rstrip()), text
         called += bool(calls)
     assert called > (0 if TOOL_FORMATS[form].bare or form in TREES else 0.3 * WALKS)
 

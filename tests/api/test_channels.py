@@ -424,11 +424,3 @@ async def test_an_answer_that_skips_its_opened_thought_is_content_too(tmp_path):
             ("reasoning", "Paris."),
             ("message", "Paris."),
         ]
-
-
-@pytest.mark.parametrize("name", ["kimi_k3", "muse", "inkling"])
-async def test_formats_without_optional_grammars_refuse_strict_tools(tokenizer, name):
-    function = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}
-    async with fronting(tokenizer, "x", ServerConfig(tool_parser=name)) as front:
-        answer = await front.chat(tools=[{"type": "function", "function": function}])
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")

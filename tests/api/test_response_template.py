@@ -92,11 +92,28 @@ async def test_calls_are_content_without_tools(tokenizer: Tokenizer) -> None:
         assert (await ask(front, tool_choice="none")).json()["choices"][0]["message"]["content"] == f"Hi {CALL}"
 
 
+def without_grammar() -> dict[str, Any]:
+    """A template from which no grammar of calls follows."""
+    calls = NAMED["fields"]["tool_calls"] | {"open_pattern": r"\[\[(?P<name>.+) "}
+    return NAMED | {"fields": NAMED["fields"] | {"tool_calls": calls}}
+
+
+async def test_strict_tools_without_a_grammar_are_served_with_a_warning(tokenizer: Tokenizer) -> None:
+    """Clients such as openai-agents make every tool strict, unless their user says otherwise."""
+    strict = {"type": "function", "function": TOOL["function"] | {"name": "g", "strict": True}}
+    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, without_grammar())) as front:
+        for tools, warned in (([TOOL, strict], True), ([TOOL], False)):
+            for stream in (False, True):
+                answer = await ask(front, tools=tools, stream=stream)
+                assert answer.status_code == 200, answer.text
+                assert ("strict has no effect" in answer.headers.get("warning", "")) is warned
+        answer = await ask(front, tools=[strict], response_format={"type": "json_object"})
+        assert answer.status_code == 400
+
+
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"parallel_tool_calls": False}])
 async def test_forced_call_needs_a_grammar(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
-    calls = NAMED["fields"]["tool_calls"] | {"open_pattern": r"\[\[(?P<name>.+) "}
-    spec = NAMED | {"fields": NAMED["fields"] | {"tool_calls": calls}}
-    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, spec)) as front:
+    async with front_of(LocalClient(saying(b"Hi")), with_template(tokenizer, without_grammar())) as front:
         answer = await ask(front, **fields)
         assert answer.status_code == 400
         assert "no grammar follows from the checkpoint's response template" in answer.json()["error"]["message"]

@@ -36,7 +36,7 @@ from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.service import Service
 from tailrace.api.thinking_fields import check_budget, closes_thoughts, wish_of, with_thinking
-from tailrace.api.tool_choice import ToolChoice, chat_grammar
+from tailrace.api.tool_choice import UNENFORCED, ToolChoice, chat_grammar, is_strict
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 
@@ -179,6 +179,9 @@ async def prepare_chat(
     def make_chat_additions() -> Additions:
         fields = channel_fields(service, ask, channels)
         grammar, field = chat_grammar(service, ask, chat.choice, chat.tools, channels, chat.format_field)
+        if with_tools and grammar is None and any(map(is_strict, chat.tools or ())):
+            received.warn(UNENFORCED)
+            service.warn_once(UNENFORCED)
         return {**fields, "grammar": grammar}, field
 
     prompts = Prompts([prompt], chat.messages_field, negative)

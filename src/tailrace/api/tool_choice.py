@@ -32,6 +32,7 @@ FORMS = (
     '{"type": "custom", "custom": {"name": …}} or '
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
 )
+UNENFORCED = "tools: strict has no effect, because no grammar of this model's calls is known (--tool-parser names one)"
 WHITESPACE = 8  # characters in a row, as in options.Grammar
 
 
@@ -132,15 +133,15 @@ def make_tool_constraint(
         ParameterError: a call is forced, but the model's tool format is not known, or can't express it; or calls can't
             be told apart from this content.
     """
-    unknown = service.tools is None and service.template is None
-    if choice.mode == "none" or not tools or (unknown and not choice.must):
+    only_strict = content is None and choice.many and choice.names is None
+    free = service.tools is None and not choice.must and (service.template is None or only_strict)
+    if choice.mode == "none" or not tools or free:
         return content
     if choice.must and content is not None:
         raise ParameterError(
             f"{content.field} and tool_choice both say what the output must be; give one of them", content.field
         )
-    plain = content is None and choice.many and choice.names is None and not any(map(is_strict, tools))
-    if not choice.must and plain:
+    if not choice.must and only_strict and not any(map(is_strict, tools)):
         return None
     form = get_tool_format(service)
     functions = allowed_functions(functions_of(tools, choice.names, choice.must, choice.custom), choice)
@@ -149,7 +150,6 @@ def make_tool_constraint(
         source = harmony_grammar(writer, True) if form is HARMONY else forced_grammar(form, writer)
         check_grammar_size(source, functions)
         return Constraint("tools", "lark", source)
-    check_optional(form)
     writer = GrammarWriter(functions, service.tokenizer, choice.many, whitespace)
     if content is None:
         source = optional_source(form, writer)
@@ -167,8 +167,8 @@ def get_tool_format(service: Service) -> ToolFormat:
     """Return the format that grammars write. Raise ParameterError if the model has none."""
     if service.tools is None and service.template is not None:
         raise ParameterError(
-            "tool_choice: no grammar follows from the checkpoint's response template, so calls can't be forced, strict "
-            "or limited (--tool-parser may name a format that has a grammar)",
+            "tool_choice: no grammar follows from the checkpoint's response template, so calls can't be forced or "
+            "limited (--tool-parser may name a format that has a grammar)",
             "tool_choice",
         )
     if service.tools is None:
@@ -176,16 +176,6 @@ def get_tool_format(service: Service) -> ToolFormat:
             "tool_choice: how this model writes tool calls is not known (--tool-parser names it)", "tool_choice"
         )
     return service.tools
-
-
-def check_optional(tools: ToolFormat) -> None:
-    """Raise ParameterError if a grammar can't write optional calls of this format."""
-    if not tools.optional:
-        raise ParameterError(
-            "tools: with this model's format of calls, strict tools, a choice among tools and one call at most need "
-            'tool_choice "required" or a named function',
-            "tools",
-        )
 
 
 def check_grammar_size(source: str, functions: Sequence[Function]) -> None:

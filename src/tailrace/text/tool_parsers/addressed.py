@@ -5,11 +5,12 @@ Muse's header names the recipient. Inkling's header may name the function.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from tailrace.text.tool_parsers.call_parser import WHITE, WORD, CallParser, NotACallError, Parsing, drop_text
 from tailrace.text.tool_parsers.functions import Function
-from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quote_literal
+from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter, quote_literal, write_names
 from tailrace.text.tool_parsers.lookahead import match_sequences
 from tailrace.text.tool_parsers.tagged import Tagged
 from tailrace.text.tool_parsers.tagged_grammar import CallWriter
@@ -72,12 +73,13 @@ class Addressed(NamedTuple):
 class Headed(NamedTuple):
     """JSON calls after a header that may have a name.
 
-    - `opening`: the marker of a call.
+    - `opening`, `closing`: the markers of a call.
     - `header`: the marker of any message.
     """
 
     calls: JsonCalls
     opening: str
+    closing: str
     header: str
 
     def read(self, parser: CallParser) -> Parsing[None]:
@@ -92,5 +94,7 @@ class Headed(NamedTuple):
         yield from self.calls.read(parser)
 
     def grammar(self, writer: GrammarWriter) -> CallGrammar:
-        """Return the grammar of the calls alone."""
-        return self.calls.grammar(writer)
+        """Return the grammar of the calls. The header of a further call may have the name of a function."""
+        begin, end, header = map(writer.mark, (self.opening, self.closing, self.header))
+        between = f"{end} {header} {write_names(writer)}? {begin}"
+        return CallGrammar(self.opening, f"{writer.write_calls(partial(self.calls.written, writer), between)} {end}")

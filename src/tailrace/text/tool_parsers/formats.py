@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tailrace.text.tool_parsers.frame import AnswerFrame
 from tailrace.text.tool_parsers.pythonic import Pythonic
 from tailrace.text.tool_parsers.recent_formats import RECENT
 from tailrace.text.tool_parsers.sections import Sectioned
@@ -74,6 +75,7 @@ K3 = Tagged(
     line="",
 )
 K3_CONTENT = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
+K3_FRAME = AnswerFrame((K3_CONTENT[0],), K3_CONTENT[1], "", ("<|close|>message<|sep|>",))
 K2 = Sectioned(
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
@@ -184,14 +186,14 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         sglang=("kimi_k2",),
     ),
     "kimi_k3": ToolFormat(
-        InChannels(K3, K3_CONTENT, "<|close|>message<|sep|>"),
-        ((K3.opening, K3.closing), K3_CONTENT, ("<|close|>message<|sep|>", None)),
+        InChannels(K3, K3_CONTENT, K3_FRAME.last[0]),
+        ((K3.opening, K3.closing), K3_CONTENT, (K3_FRAME.last[0], None)),
         ((K3.opening,), ("<|open|>", "<|close|>", "<|sep|>")),
         "Kimi K3",
         inner=("<|open|>", "<|close|>", "<|sep|>"),
         vllm=("kimi_k3",),
         sglang=("kimi_k3",),
-        optional=False,
+        frame=K3_FRAME,
     ),
     "seed_oss": ToolFormat(SEED, ((SEED.opening, SEED.closing),), ((SEED.opening,),), "Seed-OSS", vllm=("seed_oss",)),
     "step3": ToolFormat(

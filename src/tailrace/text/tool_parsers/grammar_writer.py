@@ -196,6 +196,11 @@ def escape_pattern(text: str) -> str:
     return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
 
 
+def write_names(writer: GrammarWriter) -> str:
+    """Return the grammar of the name of one of the functions."""
+    return writer.rule("name", " | ".join(quote_literal(function.name) for function in writer.functions))
+
+
 def text_without(*texts: str) -> str:
     """Return a terminal: any text that contains none of these."""
     return f"/{ANY}/ & ~/{ANY}({'|'.join(map(escape_pattern, texts))}){ANY}/" if texts else f"/{ANY}/"

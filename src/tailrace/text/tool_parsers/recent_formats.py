@@ -6,6 +6,7 @@ Some of them share a marker with an older family and have more evidence.
 from __future__ import annotations
 
 from tailrace.text.tool_parsers.addressed import Addressed, Headed
+from tailrace.text.tool_parsers.frame import AnswerFrame
 from tailrace.text.tool_parsers.horizon import Horizon
 from tailrace.text.tool_parsers.sections import Sectioned
 from tailrace.text.tool_parsers.tagged import Tagged
@@ -73,13 +74,23 @@ ATEM = Tagged(
     "</atem:parameter>",
     several=True,
 )
-MUSE = Addressed(ATEM, " to=", "<|message|>", "<|start|>assistant", "<|eom|>", ("self", "user", "commentary"))
+MUSE = Addressed(ATEM, " to=", "<|message|>", "<|start|>assistant", "<|eom|>", ("user", "commentary", "self"))
+MUSE_FRAME = AnswerFrame(
+    (*(f"{MUSE.to}{name}{MUSE.body}" for name in MUSE.others), MUSE.body), MUSE.end, MUSE.start, (MUSE.end, "<|eot|>")
+)
 INKLING_CALL = ("<|content_invoke_tool_json|>", "<|end_message|>")
 INKLING_HEADER = "<|message_model|>"
 INKLING = Headed(
-    JsonCalls((INKLING_CALL,), head='{"name": "NAME", "args": ', listed=False, apart=True, between=INKLING_HEADER),
-    INKLING_CALL[0],
+    JsonCalls((INKLING_CALL,), head='{"name": "NAME", "args": ', listed=False, apart=True),
+    *INKLING_CALL,
     INKLING_HEADER,
+)
+INKLING_FRAME = AnswerFrame(
+    ("<|content_text|>", "<|content_thinking|>"),
+    INKLING_CALL[1],
+    INKLING_HEADER,
+    ("<|content_model_end_sampling|>",),
+    named=True,
 )
 SOLAR = Sectioned(
     "<|tool_calls|>",
@@ -194,7 +205,7 @@ RECENT: dict[str, ToolFormat] = {
         inner=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
         vllm=("muse", "muse_glimmer", "musespark1x"),
         sglang=("muse",),
-        optional=False,
+        frame=MUSE_FRAME,
     ),
     "inkling": ToolFormat(
         INKLING,
@@ -204,7 +215,7 @@ RECENT: dict[str, ToolFormat] = {
         header=INKLING_HEADER,
         vllm=("inkling",),
         sglang=("inkling",),
-        optional=False,
+        frame=INKLING_FRAME,
     ),
     "gigachat35": ToolFormat(
         GCML, ((GCML.opening, GCML.closing),), ((GCML.opening,), ("｜GCML｜",)), "GigaChat 3.5", sglang=("gigachat35",)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
 from tailrace.text.tool_parsers.call_parser import WHITE, CallParser, Parsing
+from tailrace.text.tool_parsers.frame import AnswerFrame
 from tailrace.text.tool_parsers.grammar_writer import CallGrammar, GrammarWriter
 from tailrace.text.tool_parsers.lookahead import match_sequences
 from tailrace.text.tool_parsers.sections import Sectioned
@@ -42,7 +43,7 @@ class ToolFormat(NamedTuple):
     - `header`: a marker at the end of the prompt that begins the answer's first block.
     - `vllm`, `sglang`: the names of this format's parsers in vLLM and SGLang.
     - `also`: further names.
-    - `optional`: a grammar can allow calls beside other text. It can't if the answer has markers of its own.
+    - `frame`: the markers of the other parts of an answer, if the answer has more parts than texts and calls.
     """
 
     shape: Shape
@@ -56,7 +57,7 @@ class ToolFormat(NamedTuple):
     vllm: tuple[str, ...] = ()
     sglang: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    optional: bool = True
+    frame: AnswerFrame | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:

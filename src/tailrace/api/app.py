@@ -14,7 +14,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from tailrace.api.auth import ApiKeys, Site, hosts_of
 from tailrace.api.connection_limits import ClaimedConnections
@@ -194,12 +195,21 @@ def app_of(front: FrontEnd, listens_when_ready: bool = False) -> Starlette:
     return app
 
 
+class PathRoute(Route):
+    """A route that answers every method of its path: a method that the path does not take is a 405."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return (Match.FULL if match is Match.PARTIAL else match), child
+
+
 def make_routes(table: Iterable[tuple[str, str, Endpoint]]) -> list[Route]:
-    """One route per path, so that a 405 lists all methods of the path."""
+    """One route per path, so that a 405 lists all methods of the path. Paths without a parameter come first: a
+    parameter could also be their last part."""
     by_path: dict[str, dict[str, Endpoint]] = {}
-    for method, path, endpoint in table:
+    for method, path, endpoint in sorted(table, key=lambda row: "{" in row[1]):
         by_path.setdefault(path, {})[method] = endpoint
-    return [Route(path, by_method(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()]
+    return [PathRoute(path, by_method(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()]
 
 
 def by_method(endpoints: dict[str, Endpoint]) -> Endpoint:

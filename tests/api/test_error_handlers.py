@@ -468,6 +468,22 @@ async def test_unknown_paths_and_methods(front):
     problem(await front.http.delete("/health"), 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "values"),
+    [
+        ("/v1/chat/completions/x/control", {"action": "stop"}, "action", ["reasoning_end", "answer_end"]),
+        (CHAT, USER | {"reasoning_effort": "odd"}, "reasoning_effort", ["none", "minimal", "high"]),
+        (CHAT, USER | {"thinking": {"type": "odd"}}, "thinking.type", ["enabled", "disabled"]),
+        (CHAT, USER | {"logprobs_mode": "odd"}, "logprobs_mode", ["raw", "processed"]),
+        ("/v1/responses", {"input": "x", "truncation": "odd"}, "truncation", ["auto", "disabled"]),
+    ],
+)
+async def test_a_refused_value_is_followed_by_those_that_are_taken(front, path, body, field, values):
+    error = problem(await front.http.post(path, json=body), 400, "invalid_value")
+    assert error["param"] == field
+    assert all(f'"{value}"' in error["message"].partition("must be")[2] for value in values), error["message"]
+
+
 async def test_a_failing_first_step_is_an_http_error(tokenizer):
     for stream in (False, True):
         async with front_of(LocalClient(saying(b"Hello"), fail_at=0), tokenizer) as front:

@@ -133,7 +133,8 @@ class BodyReader(Generic[T]):
             self._note_nested(nested, names)
             return body
         except msgspec.ValidationError as error:
-            raise out_of_range(error_handlers.of_validation(error), raw).rename_fields(names.used) from error
+            problem = out_of_range(error_handlers.of_validation(error, self.schema), raw)
+            raise problem.rename_fields(names.used) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if named := not_a_number(error, raw):
                 raise named from error

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from tailrace import _cpu
 from tailrace.api.anthropic_errors import anthropic_body, is_anthropic
+from tailrace.api.listed_values import describe_values
 from tailrace.api.rate_bucket import divide_up
 from tailrace.api.request_id import id_of, write_id
 from tailrace.api.schema.errors import ErrorBody, Problem
@@ -103,13 +104,15 @@ def rename_grammar_error(message: str, field: str, kind: type[RequestError] = Pa
     return kind(text if text.startswith(field) else f"{field}: {text}", field)
 
 
-def of_validation(error: msgspec.ValidationError) -> ParameterError:
-    """msgspec's error, with the field first: "max_tokens: expected `int | null`, got `str`"."""
+def of_validation(error: msgspec.ValidationError, schema: type[msgspec.Struct] | None = None) -> ParameterError:
+    """msgspec's error, with the field first: "max_tokens: expected `int | null`, got `str`". schema: of the body, for
+    the values that a field may have."""
     text = str(error)
     at = _PATH.match(text)
     what, path = (at["what"], at["path"]) if at else (text, "")
     if quoted := _QUOTED.match(what):  # as Python writes it
-        what = quoted["words"] + format_json(ast.literal_eval(quoted["value"]), MAX_CHARS)
+        listed = describe_values(schema, path) if schema is not None else ""
+        what = quoted["words"] + format_json(ast.literal_eval(quoted["value"]), MAX_CHARS) + listed
     missing = _MISSING.match(what)
     if missing:
         path, what = f"{path}.{missing['name']}".lstrip("."), "required, but missing"

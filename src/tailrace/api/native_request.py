@@ -98,7 +98,7 @@ def completion_of(ask: NativeRequest, names: dict[str, str]) -> CompletionReques
     try:
         return msgspec.convert({**fields, "prompt": ""}, CompletionRequest)
     except msgspec.ValidationError as error:
-        raise out_of_range(error_handlers.of_validation(error)) from error
+        raise out_of_range(error_handlers.of_validation(error, CompletionRequest)) from error
 
 
 def not_supported(name: str) -> ParameterError:

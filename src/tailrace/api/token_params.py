@@ -83,7 +83,7 @@ def read_params(given: dict[str, Any]) -> CompletionRequest:
     try:
         return msgspec.convert({**fields, "prompt": ""}, CompletionRequest)
     except msgspec.ValidationError as error:
-        raise nest_error(PARAMS, out_of_range(error_handlers.of_validation(error))) from error
+        raise nest_error(PARAMS, out_of_range(error_handlers.of_validation(error, CompletionRequest))) from error
 
 
 def find_difference(first: SamplingParams, second: SamplingParams) -> str | None:

@@ -266,6 +266,6 @@ async def other_parameters(received: Received[Any], output: OutputOrigin, what_i
         work = partial(change_params, output.params, ask, what_if, tokenizer)
         return await received.run(work, estimate_effort(ask, 0))
     except msgspec.ValidationError as error:
-        raise nest_error("what_if", out_of_range(of_validation(error))) from error
+        raise nest_error("what_if", out_of_range(of_validation(error, GenerateRequest))) from error
     except ParameterError as error:
         raise nest_error("what_if", error) from error

@@ -3,16 +3,24 @@ and a call that does not fit is refused at once."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from typing import Any
 
 import llguidance
 import pytest
+import torch
 
+from api.harness import EOS as END
+from api.harness import MARK, START, LocalClient, events, front_of, make_tokenizer
 from api.test_call_laws import HOW, read_both, without_frame
 from api.test_forced_tools import MARKS, Vocabulary, script_of, tool, vocabulary
+from tailrace.config import GrammarConfig, ServerConfig
+from tailrace.engine.token_bytes import TokenBytes
 from tailrace.grammar.llguidance_sources import rewrite_lark
+from tailrace.grammar.service import Grammars
+from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers import TOOL_FORMATS
 from tailrace.text.tool_parsers.grammar import optional_grammar
 from tool_examples import written
@@ -107,6 +115,19 @@ def test_no_text_spells_a_marker_of_calls(form, how):
             assert matcher.try_consume_tokens(list(opening.encode())) < len(opening), (marker, opening)
 
 
+@pytest.mark.parametrize("how", ["token", "special"])
+@pytest.mark.parametrize("form", FRAMED)
+def test_json_instead_of_calls_stands_in_a_text_for_the_user(form, how):
+    words, frame = vocabulary(form, how), TOOL_FORMATS[form].frame
+    assert frame is not None
+    source = optional_grammar(TOOL_FORMATS[form], script_of(form, how, ASKED), {"type": "integer"})
+    call = written(form, [("paint", {"coats": 2})])
+    for text in ("5", f"{frame.texts[0]}5", f"{frame.texts[0]}5{frame.end}{frame.last[-1]}", call):
+        assert words.accepts(source, text), text
+    for text in (f"{frame.texts[0]}five", f"{frame.texts[0]}5{frame.texts[0]}", call.replace("paint", "drive")):
+        assert not words.accepts(source, text), text
+
+
 @pytest.mark.few(7)
 @pytest.mark.parametrize(("form", "how"), WAYS)
 def test_a_call_that_does_not_fit_is_refused_at_its_first_wrong_token(form, how):
@@ -130,3 +151,59 @@ def test_a_call_that_does_not_fit_is_refused_at_its_first_wrong_token(form, how)
             # "[USE" may be a text. "[USE(" is a call.
             until = wrong.index("(") if form == "pythonic" and wrong[common - 1] == "[" else common
             assert accepted(words, source, wrong) == wrong[:until], wrong
+
+
+STRICT = [tool(one["function"]["name"], one["function"]["parameters"], strict=True) for one in ASKED]
+CALL = ("paint", {"where": "the wall", "coats": 2})
+ANSWERS = {
+    "kimi_k3": "<|open|>think<|sep|>Hm<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|>CALL"
+    "<|close|>message<|sep|>",
+    "muse": " to=self<|message|>H<|eom|><|start|>assistant to=self<|message|>m<|eom|><|start|>assistant"
+    " to=commentary<|message|>So.<|eom|><|start|>assistantCALL<|eot|>",
+    "inkling": "<|content_thinking|>Hm<|end_message|><|message_model|><|content_text|>So.<|end_message|>"
+    "<|message_model|>paintCALL<|content_model_end_sampling|>",
+}
+
+
+def planned(ids: list[int], size: int) -> Any:
+    """A script that writes these tokens behind the prompt, where the grammar allows them."""
+
+    def script(seen: list[int]) -> torch.Tensor:
+        said = len(seen) - (len(seen) - seen[::-1].index(START) + len(MARK))
+        logits = torch.zeros(size)
+        logits[ids[said] if said < len(ids) else END] = 50.0
+        return logits
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", FRAMED)
+async def test_a_model_with_these_markers_writes_its_whole_answer(form, stream, tmp_path):
+    """Special tokens, thoughts before and between, strict tools and a free choice, as openai-agents asks."""
+    tokenizer = make_tokenizer(tmp_path)
+    tokenizer.backend.add_special_tokens(MARKS[form])
+    tokenizer = Tokenizer(tokenizer.backend, tokenizer.template_source)
+    size = tokenizer.vocab_size
+    text = ANSWERS[form].replace("CALL", written(form, [CALL]))
+    client = LocalClient(planned(tokenizer.encode(text, add_special_tokens=False), size))
+    client.context, client.vocab_size, client.token_bytes = 2000, size, TokenBytes.of(tokenizer, size)
+    spelt = [tokenizer.bytes_of(id) for id in range(size)]
+    client.grammars = Grammars(GrammarConfig(), None, spelt, tokenizer.special_ids, [END], size)
+    config = ServerConfig(tool_parser=form, reasoning_parser=form)  # pyright: ignore[reportArgumentType]
+    async with front_of(client, tokenizer, config) as front:
+        answer = await front.chat(tools=STRICT, temperature=0, max_tokens=400, stream=stream)
+        assert answer.status_code == 200, answer.text
+        if stream:
+            parts = [event["choices"][0]["delta"] for event in events(answer.text)[:-1]]
+            calls = [call for part in parts for call in part.get("tool_calls") or ()]
+            message = {key: "".join(part.get(key) or "" for part in parts) for key in ("content", "reasoning_content")}
+            names = [call["function"]["name"] for call in calls if call["function"].get("name")]
+            arguments = "".join(call["function"].get("arguments") or "" for call in calls)
+        else:
+            message = answer.json()["choices"][0]["message"]
+            [call] = message["tool_calls"]
+            names, arguments = [call["function"]["name"]], call["function"]["arguments"]
+    assert (message["content"].strip(), message["reasoning_content"]) == ("So.", "Hm")
+    assert (names, json.loads(arguments)) == ([CALL[0]], CALL[1])
+    client.grammars.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[2] / "src" / "tailrace" / "page" / "vendor"
-LICENCES = ("LICENSE", "LICENSE.md")
+LICENCES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "LICENSE-MIT.txt")
 
 
 class Package(NamedTuple):
@@ -32,6 +32,13 @@ PACKAGES = (
     Package("@preact/signals-core", "1.14.5", {"dist/signals-core.mjs": "signals-core.js"}),
     Package("@preact/signals", "2.11.4", {"dist/signals.mjs": "signals.js"}),
     Package("uplot", "1.6.32", {"dist/uPlot.esm.js": "uplot.js", "dist/uPlot.min.css": "uplot.css"}),
+    Package("markdown-it", "15.0.3", {"dist/browser/markdown-it.esm.min.mjs": "markdown-it.js"}),
+    # markdown-it's file holds these too: their licences belong beside it
+    Package("entities", "8.1.0", {}),
+    Package("linkify-it", "6.1.0", {}),
+    Package("mdurl", "2.1.0", {}),
+    Package("punycode.js", "2.3.1", {}),
+    Package("uc.micro", "3.0.0", {}),
 )
 BY_PATH = {
     "preact": "./preact.js",

@@ -6,6 +6,7 @@ import * as generate from "./generate.js";
 import { pace } from "./speed.js";
 import * as state from "./state.js";
 import { Legend, TokenSpans } from "./tokens.js";
+import { FormSwitch, Written, isText } from "./written.js";
 
 const FAR_PX = 80; // who is further from the end than this reads, and is not scrolled along
 
@@ -108,7 +109,7 @@ function Answer({ node }) {
   };
   const count = run.tokens.length > 0 ? `${run.tokens.length} tokens` : "";
   const facts = [count, run.done ? pace(run) : "…"].filter(Boolean).join(" · ");
-  const waits = !run.done && !run.tokens.length;
+  const waits = !run.done && !run.tokens.length && !run.content;
   return html`<article class="turn answer" aria-label="Answer">
     <div class="turn-head"><span class="speaker">Answer</span><${Siblings} node=${node} />
       ${run.fork && html`<${Forked} fork=${run.fork} />`}
@@ -116,8 +117,12 @@ function Answer({ node }) {
       ${run.done && html`<${Actions} node=${node} />`}
     </div>
     ${waits && html`<div class="waiting" aria-hidden="true"><i></i><i></i><i></i></div>`}
-    ${run.tokens.length > 0 && html`<${TokenSpans} run=${node.run} selected=${selected} onSelect=${onSelect}
-      marks=${marks} />`}
+    ${
+      isText()
+        ? html`<${Written} run=${run} />`
+        : run.tokens.length > 0 &&
+          html`<${TokenSpans} run=${node.run} selected=${selected} onSelect=${onSelect} marks=${marks} />`
+    }
     ${run.error && html`<p class="error" role="alert">${run.error.message}</p>`}
     ${run.done && ENDS[run.finish] && html`<p class="quiet ending">${ENDS[run.finish]}. ${
       run.finish === "length" && html`<button type="button" onClick=${() => generate.proceed(node)}>Continue</button>`
@@ -243,7 +248,8 @@ export function Conversation() {
     <${Herald} />
     <div class="foot">
       ${state.trouble.value && html`<p class="error" role="alert">${state.trouble} Trying again…</p>`}
-      ${turns.length > 0 && html`<div class="foot-row"><${Legend} run=${state.run} /></div>`}
+      ${turns.length > 0 && html`<div class="foot-row"><${FormSwitch} />
+        ${!isText() && html`<${Legend} run=${state.run} />`}</div>`}
       <${Composer} />
     </div>`;
 }

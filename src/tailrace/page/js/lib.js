@@ -12,13 +12,14 @@ import {
   useSignalEffect,
 } from "../vendor/signals.js";
 import htm from "../vendor/htm.js";
+import MarkdownIt from "../vendor/markdown-it.js";
 import uPlot from "../vendor/uplot.js";
 
 export const html = htm.bind(h);
 export { Component, Fragment, createRef, h, render };
 export { useEffect, useLayoutEffect, useMemo, useRef, useState };
 export { batch, computed, effect, signal, untracked, useComputed, useSignal, useSignalEffect };
-export { uPlot };
+export { MarkdownIt, uPlot };
 
 /** A component that is drawn again only if one of its properties is another object or number. */
 export class Memo extends Component {

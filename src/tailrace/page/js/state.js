@@ -11,8 +11,12 @@ const stored = (() => {
   }
 })();
 
-/** How things are shown; kept by the browser. scheme: what colours tokens; invisible: spaces and the like are drawn. */
+/**
+ * How things are shown; kept by the browser. form: answers of chats are "tokens" or "text" (Markdown). scheme: what
+ * colours tokens; invisible: spaces and the like are drawn.
+ */
 export const settings = {
+  form: signal(stored.form ?? "tokens"),
   scheme: signal(stored.scheme ?? "surprise"),
   invisible: signal(stored.invisible ?? false),
   theme: signal(stored.theme ?? "auto"),

@@ -83,7 +83,7 @@ function sectionsOf(blocks) {
   return sections;
 }
 
-function Section({ channel, count, children }) {
+export function Section({ channel, count, children }) {
   if (channel === "thought") {
     return html`<details class="section thought" open><summary>Thought <span class="quiet">${count} tokens</span>
       </summary>${children}</details>`;

@@ -14,7 +14,7 @@ from integrations.tiny_llama import make_llama
 from tailrace.errors import ParameterError
 from tailrace.integrations.llama_cpp import TailraceLlamaProcessor
 from tailrace.integrations.llama_cpp.refused_fields import LLAMA_CPP
-from tailrace.integrations.refusals import check_names
+from tailrace.integrations.refusals import FieldPlace, check_names
 from tailrace.integrations.transformers import TailraceSampling, generate_batch
 from tailrace.integrations.transformers.refused_fields import CONTINUOUS_BATCHING, GENERATE
 from tailrace.params import FIELDS, SamplingParams
@@ -147,6 +147,31 @@ def test_each_other_field_is_refused_by_name(model, path, name):
     assert PATHS[path][raised.value.param] in str(raised.value)
 
 
-def test_a_name_that_is_no_field_gets_the_nearest():
-    with pytest.raises(ValueError, match=r"tempature is no sampling field \(did you mean temperature\?\)"):
-        check_names(["tempature"], LLAMA_CPP)
+NAMES = FieldPlace("the_place", "the engine", LLAMA_CPP, {"top_p": "the engine's own top_p, elsewhere"}, ("read",))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tempature", "there is no field tempature in the_place; did you mean temperature?"),
+        ("Min-P", "did you mean min_p?"),
+        ("topP", "did you mean the engine's own top_p, elsewhere?"),
+        ("top_p", "top_p can't be had in the_place: set the engine's own top_p, elsewhere"),
+        ("stop", f"stop can't be had inside the engine: {LLAMA_CPP['stop']}"),
+        ("n_predict", f"n_predict can't be had inside the engine: {LLAMA_CPP['max_tokens']}"),
+        ("stop_regexx", f"did you mean stop_regex? It can't be had inside the engine: {LLAMA_CPP['stop_regex']}"),
+        ("else", "else has no effect: neither tailrace nor the engine reads it there"),
+    ],
+)
+def test_a_name_without_effect_is_an_error_with_the_reason(name, text):
+    with pytest.raises(ParameterError) as raised:
+        check_names([name], NAMES)
+    assert text in str(raised.value)
+    assert raised.value.param == name
+
+
+def test_names_that_act_or_that_others_read_pass():
+    check_names(["min_p", "read"], NAMES)
+    check_names(["else", "tempo"], NAMES, read_by_others=True)
+    with pytest.raises(ParameterError, match="did you mean temperature"):
+        check_names(["temperatur"], NAMES, read_by_others=True)

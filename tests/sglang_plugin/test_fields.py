@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,20 +10,17 @@ from batches import (
     MANAGER,
     PROMPT,
     Runner,
-    add_own_params,
     make_batch,
     make_logits,
     make_params,
     make_request,
-    resolve,
     start,
 )
-from sglang.srt import runtime_context
-from sglang.srt.managers.io_struct import GenerateReqInput
-from sglang.srt.sampling.sampling_params import SamplingParams as Theirs
 from tiny_model import EOS, V
 
+from field_examples import ACTS
 from tailrace.errors import ParameterError
+from tailrace.integrations.engine_tokenizer import encoder_of
 from tailrace.integrations.sglang import own_fields
 from tailrace.integrations.sglang.refused_fields import DRAFTS, SGLANG, SGLANG_DRAFTS, THEIRS
 from tailrace.params import FIELDS, SamplingParams
@@ -32,57 +28,7 @@ from tailrace.sampling import Rows, Sampler, Slots
 from tailrace.sampling.processors import REGISTERED, register
 
 STEPS = 40
-TOKENIZER = MANAGER.tokenizer.backend_tokenizer
-PENALISED = {"presence_penalty": 20.0}
-DRY = {"dry_multiplier": 50.0, "dry_allowed_length": 1}
-# field → further custom params, and its own value
-ACTS: dict[str, tuple[dict[str, Any], Any]] = {
-    "dynatemp_range": ({}, 1.4),
-    "dynatemp_exponent": ({"dynatemp_range": 1.4}, 3.0),
-    "smoothing_factor": ({}, 0.5),
-    "smoothing_curve": ({"smoothing_factor": 0.5}, 2.5),
-    "top_a": ({}, 0.9),
-    "typical_p": ({}, 0.3),
-    "tfs_z": ({}, 0.3),
-    "epsilon_cutoff": ({}, 0.05),
-    "eta_cutoff": ({}, 0.5),
-    "top_n_sigma": ({}, 0.5),
-    "top_h": ({}, 0.1),
-    "p_less": ({}, True),
-    "p_less_norm": ({}, True),
-    "min_k": ({}, True),
-    "min_k_tau": ({"min_k": True}, 100.0),
-    "xtc_probability": ({}, 1.0),
-    "xtc_threshold": ({"xtc_probability": 1.0}, 0.01),
-    "mirostat": ({"mirostat_tau": 1.0}, 2),
-    "mirostat_tau": ({"mirostat": 2}, 1.0),
-    "mirostat_eta": ({"mirostat": 2, "mirostat_tau": 1.0}, 50.0),
-    "adaptive_target": ({}, 0.05),
-    "adaptive_decay": ({"adaptive_target": 0.3}, 0.0),
-    "repetition_penalty": ({}, 9.0),
-    "presence_penalty": ({}, 20.0),
-    "frequency_penalty": ({}, 20.0),
-    "penalty_last_n": (PENALISED, 1),
-    "repetition_scope": ({"repetition_penalty": 9.0}, "output"),
-    "penalty_scope": (PENALISED, "both"),
-    "dry_multiplier": ({"dry_allowed_length": 1}, 50.0),
-    "dry_base": ({"dry_multiplier": 0.5, "dry_allowed_length": 1, "dry_sequence_breakers": []}, 1000.0),
-    "dry_allowed_length": ({"dry_multiplier": 50.0}, 1),
-    "dry_penalty_last_n": (DRY, 2),
-    "dry_sequence_breakers": (DRY, [chr(33 + i) for i in range(60)]),
-    "no_repeat_ngram_size": ({}, 1),
-    "encoder_no_repeat_ngram_size": ({}, 1),
-    "encoder_repetition_penalty": ({}, 50.0),
-    "exponential_decay_length_penalty": ({}, [2, 4.0]),
-    "normalize_logits": ({"repetition_penalty": 9.0}, True),
-    "sequence_bias": ({}, [["a", 50.0]]),
-    "allowed_token_ids": ({}, [1, 2, 3]),
-    "bad_words": ({}, ["a", [1], [2], [3]]),
-    "processors": ({}, {"sglang_test": {}}),
-    "watermark": ({}, {"kind": "kgw", "key": 5, "delta": 20.0}),
-    "sampler_order": ({"typical_p": 0.5, "tfs_z": 0.5}, ["tfs_z", "temperature", "typical_p"]),
-    "forced_token_ids": ({}, [9, 8, 7]),
-}
+TOKENIZER = MANAGER.tokenizer
 SAME = {"top_k": 12, "temperature": 1.5, "sampling_seed": 4}
 ALONE = {"mirostat", "mirostat_tau", "mirostat_eta"}  # they replace truncations
 
@@ -167,7 +113,7 @@ def test_default_breakers_are_those_of_tailraces_server(model, monkeypatch):
     start(model, monkeypatch)
     theirs = own_fields.read_fields(make_params({}))
     made = own_fields.make_params({"dry_multiplier": 1.0}, theirs, TOKENIZER, V)
-    wrapped = own_fields.wrap_tokenizer(TOKENIZER)
+    wrapped = encoder_of(TOKENIZER)
     assert made.dry_sequence_breakers == wrapped.ids_with(("\n", ":", '"', "*")) != ()
     assert (
         own_fields.make_params(
@@ -175,7 +121,7 @@ def test_default_breakers_are_those_of_tailraces_server(model, monkeypatch):
         ).dry_sequence_breakers
         == ()
     )
-    with pytest.raises(ParameterError, match="has no fast tokenizer"):
+    with pytest.raises(ParameterError, match="bad_words must be given as token ids: this server has no tokenizer"):
         own_fields.make_params({"bad_words": ["a"]}, theirs, None, V)
 
 
@@ -185,119 +131,6 @@ def test_parameters_survive_the_way_to_the_scheduler(model, monkeypatch):
         theirs = own_fields.read_fields(make_params({} if name in ALONE else SAME))
         made = own_fields.make_params({**needed, name: value}, theirs, TOKENIZER, V)
         assert own_fields.unpack_params(own_fields.pack_params(made)) == made
-
-
-def check_refusal(model: str, custom: Any, **flags: Any) -> str:
-    runtime_context.publish(resolve(model, **flags), role="tokenizer")
-    with pytest.raises(ParameterError) as caught:
-        make_params({"custom_params": custom})
-    return str(caught.value)
-
-
-NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
-
-
-def test_each_refused_field_is_an_error_with_the_reason(model):
-    runtime_context.publish(resolve(model), role="tokenizer")
-    for name, reason in SGLANG.items():
-        with pytest.raises(ParameterError) as caught:
-            make_params({"custom_params": {name: 1}})
-        assert str(caught.value) == f"custom_params: {name} has no effect in SGLang: {reason}"
-    for name, field in THEIRS.items():
-        with pytest.raises(ParameterError) as caught:
-            make_params({"custom_params": {name: 1}})
-        assert (
-            str(caught.value)
-            == f"custom_params: {name} is SGLang's own field: give it as {field}, outside of custom_params"
-        )
-    names = {*Theirs.__struct_fields__, *GenerateReqInput.__dataclass_fields__}
-    for field in THEIRS.values():
-        assert set(field.partition(" (")[0].replace(" or ", ", ").replace(" and ", ", ").split(", ")) <= names
-
-
-def test_with_drafts_fields_with_history_are_errors_and_others_are_not(model):
-    runtime_context.publish(resolve(model, **NGRAM), role="tokenizer")
-    for name, (needed, value) in ACTS.items():
-        custom = {**needed, name: value}
-        if name in DRAFTS:
-            with pytest.raises(ParameterError, match=f"{name} has no effect in SGLang with drafts: {DRAFTS[name]}"):
-                make_params({"custom_params": {name: value}})
-        elif not needed.keys() & DRAFTS.keys():
-            assert own_fields.KEY in make_params({"custom_params": custom}).custom_params
-
-
-WRONG: list[tuple[Any, str]] = [
-    ({"dry_multiplyer": 1}, "dry_multiplyer is no field of tailrace's: is dry_multiplier meant?"),
-    ({"xtc_probabilty": 1}, "is xtc_probability meant?"),
-    ({"repeat_penalty": 1.1}, "repeat_penalty is named repetition_penalty in tailrace"),
-    ({"typ_p": 0.5}, "typ_p is named typical_p in tailrace"),
-    ({"thinking_token_budget": 5}, "thinking_token_budget is SGLang's own field: give it as max_thinking_tokens"),
-    ({"structured_outputs": {}}, "structured_outputs is SGLang's own field"),
-    ({"max_new_tokens": 5}, "max_new_tokens is SGLang's own field"),
-    ({"nothing_known": 1}, "neither tailrace nor SGLang reads it"),
-    ({own_fields.KEY: "{}"}, "neither tailrace nor SGLang reads it"),
-    ({"xtc_probability": 2}, "xtc_probability must be a number in [0, 1], got 2"),
-    ({"xtc_threshold": 0.2}, "xtc_threshold has no effect without xtc_probability"),
-    ({"typical_p": True}, "typical_p must be a number in [0, 1], got true"),
-    ({"typical_p": None}, "typical_p must be a number"),
-    ({"p_less": 2}, "p_less must be true or false, got 2"),
-    ({"allowed_token_ids": [V]}, f"allowed_token_ids: token id {V} is not in 0 … {V - 1}"),
-    ({"bad_words": [""]}, "bad_words must hold non-empty words"),
-    ({"bad_words": "a"}, "bad_words is of the wrong type"),
-    ({"sequence_bias": [["a", "b"]]}, "sequence_bias"),
-    ({"sequence_bias": 3}, "sequence_bias is of the wrong type"),
-    ({"dry_multiplier": 1.0, "dry_sequence_breakers": [""]}, "dry_sequence_breakers must hold non-empty strings"),
-    ({"processors": {"absent": {}}}, 'there is no "absent"'),
-    ({"watermark": {"kind": "other"}}, "watermark"),
-    (5, "custom_params must be an object"),
-    (["a"], "custom_params must be an object"),
-]
-
-
-@pytest.mark.parametrize(("custom", "text"), WRONG)
-def test_a_wrong_custom_param_is_an_error(model, custom, text):
-    assert text in check_refusal(model, custom)
-
-
-def test_custom_params_of_others_pass(model):
-    """SGLang's own, and those of a custom logits processor. tailrace's own names stay tailrace's."""
-    runtime_context.publish(resolve(model), role="tokenizer")
-    for custom in ({}, {"thinking_budget": 3}, {"__sglang_reasoning_in_grammar": True}):
-        assert make_params({"custom_params": custom}).custom_params == custom
-    given = {"custom_params": {"ngram_size": 3, "token_ids": [1]}}
-    assert make_params(given, custom_logit_processor="{}").custom_params == given["custom_params"]
-    with pytest.raises(ParameterError, match="ngram_size has no effect"):
-        make_params(given)
-    with pytest.raises(ParameterError, match="banned_strings has no effect"):
-        make_params({"custom_params": {"banned_strings": ["a"]}}, custom_logit_processor="{}")
-
-
-BESIDE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
-    ({"beam_width": 2}, {}, {}, "with beam_width"),
-    ({}, {"return_sampling_mask": True}, {}, "with return_sampling_mask"),
-    ({"watermark": {"key": "a" * 32}}, {}, {}, "with SGLang's watermark"),
-    ({}, {}, {"rl_on_policy_target": "fsdp"}, "with --rl-on-policy-target"),
-]
-
-
-@pytest.mark.parametrize(("fields", "given", "flags", "text"), BESIDE)
-def test_own_fields_are_errors_where_others_choose_the_token(model, monkeypatch, fields, given, flags, text):
-    runtime_context.publish(resolve(model, **flags), role="tokenizer")
-    params = Theirs(**{**fields, "watermark": None}, custom_params={"xtc_probability": 0.5})
-    if "watermark" in fields:
-        params.watermark = SimpleNamespace(enabled=None)
-    with pytest.raises(ParameterError, match=text):
-        add_own_params(params, SimpleNamespace(**given), MANAGER)
-
-
-def test_forced_tokens_beside_a_grammar_and_penalties_given_twice_are_errors(model):
-    runtime_context.publish(resolve(model), role="tokenizer")
-    with pytest.raises(ParameterError, match="forced_token_ids can't be had with a grammar"):
-        make_params({"regex": "a+", "custom_params": {"forced_token_ids": [1]}})
-    with pytest.raises(ParameterError, match="presence_penalty is given twice"):
-        make_params({"presence_penalty": 1.0, "custom_params": {"presence_penalty": 1.0}})
-    with pytest.raises(ParameterError, match="top_k has no effect with mirostat"):
-        make_params({"top_k": 5, "custom_params": {"mirostat": 2}})
 
 
 def test_greedy_requests_take_tailraces_edits(model, monkeypatch):

@@ -113,7 +113,7 @@ FAULTS = {
     "remove": "tailrace.sampling.Slots.remove",
     "begin": "tailrace.sampling.Sampler.begin",
     "drafted": "tailrace.integrations.vllm.verification.make_draft_rows",
-    "logprobs": "tailrace.integrations.vllm.draws.make_logprobs_tensors",
+    "logprobs": "tailrace.integrations.vllm.draws.list_logprobs",
     "merged": "tailrace.integrations.vllm.draws.merge_outputs",
     "merged drafts": "tailrace.integrations.vllm.verification.merge_outputs",
     "token": "tailrace.integrations.vllm.draws.token_for_each",

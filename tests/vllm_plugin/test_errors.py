@@ -29,7 +29,7 @@ IN_STEP: dict[str, tuple[Any, str]] = {
     "ready": (BatchFollower, "ready"),
     "begin": (Ours, "begin"),
     "token": (draws, "token_for_each"),
-    "logprobs": (draws, "make_logprobs_tensors"),
+    "logprobs": (draws, "list_logprobs"),
     "merged": (draws, "merge_outputs"),
     "changed": (draws, "change_logits"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from typing import Any, get_args
 
 import crowd  # noqa: F401  (registers the plug-in)
@@ -14,18 +15,12 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.field_texts import NoTokenizer, convert_texts, find_text
+from tailrace.integrations.refusals import check_names
+from tailrace.integrations.v1_engine import has_other_plugins
 from tailrace.integrations.vllm import refused_fields
 from tailrace.integrations.vllm.translate import translate_params
-from tailrace.integrations.vllm.xargs import (
-    CONVERTED,
-    OURS,
-    SHARED,
-    VLLMS,
-    NoTokenizer,
-    check_names,
-    convert_texts,
-    own_fields,
-)
+from tailrace.integrations.vllm.xargs import OURS, SHARED, VLLMS, describe_place, own_fields
 from tailrace.params import FIELDS
 
 SWITCHES = [name for name in OURS if FIELDS[name].type is bool]
@@ -33,6 +28,7 @@ NUMBERS = [name for name in OURS if FIELDS[name].range is not None]
 NAMES = [
     name for name in OURS if hasattr(FIELDS[name].type, "__args__") and str in map(type, get_args(FIELDS[name].type))
 ]
+V1 = describe_place(refused_fields.V1)
 STRUCTURES = [name for name in OURS if name not in (*SWITCHES, *NUMBERS, *NAMES)]
 
 
@@ -61,7 +57,7 @@ def test_every_own_field_is_of_one_kind() -> None:
     assert {*SWITCHES, *NUMBERS, *NAMES, *STRUCTURES} == set(OURS)
     assert len(SWITCHES) >= 4
     assert len(NUMBERS) >= 25
-    assert {"watermark", "processors", "sampler_order", *CONVERTED} <= set(STRUCTURES)
+    assert {"watermark", "processors", "sampler_order", "dry_sequence_breakers", "sequence_bias"} <= set(STRUCTURES)
     assert NAMES == ["repetition_scope", "penalty_scope"]
 
 
@@ -145,11 +141,12 @@ def test_names_of_vllms_own_are_refused(name: str) -> None:
 @pytest.mark.parametrize("runner", ["V1", "V1_DRAFTS", "V2"])
 def test_refused_fields_are_fields_with_reasons(runner: str) -> None:
     refused = getattr(refused_fields, runner)
+    place = describe_place(refused)
     assert set(refused) <= set(FIELDS)
     assert all(refused.values())
     for name in refused:
         with pytest.raises(ParameterError, match=f"^{name} can't be had inside vLLM: "):
-            check_names([name], refused, False)
+            check_names([name], place)
 
 
 @pytest.mark.parametrize(
@@ -166,22 +163,66 @@ def test_refused_fields_are_fields_with_reasons(runner: str) -> None:
         ("repeat_last_n", "penalty_last_n"),
         ("mirostat_target", "mirostat_tau"),
         ("samplers_order", "sampler_order"),
+        ("DRY_MULTIPLIER", "dry_multiplier"),
+        ("topNSigma", "top_n_sigma"),
+        ("nsigma ", "top_n_sigma"),
+        ("\u0442op_n_sigma", "top_n_sigma"),
         ("repeat_penalty", "vLLM's own repetition_penalty, outside of vllm_xargs"),
         ("tempurature", "vLLM's own temperature, outside of vllm_xargs"),
     ],
 )
 def test_a_near_miss_is_suggested(name: str, meant: str) -> None:
     with pytest.raises(ParameterError, match=f"there is no field {name} in vllm_xargs; did you mean {meant}?") as found:
-        check_names([name], refused_fields.V1, False)
+        check_names([name], V1)
     assert found.value.param == name
 
 
-def test_names_of_others_pass() -> None:
-    """Those that vLLM itself reads, and those of its examples of custom processors."""
-    theirs = ["kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "session_id", "target_token"]
-    theirs += ["ngram_size", "window_size", "whitelist_token_ids", "diffusion_canvas_length", "somebody_elses"]
-    check_names(theirs, refused_fields.V1, False)
-    check_names([*theirs, "mirostat_target"], refused_fields.V1, True)
+@pytest.mark.parametrize("name", ["banned_string", "bannedStrings", "stop_regexp", "guidance"])
+def test_a_near_miss_of_a_refused_field_has_the_reason(name: str) -> None:
+    with pytest.raises(ParameterError, match=r"did you mean .*\? It can't be had inside vLLM: vLLM"):
+        check_names([name], V1)
+
+
+THEIRS = ["kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "session_id", "diffusion_canvas_length"]
+UNLIKE = ["dry_mult", "xtc_prob", "json", "somebody_elses", "ngram_size", "window_size", "", "a" * 5000]
+
+
+def test_names_that_vllm_reads_pass() -> None:
+    check_names(THEIRS, V1)
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_an_unknown_name_passes_only_where_others_may_read_it(name: str) -> None:
+    """Those of vLLM's examples of custom processors among them."""
+    with pytest.raises(ParameterError, match="has no effect: neither tailrace nor vLLM reads it there") as found:
+        check_names([name], V1)
+    assert len(str(found.value)) < 200
+    check_names([*THEIRS, name, "mirostat_target"], V1, True)
+
+
+def test_plugins_of_vllm_and_tailrace_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_other_plugins("vllm")
+    for value in ("vllm_other.start:register", "mine:Processor"):
+        point = EntryPoint("other", value, "vllm.general_plugins")
+        monkeypatch.setattr("tailrace.integrations.v1_engine.entry_points", lambda group, point=point: [point])
+        assert has_other_plugins("vllm")
+
+
+def test_without_a_tokenizer_texts_are_found() -> None:
+    for own, waiting in (
+        ({"dry_multiplier": 1.0}, "dry_sequence_breakers"),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": None}, "dry_sequence_breakers"),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": []}, ""),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": [3]}, ""),
+        ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["a"]}, "dry_sequence_breakers"),
+        ({"dry_multiplier": 0}, ""),
+        ({"sequence_bias": [[[3], 1]]}, ""),
+        ({"sequence_bias": [[[3], 1], ["a", 1]]}, "sequence_bias"),
+        ({"bad_words": [[3], "a"]}, "bad_words"),
+        ({"bad_words": [[3]]}, ""),
+        ({}, ""),
+    ):
+        assert find_text(own) == waiting
 
 
 def test_an_own_field_beside_what_vllm_must_serve_is_refused() -> None:

@@ -15,14 +15,14 @@ from tailrace.api.presets import PRESETS
 from tailrace.api.prompt_length import too_long
 from tailrace.api.sampler_lists import read_refinements
 from tailrace.api.schema.common import PLAIN, GenerateRequest
-from tailrace.api.token_fields import bad_words, encode_prediction, logit_bias
+from tailrace.api.token_fields import encode_prediction, logit_bias
 from tailrace.errors import ParameterError, format_json
 from tailrace.explain.record import ExplainOptions
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, check_range, find_idle, find_void
 from tailrace.request.fields import RANDOM_SEED
 from tailrace.text.stop_regex import compile_request_patterns
 from tailrace.text.stop_strings import stop_search
-from tailrace.text.token_phrases import encode_biased_phrases, find_breaker_ids
+from tailrace.text.token_phrases import encode_biased_phrases, encode_words, find_breaker_ids
 from tailrace.wire.messages import encoder
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def sampling_params(
     converted: dict[str, Any] = {
         "logit_bias": biases,
         "sequence_bias": sequences + encode_biased_phrases(request.sequence_bias or (), tokenizer),
-        "bad_words": bad_words(request.bad_words or (), tokenizer),
+        "bad_words": encode_words(request.bad_words or (), tokenizer),
         "dry_sequence_breakers": find_breaker_ids(
             request.dry_sequence_breakers, tokenizer, given.get("dry_multiplier")
         ),
@@ -91,7 +91,7 @@ def change_params(
     if sequences or request.sequence_bias is not None:
         given["sequence_bias"] = sequences + encode_biased_phrases(request.sequence_bias or (), tokenizer)
     if request.bad_words is not None:
-        given["bad_words"] = bad_words(request.bad_words, tokenizer)
+        given["bad_words"] = encode_words(request.bad_words, tokenizer)
     if request.dry_sequence_breakers is not None or given.get("dry_multiplier"):
         given["dry_sequence_breakers"] = find_breaker_ids(
             request.dry_sequence_breakers, tokenizer, given.get("dry_multiplier")

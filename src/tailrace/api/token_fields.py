@@ -1,4 +1,4 @@
-"""Fields of words and texts → token ids: logit_bias, bad_words, prediction; text/token_phrases.py has the others."""
+"""Fields of words and texts → token ids: logit_bias, prediction; text/token_phrases.py has the others."""
 
 from __future__ import annotations
 
@@ -49,18 +49,6 @@ def logit_bias(by_name: dict[str, float], tokenizer: Tokenizer) -> tuple[dict[in
         biases[int(key)] = bias
     check_entries("sequence_bias", len(sequences), of="logit_bias")
     return biases, tuple(sequences)
-
-
-def bad_words(words: list[str] | tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word's spellings as token ids.
-
-    Raises:
-        ParameterError: a word is empty or too long to be one.
-    """
-    check_entries("bad_words", len(words))
-    check_words(words, "bad_words")
-    found = (spelling for word in words for spelling in encode_spellings(word, tokenizer, "bad_words"))
-    return tuple(dict.fromkeys(found))
 
 
 def encode_prediction(prediction: PredictedOutput | None, tokenizer: Tokenizer) -> tuple[int, ...]:

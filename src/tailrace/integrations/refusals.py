@@ -1,12 +1,42 @@
-"""The door of an integration: a field that can't act inside an engine is refused by name, with the reason."""
+"""The door of an integration: a field that can't act inside an engine is refused by name, with the reason. So is a
+name that would have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
-from tailrace.base.nearest import suggest_name
+from tailrace.base.nearest import find_nearest
 from tailrace.errors import ParameterError
 from tailrace.params import FIELDS, SamplingParams
+from tailrace.sampling.processors import find_processor
+
+# names of fields at other servers, or of ours over HTTP
+OTHER_NAMES = {
+    other: name
+    for name, field in FIELDS.items()
+    for other in (*field.aliases, field.http_name)
+    if other and other not in FIELDS
+}
+NEAR, NEARER = 0.75, 0.88  # the likeness of a misspelt name; the second where others may read the name
+SHOWN = 100  # characters of a name in an error
+
+
+class FieldPlace(NamedTuple):
+    """The names of fields at one place of an engine's request.
+
+    - name: of the place.
+    - engine: the engine that reads the request.
+    - refused: field → why it can't act inside the engine.
+    - theirs: a name → what to set instead, at another place.
+    - read: the engine reads these other names at this place.
+    """
+
+    name: str
+    engine: str
+    refused: Mapping[str, str]
+    theirs: Mapping[str, str] = {}
+    read: Collection[str] = ()
 
 
 def check_fields(
@@ -23,10 +53,52 @@ def check_fields(
             raise ParameterError(f"{name} is refused by {path}: {reason}", name)
 
 
-def check_names(names: Iterable[str], refused: Mapping[str, str]) -> None:
-    """Raise ParameterError for the first name that is no field of SamplingParams. The message has the nearest field
-    that acts."""
+def check_served(params: SamplingParams, vocab_size: int) -> None:
+    """Raise ParameterError for token ids outside of the model's vocabulary, and for processors that are not registered
+    in this process."""
+    params.check_vocab(vocab_size)
+    for name in params.processors:
+        find_processor(name)
+
+
+def check_names(names: Iterable[str], place: FieldPlace, read_by_others: bool = False) -> None:
+    """Raise ParameterError for the first name that would have no effect at this place.
+
+    Args:
+        read_by_others: somebody else's code may read names that tailrace does not know.
+    """
     for name in names:
-        if name not in FIELDS:
-            near = suggest_name(name, [known for known in FIELDS if known not in refused])
-            raise ParameterError(f"{name} is no sampling field{near}", name)
+        if text := explain_name(name, place, read_by_others):
+            raise ParameterError(text, name)
+
+
+def check_theirs(names: Iterable[str], place: FieldPlace) -> None:
+    """Raise ParameterError for the first name that belongs to another place."""
+    for name in names:
+        if name in place.theirs:
+            raise ParameterError(f"{name} can't be had in {place.name}: set {place.theirs[name]}", name)
+
+
+def explain_name(name: str, place: FieldPlace, read_by_others: bool) -> str:
+    """Return why a name would have no effect; "" if it acts, or if somebody else may read it.
+
+    Raises:
+        ParameterError: the name belongs to another place.
+    """
+    field, shown = name if name in FIELDS else OTHER_NAMES.get(name, ""), name[:SHOWN]
+    if field in place.refused:
+        return f"{shown} can't be had inside {place.engine}: {place.refused[field]}"
+    check_theirs([name], place)
+    if name in FIELDS or name in place.read:
+        return ""
+    if near := field or find_near(name, NEARER if read_by_others else NEAR):
+        meant = place.theirs.get(near, near)
+        refusal = f" It can't be had inside {place.engine}: {place.refused[near]}" if near in place.refused else ""
+        return f"there is no field {shown} in {place.name}; did you mean {meant}?{refusal}"
+    return "" if read_by_others else f"{shown} has no effect: neither tailrace nor {place.engine} reads it there"
+
+
+def find_near(name: str, cutoff: float) -> str:
+    """Return the field whose name, here or at another server, is nearest to this name; "" if none is near."""
+    near = find_nearest(name, [*FIELDS, *OTHER_NAMES], cutoff)
+    return OTHER_NAMES.get(near, near)

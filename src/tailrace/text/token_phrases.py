@@ -40,6 +40,21 @@ def encode_biased_phrases(entries: Sequence[tuple[str | list[int], float]], toke
     return tuple(found)
 
 
+def encode_words(words: Sequence[str | Sequence[int]], tokenizer: WordEncoder) -> tuple[tuple[int, ...], ...]:
+    """Return each word's spellings as token ids, without repetitions. Words that are ids are returned unchanged. The
+    field is bad_words.
+
+    Raises:
+        ParameterError: a word is empty or too long to be one.
+    """
+    check_entries("bad_words", len(words))
+    check_words((word for word in words if isinstance(word, str)), "bad_words")
+    found = [
+        encode_spellings(word, tokenizer, "bad_words") if isinstance(word, str) else (tuple(word),) for word in words
+    ]
+    return tuple(dict.fromkeys(spelling for spellings in found for spelling in spellings))
+
+
 def encode_spellings(word: str, tokenizer: WordEncoder, field: str) -> tuple[tuple[int, ...], ...]:
     """Return a word's spellings as token ids.
 

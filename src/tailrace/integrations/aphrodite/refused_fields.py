@@ -27,8 +27,5 @@ APHRODITE: dict[str, str] = {
     "report_entropy": NO_PLACE,
     "return_sampling_mask": NO_PLACE,
     "logprobs_mode": "Aphrodite's own --logprobs-mode is for all requests",
-    "sequence_bias": "an entry of aphrodite_xargs holds numbers, texts or one list of these",
-    "processors": "an entry of aphrodite_xargs holds numbers, texts or one list of these",
-    "watermark": "an entry of aphrodite_xargs holds numbers, texts or one list of these",
     "shown_token_ids": "Aphrodite's own skip_special_tokens decides for all special tokens",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from aphrodite.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, Logi
 
 import tailrace
 from tailrace.errors import ParameterError
-from tailrace.integrations.aphrodite.translate import find_lacking, read_own_fields, translate_params
+from tailrace.integrations.aphrodite.translate import PLACE, find_lacking, read_own_fields, translate_params
+from tailrace.integrations.refusals import check_names, check_served
+from tailrace.integrations.v1_engine import RowFollower, has_other_plugins, list_logprobs, merge_outputs
 from tailrace.integrations.vllm.layout import Function, replace_functions
 from tailrace.sampling import KeySource, Rows, Sampler, Slots, token_for_each
 
@@ -35,8 +37,8 @@ class AphroditeRequest:
     refusal: str = ""
 
 
-class AphroditeFollower(LogitsProcessor):
-    """A logits processor of Aphrodite that changes no logits. It knows which request is in which row."""
+class AphroditeFollower(RowFollower, LogitsProcessor):
+    """What follows Aphrodite's batch."""
 
     def __init__(self, config: Any, device: torch.device, is_pin_memory: bool) -> None:
         model, parallel = config.model_config, config.parallel_config
@@ -47,22 +49,10 @@ class AphroditeFollower(LogitsProcessor):
         self.mode = "processed" if model.logprobs_mode.startswith("processed") else "raw"
         self.rows: dict[int, AphroditeRequest] = {}
 
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits
-
     def update_state(self, batch_update: Any) -> None:
         """Follow the requests that have left, joined or moved."""
-        if batch_update is None:
-            return
-        before = list(self.rows.values())
-        process_dict_updates(self.rows, batch_update, AphroditeRequest)
-        staying = set(self.rows.values())
-        for left in before:
-            if left not in staying and left.slot >= 0:
-                self.slots.remove(left.slot)
+        if batch_update is not None:
+            self.follow_update(batch_update, process_dict_updates, AphroditeRequest)
 
     def prepare_rows(self) -> list[int]:
         """Bring the slots up to date. Return the rows that tailrace serves."""
@@ -139,23 +129,8 @@ def draw_rows(follower: AphroditeFollower, logits: torch.Tensor, served: list[in
     ids, _ = token_for_each(pending.token_ids, logits, served)
     if top is None:
         return SamplerOutput(ids.to(torch.int32), None)
-    asked = [request.params.logprobs for request in requests]
-    shown, values = pending.padded_logprobs(asked, top)
-    listed = torch.cat([ids[:, :, None], shown[:, :, 1:]], 2).to(torch.int32).flatten(0, 1)
-    report = LogprobsTensors(listed, values.float().flatten(0, 1), shown[:, :, 0].flatten())
-    return SamplerOutput(ids.to(torch.int32), report)
-
-
-def merge_outputs(own: SamplerOutput, served: list[int], ours: SamplerOutput) -> SamplerOutput:
-    """Return Aphrodite's output with the served rows replaced by tailrace's."""
-    ids, report = own.sampled_token_ids.clone(), own.logprobs_tensors
-    ids[served] = ours.sampled_token_ids.to(ids.dtype)
-    if report is not None and ours.logprobs_tensors is not None:
-        parts = [part.clone() for part in report[:3]]
-        for part, new in zip(parts, ours.logprobs_tensors, strict=False):
-            part[served] = new.to(part.dtype)
-        report = LogprobsTensors(*parts, *report[3:])
-    return replace(own, sampled_token_ids=ids, logprobs_tensors=report)
+    report = list_logprobs(pending, ids, [request.params.logprobs for request in requests], top)
+    return SamplerOutput(ids.to(torch.int32), LogprobsTensors(*report))
 
 
 def build_processors(theirs: Function, config: Any, device: torch.device, *args: Any, **more: Any) -> Any:
@@ -187,6 +162,19 @@ def check_arguments(theirs: Function, params: Any) -> None:
         raise APHRODITEValidationError(str(error), parameter=error.param) from error
 
 
+def check_on_server(theirs: Function, params: Any, model_config: Any) -> None:
+    """Check a request on this server: Aphrodite's custom logits processors, the names that only these may read, and
+    tailrace's token ids and processors."""
+    theirs(params, model_config)
+    others = bool(model_config.logits_processors or has_other_plugins("aphrodite"))
+    try:
+        check_names(params.extra_args or (), PLACE, others)
+        if read_own_fields(params):
+            check_served(translate_params(params, ()), model_config.get_vocab_size())
+    except ParameterError as error:
+        raise APHRODITEValidationError(str(error), parameter=error.param) from error
+
+
 def check_drafts(theirs: Function, params: Any, speculative_config: Any) -> None:
     """Check Aphrodite's fields beside drafts. tailrace's do not act there."""
     theirs(params, speculative_config)
@@ -197,6 +185,7 @@ def check_drafts(theirs: Function, params: Any, speculative_config: Any) -> None
 
 OURS: dict[str, Function] = {
     "aphrodite.sampling_params.SamplingParams._verify_args": check_arguments,
+    "aphrodite.sampling_params.SamplingParams._validate_logits_processors": check_on_server,
     "aphrodite.sampling_params.SamplingParams._validate_spec_decode": check_drafts,
     "aphrodite.v1.sample.sampler.Sampler.forward": sample_for_aphrodite,
     "aphrodite.v1.worker.gpu_input_batch.InputBatch.__init__": keep_outputs,

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.base.nearest import suggest_name
+from aphrodite.sampling_params import SamplingParams as Theirs
+
 from tailrace.errors import ParameterError
 from tailrace.integrations.aphrodite.refused_fields import APHRODITE
+from tailrace.integrations.field_texts import find_text
+from tailrace.integrations.field_values import read_value
+from tailrace.integrations.refusals import FieldPlace, check_names
+from tailrace.integrations.v1_engine import GREEDY_BELOW, READ_BY_ENGINE
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, find_void
 
-GREEDY_BELOW = 1e-5  # Aphrodite's: such a temperature is none
 SAME = (
     *("temperature", "top_p", "min_p", "seed", "min_tokens", "logprobs", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "no_repeat_ngram_size", "top_a", "eta_cutoff", "epsilon_cutoff", "typical_p"),
@@ -28,34 +32,34 @@ ORDER = (
 )
 LATE = (*ORDER[2:10], "temperature", "dynatemp", *ORDER[10:])  # with temperature_last
 LACKING = ("logprob_token_ids", "thinking_token_budget", "trace_decode_token_ids")  # served by Aphrodite's own sampler
-# fields that Aphrodite has itself, under this name or another
+APHRODITES = {name for name in Theirs.__struct_fields__ if not name.startswith("_")} - {"extra_args"}
+# fields that Aphrodite has itself → its own names of them
 THEIRS = {
-    *SAME,
-    *RENAMED.values(),
-    *("top_k", "dynatemp_range", "dynatemp_exponent", "dry_penalty_last_n", "dry_sequence_breakers", "logit_bias"),
-    *("allowed_token_ids", "bad_words", "logprob_token_ids"),
-    *(name for name, field in FIELDS.items() if field.instead),
+    **{name: own for name, field in FIELDS.items() for own in (name, field.http_name) if own in APHRODITES},
+    **{name: theirs for theirs, name in RENAMED.items()},
+    "dynatemp_range": "dynatemp_min and dynatemp_max",
+    "dry_penalty_last_n": "dry_range",
 }
-OURS = FIELDS.keys() - THEIRS - APHRODITE.keys()
+OURS = FIELDS.keys() - THEIRS.keys() - APHRODITE.keys()
+INSTEAD = {
+    name: f"Aphrodite's own {THEIRS.get(name, name)}, outside of aphrodite_xargs"
+    for name in sorted(APHRODITES | THEIRS.keys())
+}
+PLACE = FieldPlace("aphrodite_xargs", "Aphrodite", APHRODITE, INSTEAD, READ_BY_ENGINE)
 
 
 def read_own_fields(params: Any) -> dict[str, Any]:
-    """Return tailrace's fields among `extra_args`. HTTP turns true and false into 1 and 0.
+    """Return tailrace's fields among `extra_args`. Others may read names that tailrace does not know.
 
     Raises:
         ParameterError: a name is refused, belongs to Aphrodite's own fields, or is nearly the name of a field.
     """
-    found: dict[str, Any] = {}
-    for name, value in (params.extra_args or {}).items():
-        if name in OURS:
-            found[name] = bool(value) if FIELDS[name].type is bool and value in (0, 1) else value
-        elif name in APHRODITE:
-            raise ParameterError(f"{name} is refused by Aphrodite: {APHRODITE[name]}", name)
-        elif name in THEIRS or hasattr(params, name):
-            raise ParameterError(f"{name} in extra_args has no effect: Aphrodite has a field for it", name)
-        elif near := suggest_name(name, OURS):
-            raise ParameterError(f"{name} is no field{near}", name)
-    return found
+    given = params.extra_args or {}
+    check_names(given, PLACE, True)
+    own = {name: read_value(FIELDS[name], value) for name, value in given.items() if name in OURS}
+    if waiting := find_text(own):
+        raise ParameterError(f"{waiting} must be given as token ids inside Aphrodite", waiting)
+    return own
 
 
 def find_lacking(params: Any) -> str:

@@ -12,14 +12,12 @@ from sglang.srt.sampling.sampling_params import SamplingParams as Theirs
 from tailrace.errors import ParameterError
 from tailrace.integrations.sglang.own_fields import (
     KEY,
-    explain_refusal,
+    check_outer_names,
     find_own_fields,
     make_params,
     pack_params,
     read_fields,
 )
-from tailrace.integrations.sglang.refused_fields import SGLANG, SGLANG_DRAFTS, THEIRS
-from tailrace.params import FIELDS
 
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
 SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request"
@@ -45,7 +43,8 @@ def create_checked_object(original: Any, manager: Any, given: Any, *args: Any, *
     if get_exec().kernel.sampling_backend != "tailrace":
         return original(manager, given, *args, **more)
     if isinstance(given.sampling_params, dict):
-        check_outer_names([name for name in given.sampling_params if name not in Theirs.__struct_fields__])
+        names = [name for name in given.sampling_params if name not in Theirs.__struct_fields__]
+        check_outer_names(names, has_drafts())
     made = original(manager, given, *args, **more)
     params: Any = getattr(made, "sampling_params", None)
     if isinstance(params, Theirs) and params.custom_params is not None:
@@ -61,15 +60,13 @@ def add_own_params(params: Theirs, given: Any, manager: Any) -> None:
     """
     if not isinstance(params.custom_params, dict):
         raise ParameterError("custom_params must be an object", "custom_params")
-    drafts = get_spec().speculative_algorithm is not None
     foreign = getattr(given, "custom_logit_processor", None) is not None
-    own = find_own_fields(params.custom_params, drafts, foreign)
+    own = find_own_fields(params.custom_params, has_drafts(), foreign)
     if not own:
         return
     if reason := explain_passed_by(params, given, own):
         raise ParameterError(f"custom_params: {', '.join(own)} can't be had {reason}", next(iter(own)))
-    backend = getattr(manager.tokenizer, "backend_tokenizer", None)
-    made = make_params(own, read_fields(params), backend, manager.model_config.vocab_size)
+    made = make_params(own, read_fields(params), manager.tokenizer, manager.model_config.vocab_size)
     params.custom_params = {**params.custom_params, KEY: pack_params(made)}
 
 
@@ -96,17 +93,12 @@ async def handle_checked_request(original: Any, serving: Any, request: Any, raw_
     if get_exec().kernel.sampling_backend == "tailrace" and raw_request is not None:
         try:
             body = orjson.loads(await raw_request.body())
-            check_outer_names([name for name in body if name not in type(request).model_fields])
+            check_outer_names([name for name in body if name not in type(request).model_fields], has_drafts())
         except ParameterError as error:
             return serving.create_error_response(message=str(error), err_type="BadRequest", status_code=400)
     return await original(serving, request, raw_request)
 
 
-def check_outer_names(names: list[str]) -> None:
-    """Raise ParameterError for tailrace's names outside of custom_params, which SGLang does not know there."""
-    refused = SGLANG if get_spec().speculative_algorithm is None else SGLANG_DRAFTS
-    for name in names:
-        if name in FIELDS and name not in refused and name not in THEIRS:
-            raise ParameterError(f"{name} is tailrace's own field: give it inside of custom_params", name)
-        if reason := explain_refusal(name, refused):
-            raise ParameterError(reason, name)
+def has_drafts() -> bool:
+    """Return whether the server of this process has drafts."""
+    return get_spec().speculative_algorithm is not None

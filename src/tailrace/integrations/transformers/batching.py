@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from tailrace.errors import ParameterError
-from tailrace.integrations.refusals import check_fields, check_names
+from tailrace.integrations.refusals import FieldPlace, check_fields, check_names
 from tailrace.integrations.transformers.batch_sampler import PARAMS, BatchSampler
 from tailrace.integrations.transformers.generate import ids_of, without_warpers
 from tailrace.integrations.transformers.refused_fields import CONTINUOUS_BATCHING
@@ -26,6 +26,7 @@ from tailrace.params import FIELDS, NEUTRAL, SamplingParams, find_void
 from tailrace.sampling import Slots
 
 PATH = "continuous batching"
+PLACE = FieldPlace("add_request", PATH, CONTINUOUS_BATCHING)
 RESULT_S = 0.1  # how long one look for a result waits
 
 
@@ -156,7 +157,7 @@ def read_fields(manager: ContinuousBatchingManager, fields: Mapping[str, Any]) -
     Raises:
         ParameterError: see `add_request`.
     """
-    check_names(fields, CONTINUOUS_BATCHING)
+    check_names([name for name in fields if name not in CONTINUOUS_BATCHING], PLACE)
     defaults = given_fields(find_sampler(manager).defaults)
     voiding = {name for name in defaults if find_void(fields, {name: defaults[name]})}
     left_out = {*fields, *voiding, *find_void(defaults, fields)}

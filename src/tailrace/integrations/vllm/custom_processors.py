@@ -14,8 +14,8 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, AdapterLo
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from tailrace.integrations.v1_engine import GREEDY_BELOW
 from tailrace.integrations.vllm.requests import BatchFollower
-from tailrace.integrations.vllm.translate import GREEDY_BELOW
 
 BUILT_IN = (*BUILTIN_LOGITS_PROCESSORS, BatchFollower)
 

@@ -5,9 +5,8 @@ A request that would lose a field gets an HTTP 400 (a ValueError offline) that n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,14 +14,16 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.engine_tokenizer import encoder_of
+from tailrace.integrations.field_texts import NoTokenizer, convert_texts, find_text
+from tailrace.integrations.refusals import check_names, check_served
+from tailrace.integrations.v1_engine import has_other_plugins
 from tailrace.integrations.vllm import layout, refused_fields
-from tailrace.integrations.vllm.engine_tokenizer import encoder_of
 from tailrace.integrations.vllm.fallbacks import call_or_none, log
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import describe_verification
 from tailrace.integrations.vllm.translate import check_values, translate_params
-from tailrace.integrations.vllm.xargs import SHARED, NoTokenizer, check_names, convert_texts, holds_text, own_fields
-from tailrace.sampling.processors import find_processor
+from tailrace.integrations.vllm.xargs import SHARED, describe_place, own_fields
 
 INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
 
@@ -38,26 +39,24 @@ def install_door() -> None:
 class Door:
     """The rules of one server.
 
-    - refused: the refused fields, with reasons.
+    - place: the names in `vllm_xargs`, with the refused fields of this server.
     - shared: the refused fields that vLLM has itself, by vLLM's names, with reasons.
     - leaves_all: why vLLM's own sampler serves every request of this server; "" if tailrace does.
     - drafted: tailrace verifies drafts.
-    - read_by_others: a logits processor or a connector of somebody else's may read `vllm_xargs`.
+    - read_by_others: a logits processor, a connector or a plug-in of somebody else's may read `vllm_xargs`.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         model, drafts = vllm_config.model_config, vllm_config.speculative_config
         second, self.mode = getattr(vllm_config, "use_v2_model_runner", False), model.logprobs_mode
         self.vocab_size = model.get_vocab_size()
-        self.refused: Mapping[str, str] = (
-            refused_fields.V2 if second else refused_fields.V1_DRAFTS if drafts else refused_fields.V1
-        )
-        self.shared = {SHARED[name]: reason for name, reason in self.refused.items() if name in SHARED}
+        refused = refused_fields.V2 if second else refused_fields.V1_DRAFTS if drafts else refused_fields.V1
+        self.place = describe_place(refused)
+        self.shared = {SHARED[name]: reason for name, reason in refused.items() if name in SHARED}
         self.leaves_all = describe_v2_limits(vllm_config) if second else describe_verification(vllm_config)
         self.drafted = drafts is not None and not second and not self.leaves_all
         transfers = getattr(vllm_config, "kv_transfer_config", None) or getattr(vllm_config, "ec_transfer_config", None)
-        plugins = entry_points(group="vllm.logits_processors")
-        self.read_by_others = bool(model.logits_processors or transfers or plugins)
+        self.read_by_others = bool(model.logits_processors or transfers or has_other_plugins("vllm"))
 
     def find_error(self, params: SamplingParams, tokenizer: Any) -> ParameterError | None:
         """Return what is wrong with the request on this server; None if nothing is."""
@@ -72,7 +71,7 @@ class Door:
         for name, reason in self.shared.items():
             if getattr(params, name, None) is not None:
                 raise ParameterError(f"{name} can't be had on this server: {reason}", name)
-        check_names(params.extra_args or (), self.refused, self.read_by_others)
+        check_names(params.extra_args or (), self.place, self.read_by_others)
         if not (own := own_fields(params)):
             return
         first = next(iter(own))
@@ -81,12 +80,10 @@ class Door:
         if params.logprobs is not None and not self.mode.endswith("_logprobs"):
             text = f"{first} can't be had beside logprobs on this server, whose --logprobs-mode is {self.mode}"
             raise ParameterError(text, first)
-        if tokenizer is None and (waiting := holds_text(own)):
+        if tokenizer is None and (waiting := find_text(own)):
             raise ParameterError(f"{waiting} must be given as token ids: this server has no tokenizer", waiting)
         asked = translate_params(params, (), own | convert_texts(own, NoTokenizer()))
-        asked.check_vocab(self.vocab_size)
-        for name in asked.processors:
-            find_processor(name)
+        check_served(asked, self.vocab_size)
 
 
 def describe_v2_limits(vllm_config: Any) -> str:

@@ -5,7 +5,6 @@ vLLM's own functions are called outside of what is attempted, and get logits tha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,13 +14,13 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from tailrace.integrations.v1_engine import list_logprobs, merge_outputs
 from tailrace.integrations.vllm.custom_processors import Changed, change_logits
 from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none, fall_back
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import PLACEHOLDER, BatchFollower, FollowedBatch
 from tailrace.kernels import argmax
 from tailrace.sampling import Rows, token_for_each
-from tailrace.sampling.sampler import Pending
 
 
 def follower_of(metadata: SamplingMetadata) -> BatchFollower | None:
@@ -120,52 +119,22 @@ def draw_output(
     if top is not None and given.raw is not None and follower.fields["logprobs_mode"] == "raw":
         reports = report_raw(given.raw, ids, rows, top)
     elif top is not None:
-        reports = make_logprobs_tensors(pending, ids, batch, top)
+        asked = [request.params.logprobs for request in batch.requests]
+        reports = LogprobsTensors(*list_logprobs(pending, ids, asked, top))
     output = SamplerOutput(ids.to(torch.int32), reports)
     if follower.fields["return_sampling_mask"]:
         follower.drawn = (batch.served, pending.wait())
     return output
 
 
-def make_logprobs_tensors(pending: Pending, ids: torch.Tensor, batch: FollowedBatch, top: int) -> LogprobsTensors:
-    """Return the logprobs in vLLM's form, of all places of all requests in order.
-
-    Each row has the sampled token first, then the likeliest. Zeros pad the row of a request that asked for fewer than
-    another, because vLLM looks up all ids of a row.
-
-    Args:
-        ids: int64 [N, W]. top: how many of the likeliest tokens the batch reports.
-    """
-    asked = [request.params.logprobs for request in batch.requests]
-    padding = (0, 0, 0, ids.shape[1] - pending.token_ids.shape[1])
-    shown, values = (pad(part, padding) for part in pending.padded_logprobs(asked, top))
-    listed = torch.cat([ids.clamp(min=0)[:, :, None], shown[:, :, 1:]], 2).to(torch.int32)
-    return LogprobsTensors(listed.flatten(0, 1), values.float().flatten(0, 1), shown[:, :, 0].flatten())
-
-
 def report_raw(raw: torch.Tensor, ids: torch.Tensor, rows: Rows, top: int) -> LogprobsTensors:
     """Return the logprobs of the model's own logits, which others have changed before the draw.
 
     Args:
-        raw: [L, V]. ids: int64 [N, W], of the drawn tokens; −1 where there is none. top: as above.
+        raw: [L, V]. ids: int64 [N, W], of the drawn tokens; −1 where there is none. top: how many of the likeliest
+            tokens the batch reports.
     """
     first = rows.source[rows.start[:-1]].to(raw.device)
     places = (first[:, None] + torch.arange(ids.shape[1], device=raw.device)).clamp(max=raw.shape[0] - 1)
     logprobs = Sampler.compute_logprobs(raw[places.flatten()])
     return Sampler.gather_logprobs(logprobs, top, ids.clamp(min=0).flatten())
-
-
-def merge_outputs(own: SamplerOutput, served: list[int], found: SamplerOutput) -> SamplerOutput:
-    """vLLM's output with these requests' rows replaced by tailrace's. `own` stays as it is."""
-    ids = own.sampled_token_ids.clone()
-    ids[served] = found.sampled_token_ids.to(ids.dtype)
-    theirs, reports = own.logprobs_tensors, found.logprobs_tensors
-    if theirs is not None and reports is not None and theirs.logprobs.dim() == 2 and theirs.logprob_token_ids.numel():
-        width = min(theirs.logprobs.shape[1], reports.logprobs.shape[1])
-        listed, values, ranks = (part.clone().unflatten(0, ids.shape) for part in theirs[:3])
-        places = (len(served), ids.shape[1])
-        listed[served, :, :width] = reports.logprob_token_ids[:, :width].unflatten(0, places)
-        values[served, :, :width] = reports.logprobs[:, :width].unflatten(0, places)
-        ranks[served] = reports.selected_token_ranks.to(ranks.dtype).unflatten(0, places)
-        theirs = LogprobsTensors(*(part.flatten(0, 1) for part in (listed, values, ranks)), *theirs[3:])
-    return replace(own, sampled_token_ids=ids, logprobs_tensors=theirs)

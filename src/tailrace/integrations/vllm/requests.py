@@ -15,6 +15,7 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
+from tailrace.integrations.v1_engine import RowFollower
 from tailrace.integrations.vllm.fallbacks import LeftToVllmError, call_or_none
 from tailrace.integrations.vllm.translate import add_vllm_request
 from tailrace.integrations.vllm.xargs import OURS, READING
@@ -72,8 +73,8 @@ class FollowedBatch(NamedTuple):
         return [len(request.prompt or ()) + len(request.output) for request in self.requests]
 
 
-class BatchFollower(LogitsProcessor):
-    """A logits processor of vLLM that changes no logits. It knows which request is in which row.
+class BatchFollower(RowFollower, LogitsProcessor):
+    """What follows vLLM's batch.
 
     - newest: the newest follower of this process.
     - fields: the server's fields of all requests.
@@ -97,24 +98,13 @@ class BatchFollower(LogitsProcessor):
 
     # ---- as vLLM's logits processor
 
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits
-
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Follow the requests that have left, joined or moved."""
         if batch_update is not None:
             call_or_none("follower of the batch", lambda: self._update_rows(batch_update), self.lose_rows)
 
     def _update_rows(self, batch_update: BatchUpdate) -> None:
-        before = list(self.rows.values())
-        process_dict_updates(self.rows, batch_update, FollowedRequest)
-        staying = set(self.rows.values())
-        for left in before:
-            if left not in staying and left.slot >= 0:
-                self.slots.remove(left.slot)
+        self.follow_update(batch_update, process_dict_updates, FollowedRequest)
         self.batch = None
 
     def needs_output(self) -> bool:

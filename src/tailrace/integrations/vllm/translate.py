@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.field_texts import NoTokenizer, convert_texts
+from tailrace.integrations.refusals import check_theirs
+from tailrace.integrations.v1_engine import GREEDY_BELOW
 from tailrace.integrations.vllm.fallbacks import call_or_none
-from tailrace.integrations.vllm.xargs import NoTokenizer, check_theirs, convert_texts, own_fields
+from tailrace.integrations.vllm.xargs import ANY_SERVER, own_fields
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Slots
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as Theirs
 
-GREEDY_BELOW = 1e-5  # vLLM's: such a temperature is none
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 SAME = (*PENALTIES, "top_p", "min_p", "seed", "min_tokens", "logprobs")  # in both, under the same name
 OTHERWISE = {"temperature", "top_k", "logit_bias", "allowed_token_ids"}  # written differently
@@ -39,7 +41,7 @@ def check_values(params: Theirs) -> ParameterError | None:
     then. So nothing counts here that vLLM adds later.
     """
     try:
-        check_theirs(params.extra_args or ())
+        check_theirs(params.extra_args or (), ANY_SERVER)
         if own := own_fields(params):
             if lacking := name_lacking(params):
                 first = next(iter(own))

@@ -1,4 +1,4 @@
-"""vLLM's tokenizer of a model, for the texts of tailrace's fields."""
+"""An engine's tokenizer of a model, for the texts of tailrace's fields."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def encoder_of(tokenizer: Any) -> WordEncoder:
 
 
 def make_encoder(tokenizer: Any, backend: Any) -> WordEncoder:
-    """Return our own tokenizer around the same backend, else one that asks vLLM's. backend: of the tokenizers
-    library; None if vLLM's tokenizer has another."""
+    """Return our own tokenizer around the same backend, else one that asks the engine's. backend: of the tokenizers
+    library; None if the engine's tokenizer has another."""
     try:
         return ByDecoding(tokenizer) if backend is None else Tokenizer(backend, limits=None)
     except TailraceError:  # a decoder that our server can't stream

@@ -27,8 +27,8 @@ OWN = "__sglang_"  # beginning of the names that SGLang itself adds to the custo
 INSTEAD = {name: f"SGLang's own {own}, outside of custom_params" for name, own in THEIRS.items()}
 OUTSIDE = {name: f"SGLang's own {THEIRS[name]}" if name in THEIRS else f"{name} in custom_params" for name in FIELDS}
 INSIDE = {
-    drafts: FieldPlace("custom_params", engine, refused, INSTEAD, READ_BY_SGLANG)
-    for drafts, engine, refused in ((False, "SGLang", SGLANG), (True, "SGLang with drafts", SGLANG_DRAFTS))
+    drafts: FieldPlace("custom_params", "SGLang", refused, INSTEAD, READ_BY_SGLANG)
+    for drafts, refused in ((False, SGLANG), (True, SGLANG_DRAFTS))
 }
 
 
@@ -51,8 +51,7 @@ def find_own_fields(custom: Mapping[str, Any], drafts: bool, foreign: bool) -> d
 def check_outer_names(names: list[str], drafts: bool) -> None:
     """Raise ParameterError for names outside of the custom params by which somebody means a field of tailrace's. SGLang
     ignores names that it does not know."""
-    inside = INSIDE[drafts]
-    check_names(names, FieldPlace("SGLang's fields", inside.engine, inside.refused, OUTSIDE), True)
+    check_names(names, INSIDE[drafts]._replace(name="SGLang's fields", theirs=OUTSIDE), True)
 
 
 def make_params(own: Mapping[str, Any], theirs: Mapping[str, Any], tokenizer: Any, vocab_size: int) -> SamplingParams:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tailrace.errors import ParameterError
 from tailrace.integrations.field_texts import NoTokenizer, convert_texts
 from tailrace.integrations.refusals import check_theirs
@@ -53,27 +51,28 @@ def check_values(params: Theirs) -> ParameterError | None:
 
 
 def translate_params(
-    params: Theirs, bad_words: Sequence[Sequence[int]], own: dict[str, Any] | None = None
+    params: Theirs, bad_words: Sequence[Sequence[int]], own: dict[str, Any] | None = None, **fields: Any
 ) -> SamplingParams:
     """Return vLLM's parameters as tailrace's.
 
     Args:
         bad_words: the ids of the request's, which vLLM adds after the check of its other fields. own: tailrace's own
-            fields, if they are known.
+            fields, if they are known. fields: values that are not as the request asks.
 
     Raises:
         ParameterError: tailrace does not have what they ask for.
     """
     greedy = params.temperature < GREEDY_BELOW
-    return SamplingParams(
-        temperature=0.0 if greedy else params.temperature,
-        top_k=max(params.top_k, 0),
-        logit_bias=params.logit_bias or {},
-        allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids else None,
-        bad_words=tuple(map(tuple, bad_words)),
+    asked = {
+        "temperature": 0.0 if greedy else params.temperature,
+        "top_k": max(params.top_k, 0),
+        "logit_bias": params.logit_bias or {},
+        "allowed_token_ids": tuple(params.allowed_token_ids) if params.allowed_token_ids else None,
+        "bad_words": tuple(map(tuple, bad_words)),
         **{name: getattr(params, name) for name in SAME},
         **(own_fields(params) if own is None else own),
-    )
+    }
+    return SamplingParams(**(asked | fields))
 
 
 def name_lacking(params: Theirs) -> str:
@@ -93,7 +92,7 @@ def add_vllm_request(
 
     def fill_slot() -> str:
         try:
-            asked = msgspec.structs.replace(translate_params(params, params.bad_words_token_ids or ()), **fields)
+            asked = translate_params(params, params.bad_words_token_ids or (), **fields)
             eos_token_ids = sorted(params.all_stop_token_ids)
             slots.add(slot, asked, prompt=prompt, eos_token_ids=eos_token_ids, **kept)
         except ParameterError as error:

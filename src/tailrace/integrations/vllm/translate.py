@@ -6,7 +6,7 @@ under the names of docs/sampling.md (xargs.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import ParameterError
@@ -51,7 +51,10 @@ def check_values(params: Theirs) -> ParameterError | None:
 
 
 def translate_params(
-    params: Theirs, bad_words: Sequence[Sequence[int]], own: dict[str, Any] | None = None, **fields: Any
+    params: Theirs,
+    bad_words: Sequence[Sequence[int]],
+    own: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] = {},
 ) -> SamplingParams:
     """Return vLLM's parameters as tailrace's.
 
@@ -72,7 +75,7 @@ def translate_params(
         **{name: getattr(params, name) for name in SAME},
         **(own_fields(params) if own is None else own),
     }
-    return SamplingParams(**(asked | fields))
+    return SamplingParams(**{**asked, **fields})
 
 
 def name_lacking(params: Theirs) -> str:
@@ -92,7 +95,7 @@ def add_vllm_request(
 
     def fill_slot() -> str:
         try:
-            asked = translate_params(params, params.bad_words_token_ids or (), **fields)
+            asked = translate_params(params, params.bad_words_token_ids or (), fields=fields)
             eos_token_ids = sorted(params.all_stop_token_ids)
             slots.add(slot, asked, prompt=prompt, eos_token_ids=eos_token_ids, **kept)
         except ParameterError as error:

@@ -20,6 +20,7 @@
 #include "sample/noise.h"
 #include "sample/program.h"
 #include "sample/sample.h"
+#include "state/scan.h"
 
 namespace nb = nanobind;
 using namespace tailrace;
@@ -28,6 +29,20 @@ namespace {
 
 using Address = uintptr_t;
 template <typename T = void> T *at(Address address) { return reinterpret_cast<T *>(address); }
+
+// Addresses of starts, first and slots; sequences and rows.
+using RingArguments = std::tuple<Address, Address, Address, int64_t, int64_t>;
+Ring make_ring(const RingArguments &given) {
+    const auto &[starts, first, slots, sequences, rows] = given;
+    return {at<int64_t>(starts), at<int64_t>(first), at<int64_t>(slots), sequences, rows};
+}
+
+// Address, dtype, and numbers between tokens.
+using RowArguments = std::tuple<Address, int, int64_t>;
+Rows make_rows(const RowArguments &given) {
+    const auto &[data, type, stride] = given;
+    return {at(data), Type(type), stride};
+}
 
 // Let Python get a FieldError as an error of the class `type`, which has the attribute `field`.
 void translate_field_error(const std::exception_ptr &thrown, void *type) {
@@ -107,6 +122,23 @@ NB_MODULE(_cpu, m) {
     m.def("rope", [](Address x, Address cos, Address sin, int type, int64_t tokens, int64_t heads, int64_t dim,
                      int64_t rotary, int64_t stride) {
         rope(at(x), at(cos), at(sin), Type(type), tokens, heads, dim, rotary, stride);
+    }, Free());
+    m.def("scan_heads", [](RowArguments query, RowArguments key, RowArguments value, Address decay, Address factor,
+                           Address skip, int64_t heads, int64_t key_heads, int64_t key_dim, int64_t value_dim, float scale,
+                           bool delta, bool normalize, bool per_channel, Address memory, Address out, int out_type,
+                           RingArguments ring) {
+        scan_heads({make_rows(query), make_rows(key), make_rows(value), at<float>(decay), at<float>(factor),
+                    at<float>(skip), heads, key_heads, key_dim, value_dim, scale, delta, normalize, per_channel,
+                    at<float>(memory), at(out), Type(out_type), make_ring(ring)});
+    }, Free());
+    m.def("scan_channels", [](RowArguments x, RowArguments b, RowArguments c, Address step, Address rate,
+                              int64_t channels, int64_t states, Address memory, Address out, RingArguments ring) {
+        scan_channels({make_rows(x), make_rows(b), make_rows(c), at<float>(step), at<float>(rate), channels, states,
+                       at<float>(memory), at<float>(out), make_ring(ring)});
+    }, Free());
+    m.def("convolve", [](RowArguments x, Address weight, Address bias, int64_t channels, int64_t width, bool silu,
+                         Address memory, Address out, RingArguments ring) {
+        convolve({make_rows(x), at(weight), at(bias), channels, width, silu, at(memory), at(out), make_ring(ring)});
     }, Free());
     m.def("gumbel", [](int64_t key, int64_t position, int64_t stream, Address ids, int64_t n, Address out) {
         gumbel({static_cast<uint64_t>(key), static_cast<uint64_t>(position), static_cast<uint32_t>(stream)},

@@ -18,7 +18,10 @@
 #endif
 
 // The portable loops are compiled three times and chosen at load time, where the loader can do that (glibc's ifunc).
-#if TAILRACE_X86 && defined(__ELF__) && defined(__GLIBC__) && (defined(__clang__) || __GNUC__ >= 12)
+// TAILRACE_ONE_SET: only for the set that the compiler is given, so that tests can compare the sets.
+#if defined(TAILRACE_ONE_SET)
+#define TAILRACE_CLONES
+#elif TAILRACE_X86 && defined(__ELF__) && defined(__GLIBC__) && (defined(__clang__) || __GNUC__ >= 12)
 #define TAILRACE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #elif TAILRACE_X86 && defined(__ELF__) && defined(__GLIBC__)  // GCC 11 does not know the levels here
 #define TAILRACE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))

@@ -6,6 +6,9 @@ NOTED: int
 CONSTANTS: dict[str, Any]
 RULES: dict[str, int]
 
+Rows = tuple[int, int, int]  # address, dtype, numbers between tokens
+Ring = tuple[int, int, int, int, int]  # addresses of starts, first and slots; sequences; rows
+
 class FieldError(ValueError):
     """An argument that a kernel refuses. field: its name."""
 
@@ -48,6 +51,17 @@ def rope(
     x: int, cos: int, sin: int, type: int, tokens: int, heads: int, dim: int, rotary: int, stride: int
 ) -> None: ...
 def silu_mul(gate_up: int, type: int, rows: int, dim: int, y: int) -> None: ...
+def scan_heads(
+    query: Rows, key: Rows, value: Rows, decay: int, factor: int, skip: int, heads: int, key_heads: int, key_dim: int,
+    value_dim: int, scale: float, delta: bool, normalize: bool, per_channel: bool, memory: int, out: int, out_type: int,
+    ring: Ring,
+) -> None: ...  # fmt: skip
+def scan_channels(
+    x: Rows, b: Rows, c: Rows, step: int, rate: int, channels: int, states: int, memory: int, out: int, ring: Ring
+) -> None: ...
+def convolve(
+    x: Rows, weight: int, bias: int, channels: int, width: int, silu: bool, memory: int, out: int, ring: Ring
+) -> None: ...
 def gumbel(key: int, position: int, stream: int, ids: int, n: int, out: int) -> None: ...
 def words(key: int, position: int, stream: int, ids: int, n: int, out: int) -> None: ...
 def uniform(key: int, position: int, stream: int) -> float: ...

@@ -14,9 +14,9 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from runners.tiny_models import MODELS, VOCAB, save
 from tailrace.config import ModelConfig
+from tailrace.kernels import Walk
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
-from tailrace.runners.states import Walk
 from tailrace.runners.transformers import TransformersRunner
 
 SIZE = 16
@@ -108,9 +108,8 @@ def test_a_walk_keeps_the_last_states_and_reads_the_first():
     flat = FlatTokens()
     for first, end in ((0, 7), (20, 21), (9, 12)):
         flat.add(range(first, end), end)
-    walk = Walk(
-        flat.make_batch(torch.zeros(3, 2, dtype=torch.int32).numpy(), SIZE, slots=[2, 0, 1]), 3, torch.device("cpu")
-    )
+    batch = flat.make_batch(torch.zeros(3, 2, dtype=torch.int32).numpy(), SIZE, slots=[2, 0, 1])
+    walk = Walk(batch.query_start, batch.kv_len, batch.slots, 3, torch.device("cpu"))
     assert walk.read.tolist() == [2 * 3, 1 * 3 + 9 % 3, 20 % 3]  # the longest first
     assert walk.fresh.tolist() == [True, False, False]
     assert [len(moment.rows) for moment in walk.moments] == [3, 2, 2, 1, 1, 1, 1]

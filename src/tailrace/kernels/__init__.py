@@ -21,13 +21,20 @@ import torch
 from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache
 from tailrace.kernels.dispatch import choose
+from tailrace.kernels.scans import ChannelScan, Convolution, HeadScan
+from tailrace.kernels.walk import Walk
 
 __all__ = [
     "AttentionOptions",
+    "ChannelScan",
+    "Convolution",
+    "HeadScan",
     "KVCache",
+    "Walk",
     "add_rms_norm",
     "argmax",
     "bmm",
+    "convolve",
     "grouped_linear",
     "gumbel",
     "joined",
@@ -42,6 +49,8 @@ __all__ = [
     "rms_norm",
     "rotary",
     "sample_head",
+    "scan_channels",
+    "scan_heads",
     "set_num_threads",
     "silu_mul",
     "store_kv",
@@ -288,6 +297,54 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) · up: [..., 2·dim], gate then up → [..., dim]. Row-invariant."""
     return choose("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
+
+
+def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+    """Compute a linear recurrence with a matrix S per head.
+
+    Instances are the gated delta rule (arXiv 2412.06464), Kimi's with a decay per row (arXiv 2510.26692), and Mamba 2
+    (arXiv 2405.21060).
+
+    S ← decay · S + key ⊗ update, with update = factor · (value − key · decay · S) under the delta rule, else factor ·
+    value. The result is query · S. The arithmetic is fp32. On the CPU it is row-invariant, under any chunking of a
+    prompt, and has the same bits on every instruction set.
+
+    Args:
+        memory: float32 [entries, H, K, V], which the walk reads and writes.
+
+    Returns:
+        [T, H, V].
+
+    Raises:
+        ValueError: on the CPU, shapes, dtypes or entries do not fit.
+    """
+    return choose("scan_heads", given.value.device.type, given.value.dtype)(given, memory, walk)
+
+
+def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+    """Compute Mamba's selective scan (arXiv 2312.00752): float32 [T, C]. Same invariance as `scan_heads`.
+
+    h ← e^(rate · step) · h + step · x · b. The result is Σ c · h.
+
+    Args:
+        memory: float32 [entries, S, C], which the walk reads and writes.
+
+    Raises:
+        ValueError: as in `scan_heads`.
+    """
+    return choose("scan_channels", given.x.device.type, given.x.dtype)(given, memory, walk)
+
+
+def convolve(given: Convolution, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+    """Compute a causal convolution per channel: [T, C] in x's dtype. Same invariance as `scan_heads`.
+
+    Args:
+        memory: [entries, W − 1, C] in x's dtype, the inputs before; the walk reads and writes it.
+
+    Raises:
+        ValueError: as in `scan_heads`.
+    """
+    return choose("convolve", given.x.device.type, given.x.dtype)(given, memory, walk)
 
 
 def philox(key: torch.Tensor, counter: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

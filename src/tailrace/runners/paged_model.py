@@ -16,13 +16,14 @@ import torch
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
+from tailrace.kernels import Walk
 from tailrace.models.context import context_length
 from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, attach_layers
 from tailrace.runners.base import Batch
 from tailrace.runners.inputs import move_batch
 from tailrace.runners.lora import Adapters, Rows
 from tailrace.runners.recurrent import attach_recurrent, has_state
-from tailrace.runners.states import RecurrentLayer, RecurrentState, Walk
+from tailrace.runners.states import RecurrentLayer, RecurrentState
 from tailrace.runners.trials import TRIAL_TOKENS, trial_batch
 
 UNSTATED = 2048  # tokens, the context of a model that states none
@@ -94,7 +95,7 @@ class PagedModel:
         """Return the logits of the wanted tokens, [L, V]."""
         if not self.states.shapes:
             return self.run(move_batch(batch, self.device))
-        self.states.walk = Walk(batch, self.states.rows, self.device)
+        self.states.walk = Walk(batch.query_start, batch.kv_len, batch.slots, self.states.rows, self.device)
         try:
             return self.run(move_batch(batch, self.device))
         finally:

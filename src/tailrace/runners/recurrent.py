@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.runners.states import RecurrentLayer, RecurrentState
 
@@ -35,24 +36,11 @@ def convolve(
 ) -> torch.Tensor:
     """Return a causal convolution per channel: [1, C, T], weight [C, K] → [1, C, T]. State: the K − 1 inputs before."""
     channels, width = weight.shape
-    walk = layer.shared.walk
-    if walk is None:
+    if layer.shared.walk is None:
         layer.note("convolution", (width - 1, channels), hidden_states.dtype)
         return layer.own(original, hidden_states, weight, bias, activation=activation, **options)
-    memory = layer.shared.memory[layer.index, "convolution"]
-    seen, left, to, before, fresh = walk.make_window(width)
-    earlier = memory[before]
-    earlier[fresh] = 0
-    inputs = torch.cat([hidden_states[0].T, earlier.flatten(0, 1)])
-    memory[to] = inputs[left]
-    wide, taps = inputs.float(), weight.float()
-    out = wide[seen[:, 0]] * taps[:, 0]
-    for k in range(1, width):
-        out += wide[seen[:, k]] * taps[:, k]
-    if bias is not None:
-        out += bias.float()
-    out = ACTIVATIONS[activation](out.to(hidden_states.dtype))
-    return out.T[None]
+    given = kernels.Convolution(hidden_states[0].T, weight, bias, silu=activation is not None)
+    return kernels.convolve(given, *layer.find_states("convolution")).T[None]
 
 
 def gated_delta(
@@ -72,24 +60,18 @@ def gated_delta(
     if layer.shared.walk is None:
         layer.note("delta", (heads, key.shape[-1], value_dim), torch.float32)
         return layer.own(original, query, key, value, **options)
-    group = heads // key.shape[2]
-    q, k = (x[0].repeat_interleave(group, 1).float() for x in (query, key))
-    if options.get("use_qk_l2norm_in_kernel"):
-        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    q = q / q.shape[-1] ** 0.5
-    v, beta, decay = value[0].float(), options["beta"][0].float(), options["g"][0].float().exp()
-    decay = decay.view(*v.shape[:2], -1, 1)
-    out = torch.empty_like(v)
-
-    def step_state(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        now = k[rows].unsqueeze(-1)
-        state *= decay[rows]
-        delta = (v[rows] - (state * now).sum(-2)) * beta[rows].unsqueeze(-1)
-        state += now * delta.unsqueeze(-2)
-        return (state * q[rows].unsqueeze(-1)).sum(-2)
-
-    layer.scan_sequences("delta", step_state, out)
-    return out[None].to(value.dtype), None
+    given = kernels.HeadScan(
+        query[0],
+        key[0],
+        value[0],
+        decay=options["g"][0].float(),
+        factor=options["beta"][0].float(),
+        dtype=value.dtype,
+        scale=key.shape[-1] ** -0.5,
+        delta=True,
+        normalize=bool(options.get("use_qk_l2norm_in_kernel")),
+    )
+    return kernels.scan_heads(given, *layer.find_states("delta"))[None], None
 
 
 def mamba2(
@@ -104,28 +86,26 @@ def mamba2(
 ) -> torch.Tensor:
     """Compute Mamba 2's scan (arXiv 2405.21060). (More than six parameters: those of transformers' function.)
 
-    hidden_states: [1, T, H, P]. dt: [1, T, H]. A: [H]. B and C: [1, T, G, N]. Result: [1, T, H, P]. State: [H, P, N].
+    hidden_states: [1, T, H, P]. dt: [1, T, H]. A: [H]. B and C: [1, T, G, N]. Result: [1, T, H, P]. State: [H, N, P].
     """
     heads, width = hidden_states.shape[2:]
     if layer.shared.walk is None:
-        layer.note("scan", (heads, width, B.shape[-1]), torch.float32)
+        layer.note("scan", (heads, B.shape[-1], width), torch.float32)
         return layer.own(original, hidden_states, dt, A, B, C, **options)
-    x, bias, skip = hidden_states[0].float(), options.get("dt_bias"), options.get("D")
+    bias, skip = options.get("dt_bias"), options.get("D")
     delta = dt[0] if bias is None else dt[0] + bias.to(dt.dtype)
     delta = F.softplus(delta) if options.get("dt_softplus") else delta
     delta = delta.clamp(*options.get("dt_limit", (0.0, float("inf")))).float()
-    group = heads // B.shape[2]
-    b, c = (part[0].float().repeat_interleave(group, 1) for part in (B, C))
-    decay, inner = (A.float() * delta).exp(), x * delta[..., None]
-    out = torch.empty_like(x)
-
-    def step_state(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        state *= decay[rows][..., None, None]
-        state += inner[rows].unsqueeze(-1) * b[rows].unsqueeze(-2)
-        return (state * c[rows].unsqueeze(-2)).sum(-1)
-
-    layer.scan_sequences("scan", step_state, out)
-    return (out if skip is None else out + x * skip[..., None].float())[None]
+    given = kernels.HeadScan(
+        C[0],
+        B[0],
+        hidden_states[0],
+        decay=A.float() * delta,
+        factor=delta,
+        dtype=torch.float32,
+        skip=None if skip is None else skip.float(),
+    )
+    return kernels.scan_heads(given, *layer.find_states("scan"))[None]
 
 
 def mamba(
@@ -140,34 +120,21 @@ def mamba(
 ) -> torch.Tensor:
     """Compute Mamba's selective scan (arXiv 2312.00752). (More than six parameters: those of transformers' function.)
 
-    hidden_states: [1, I, T]. dt: [1, I, T]. A: [I, N]. B and C: [1, N, T]. Result: [1, I, T]. State: [I, N].
+    hidden_states: [1, I, T]. dt: [1, I, T]. A: [I, N]. B and C: [1, N, T]. Result: [1, I, T]. State: [N, I].
     """
     if layer.shared.walk is None:
-        layer.note("scan", tuple(A.shape), torch.float32)
+        layer.note("scan", (A.shape[1], A.shape[0]), torch.float32)
         return layer.own(original, hidden_states, dt, A, B, C, **options)
     x, bias, skip, gate = hidden_states[0].T, options.get("delta_bias"), options.get("D"), options.get("z")
     delta = dt[0].T if bias is None else dt[0].T + bias.to(dt.dtype)
     delta = F.softplus(delta) if options.get("delta_softplus") else delta
-    delta, b, c, a = delta.float(), B[0].T.float(), C[0].T.float(), A.float()
-    inner = delta * x.float()
-    out = torch.empty_like(inner)
-
-    def step_state(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        state *= (a * delta[rows].unsqueeze(-1)).exp()
-        state += inner[rows].unsqueeze(-1) * b[rows].unsqueeze(-2)
-        return (state * c[rows].unsqueeze(-2)).sum(-1)
-
-    layer.scan_sequences("scan", step_state, out)
-    out = out.to(x.dtype)
+    given = kernels.ChannelScan(x, B[0].T, C[0].T, step=delta.float(), rate=A.float())
+    out = kernels.scan_channels(given, *layer.find_states("scan")).to(x.dtype)
     out = out if skip is None else out + x * skip
     return (out if gate is None else out * F.silu(gate[0].T)).T[None]
 
 
-ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    None: lambda x: x,
-    "silu": F.silu,
-    "swish": F.silu,
-}
+ACTIVATIONS = (None, "silu", "swish")
 
 # The name in transformers → ours. Scans come in two forms there; a module that is given no cache calls this one.
 OPERATIONS: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,126 @@
+"""How a pass walks along its sequences, and where their states are.
+
+The state of a slot is a ring of `rows` entries: the state after p tokens is in entry p mod rows. A pass that computes
+the tokens first … end − 1 of a sequence reads entry `first` and writes the last `rows` states, or as many as it has
+tokens. So a sequence can go back by up to rows − 1 positions: rejected drafts, and a token that was computed and then
+not used, have no effect. Position 0 reads zeros: a new owner of a slot sees nothing of the old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The j-th token of each sequence that is long enough.
+
+    - rows: int64 [n], the sequences' places in the batch. They are the first n sequences in the order of `Walk`.
+    - kept: int64, the sequences among these that write their state to memory.
+    - to: int64, the places in memory that they write to.
+    """
+
+    rows: torch.Tensor
+    kept: torch.Tensor
+    to: torch.Tensor
+
+
+class Walk:
+    """How a pass goes along its sequences: the same for all layers.
+
+    Kernels read `starts`, `first`, `slots` and `rows`. What the reference needs is made on demand; there the longest
+    sequence comes first.
+
+    Args:
+        query_start: [N + 1], the tokens of each sequence in the batch.
+        kv_len: [N], the positions of each sequence up to its last token.
+        slots: [N]. None: sequence i has slot i.
+        rows: entries of a slot's ring.
+        device: of the states.
+    """
+
+    def __init__(
+        self,
+        query_start: torch.Tensor,
+        kv_len: torch.Tensor,
+        slots: torch.Tensor | None,
+        rows: int,
+        device: torch.device,
+    ) -> None:
+        self.rows, self.device = rows, device
+        self.starts = query_start.numpy().astype(np.int64)
+        self.counts = np.diff(self.starts)
+        self.first = kv_len.numpy().astype(np.int64) - self.counts
+        self.slots = (np.arange(len(self.counts)) if slots is None else slots.numpy()).astype(np.int64)
+        self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Return the sequences, the longest first."""
+        return np.argsort(-self.counts, kind="stable")
+
+    @cached_property
+    def read(self) -> torch.Tensor:
+        """Return the entries that the sequences read, in `order`."""
+        return self._on_device(self.slots[self.order] * self.rows + self.first[self.order] % self.rows)
+
+    @cached_property
+    def fresh(self) -> torch.Tensor:
+        """Return whether each sequence starts now, in `order`."""
+        return self._on_device(self.first[self.order] == 0)
+
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """Return the batch's first tokens, then its second ones, and so on."""
+        return [self._make_moment(self.order, j) for j in range(int(self.counts.max(initial=0)))]
+
+    def check_memory(self, memory: torch.Tensor) -> None:
+        """Raise ValueError unless the memory has the entries of all slots: a kernel reads it by address."""
+        need = (int(self.slots.max(initial=-1)) + 1) * self.rows
+        if len(memory) < need or not memory.is_contiguous() or self.slots.min(initial=0) < 0:
+            raise ValueError(f"memory must be contiguous with at least {need} entries, got {len(memory)}")
+
+    def _make_moment(self, order: np.ndarray, j: int) -> Moment:
+        active = order[self.counts[order] > j]
+        kept = np.flatnonzero(j + 1 > self.counts[active] - self.rows)
+        owners = active[kept]
+        to = self.slots[owners] * self.rows + (self.first[owners] + j + 1) % self.rows
+        return Moment(*map(self._on_device, (self.starts[active] + j, kept, to)))
+
+    def make_window(self, width: int) -> tuple[torch.Tensor, ...]:
+        """Return what a convolution over `width` tokens reads and writes, given rows that are the batch's T tokens and
+        then the width − 1 tokens before each sequence.
+
+        Returns:
+            - int64 [T, width]: the rows that each token sees
+            - int64 [M, width − 1] and [M]: the rows to write to memory, and where
+            - int64 [N] and bool [N]: where memory has the tokens before each sequence, and whether the sequence starts
+              now
+        """
+        if width not in self.windows:
+            back, total = width - 1, int(self.starts[-1])
+            owner = np.repeat(np.arange(len(self.counts)), self.counts)
+            offset = np.arange(total) - self.starts[owner]
+            seen = self._locate_tokens(owner, offset - back, width, back, total)
+            end = np.concatenate([np.arange(max(1, c - self.rows + 1), c + 1) for c in self.counts] or [[]]).astype(int)
+            owner = np.repeat(np.arange(len(self.counts)), np.minimum(self.counts, self.rows))
+            left = self._locate_tokens(owner, end - back, back, back, total)
+            to = self.slots[owner] * self.rows + (self.first[owner] + end) % self.rows
+            before = self.slots * self.rows + self.first % self.rows
+            self.windows[width] = tuple(map(self._on_device, (seen, left, to, before, self.first == 0)))
+        return self.windows[width]
+
+    def _locate_tokens(self, owner: np.ndarray, first: np.ndarray, width: int, back: int, total: int) -> np.ndarray:
+        """Return rows of `width` tokens of each owner, from the offset `first` on, which may lie before the batch's
+        tokens."""
+        offset = first[:, None] + np.arange(width)
+        return np.where(
+            offset >= 0, self.starts[owner][:, None] + offset, total + owner[:, None] * back + offset + back
+        )
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)

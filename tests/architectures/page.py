@@ -40,9 +40,10 @@ such sizes out, mostly in sections like `text_config`: Gemma 3 4B states no `voc
 context. The server takes one set at load for all prompts, as vLLM does
 ([decision 0046](decisions/0046-state-per-slot.md)). The row compares prompts beyond the original context.
 
-**Layers that keep a state** (gated delta nets, state spaces) process a prompt token by token, in torch. So the bits of
-a token do not depend on where a prompt is cut into chunks. transformers has a chunked form, which is faster and whose
-bits depend on the chunks. A hybrid's prompt takes longer here.
+**Layers that keep a state** (gated delta nets, state spaces, short convolutions) process prompts and decode steps by
+the same recurrence. So the bits of a token do not depend on where a prompt is cut into chunks. On a CPU the recurrence
+is a C++ kernel, which is faster than the chunked form of transformers
+([decision 0119](decisions/0119-one-recurrence-per-kind.md)). On a GPU it runs token by token in torch.
 
 **Models that also see or hear** are served as models of text. Images and sounds are a 400.
 

@@ -30,16 +30,14 @@ def describe_rows(tensor: torch.Tensor) -> Rows:
     return tensor.data_ptr(), CODES[tensor.dtype], tensor.stride(0)
 
 
-def describe_ring(walk: Walk, tokens: int, memory: torch.Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+def describe_ring(walk: Walk, tokens: int, memory: torch.Tensor) -> tuple[int, int, int, int, int]:
     """Return the arguments that say where the states are, after a check of the memory's entries.
 
     Raises:
-        ValueError: the walk has another number of tokens, or the memory does not fit.
+        ValueError: the walk has another number of tokens, or the memory has too few entries.
     """
     if int(walk.starts[0]) or int(walk.starts[-1]) != tokens or (walk.counts < 0).any() or (walk.first < 0).any():
         raise ValueError(f"the walk must have {tokens} tokens, got query_start {walk.starts.tolist()}")
-    if memory.shape[1:] != shape:
-        raise ValueError(f"memory must be [entries, *{shape}], got {tuple(memory.shape)}")
     walk.check_memory(memory)
     return (
         walk.starts.ctypes.data,
@@ -50,22 +48,28 @@ def describe_ring(walk: Walk, tokens: int, memory: torch.Tensor, shape: tuple[in
     )
 
 
-def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+def check_heads(given: HeadScan, memory: torch.Tensor) -> None:
+    """Raise ValueError unless the tensors fit together."""
     refuse_odd(query=given.query, key=given.key, value=given.value, decay=given.decay, factor=given.factor)
     (tokens, heads, columns), (_, groups, rows) = given.value.shape, given.key.shape
     if groups == 0 or heads % groups:
         raise ValueError(f"value has {heads} heads, which is no multiple of the key's {groups}")
     check_tensor("query", given.query, (tokens, groups, rows), given.value.dtype)
     check_tensor("key", given.key, (tokens, groups, rows), given.value.dtype)
-    per_row = given.decay.dim() == 3
-    check_tensor("decay", given.decay, (tokens, heads, rows) if per_row else (tokens, heads), torch.float32)
+    decay = (tokens, heads, rows) if given.decay.dim() == 3 else (tokens, heads)
+    check_tensor("decay", given.decay, decay, torch.float32)
     check_tensor("factor", given.factor, (tokens, heads), torch.float32)
     check_tensor("memory", memory, (len(memory), heads, rows, columns), torch.float32)
+    if given.skip is not None:
+        check_tensor("skip", given.skip, (heads,), torch.float32)
+
+
+def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+    check_heads(given, memory)
+    (tokens, heads, columns), (_, groups, rows) = given.value.shape, given.key.shape
     q, k, v = map(join_rows, (given.query, given.key, given.value))
     decay, factor = given.decay.contiguous(), given.factor.contiguous()
     skip = None if given.skip is None else given.skip.contiguous()
-    if skip is not None:
-        check_tensor("skip", skip, (heads,), torch.float32)
     out = torch.empty((tokens, heads, columns), dtype=given.dtype)
     launch(
         _cpu.scan_heads,
@@ -82,11 +86,11 @@ def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk) -> torch.Tenso
         given.scale,
         given.delta,
         given.normalize,
-        per_row,
+        decay.dim() == 3,
         memory.data_ptr(),
         out.data_ptr(),
         CODES[given.dtype],
-        describe_ring(walk, tokens, memory, (heads, rows, columns)),
+        describe_ring(walk, tokens, memory),
     )
     return out
 
@@ -113,7 +117,7 @@ def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk) -> torch
         states,
         memory.data_ptr(),
         out.data_ptr(),
-        describe_ring(walk, tokens, memory, (states, channels)),
+        describe_ring(walk, tokens, memory),
     )
     return out
 
@@ -138,6 +142,6 @@ def convolve(given: Convolution, memory: torch.Tensor, walk: Walk) -> torch.Tens
         given.silu,
         memory.data_ptr(),
         out.data_ptr(),
-        describe_ring(walk, tokens, memory, (width - 1, channels)),
+        describe_ring(walk, tokens, memory),
     )
     return out

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CMAKE = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake")
-SAME_BITS = {"sample", "quantized"}  # folders of csrc/
+SAME_BITS = {"sample", "quantized", "state"}  # folders of csrc/
 PLANTED = [f"{folder}/planted.cpp" for folder in ("base", "model", *sorted(SAME_BITS))]
 
 pytestmark = pytest.mark.skipif(CMAKE is None or shutil.which("c++") is None, reason="needs cmake and a C++ compiler")

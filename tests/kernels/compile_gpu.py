@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 
 from tailrace.kernels.gpu import (
     activation,
+    agreements,
     argmax,
     attention,
     edits,
@@ -163,6 +164,11 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
         {"tables": TABLES, "amendments": I64, "n": I32, "vocab": I32, "tallies": I32, "shifts": I32},
         {"BLOCK": edits.BLOCK},
     ),
+    (
+        agreements.compare_places,
+        {"tokens": I64, "stride": I32, "lengths": I64, "most": I64, "found": "*i32"},
+        {"BLOCK": agreements.BLOCK},
+    ),
     (sample.sample_rows, STEP, {}),
     (verify.verify_rows, {**STEP, "out": OUT, "width": I32}, {}),
     *((kernel, {**STEP, "masses": I64}, {}) for kernel in (propose.fill_proposals, propose.propose_rows)),
@@ -217,7 +223,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
 
 WIDE = (sample.sample_rows, verify.verify_rows, logprobs.logprobs_of_rows)  # a program per row
 FUSED = {  # rooms whose launches leave the compiler its own way
-    *("attention_kernels", "argmax", "edits", "linear_kernels"),
+    *("agreements", "attention_kernels", "argmax", "edits", "linear_kernels"),
     *("norm", "products", "reduced", "rotary", "activation"),
 }
 EVEN = {  # multiples of 16, in life

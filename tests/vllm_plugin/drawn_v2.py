@@ -160,8 +160,8 @@ def refuse_wait(pending: Any) -> NoReturn:
     raise AssertionError("a step has waited for the device")
 
 
-def main(mode: str) -> dict[str, Any]:
-    """The V2 runner asks for Triton with a device of its own; its interpreter needs none."""
+def install_in_interpreter(backend: str) -> None:
+    """Install the plug-in. The V2 runner asks for Triton with a device of its own; its interpreter needs none."""
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import backends
 
@@ -178,9 +178,9 @@ def main(mode: str) -> dict[str, Any]:
     topk_topp_sampler.HAS_TRITON = False  # this kernel does not run in the interpreter
     plugin.register()
     v2.install_v2()
-    v2.Sampler = functools.partial(v2.Sampler, backend="gpu")
-    return draw_batches(mode)
+    v2.Sampler = functools.partial(v2.Sampler, backend=backend)
 
 
 if __name__ == "__main__":
-    print("\nRESULT " + json.dumps(main(sys.argv[2])), flush=True)
+    install_in_interpreter("gpu")
+    print("\nRESULT " + json.dumps(draw_batches(sys.argv[2])), flush=True)

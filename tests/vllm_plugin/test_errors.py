@@ -295,15 +295,27 @@ def test_a_step_whose_masks_fail_keeps_its_tokens(calls: int, monkeypatch: pytes
     assert errors() == calls
 
 
+def make_shared(dtype: torch.dtype) -> Any:
+    """A number of each row, in vLLM's form: on the host and on the device."""
+    numbers = torch.zeros(ROWS, dtype=dtype)
+    return SimpleNamespace(gpu=numbers, np=numbers.numpy())
+
+
 class V2Sampler:
     """vLLM's, as far as tailrace looks: `told` is what it knows of each request."""
 
     def __init__(self) -> None:
         self.needs_logits_processing, self.told, self.draws = np.zeros(ROWS, dtype=bool), {}, 0
+        names = [str(index) for index in range(ROWS)]
         self.req_states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=torch.zeros(ROWS, 64, dtype=torch.int32)),
-            prompt_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32)),
-            total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32)),
+            **{name: make_shared(torch.int32) for name in ("prompt_len", "prefill_len", "total_len")},
+            index_to_req_id=dict(enumerate(names)),
+            req_id_to_index={name: index for index, name in enumerate(names)},
+        )
+        strengths = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        self.penalties_state = SimpleNamespace(
+            **{name: make_shared(torch.float32) for name in strengths}, apply_staged_writes=lambda: None
         )
         self.sampling_states = SimpleNamespace(add_request=self.tell, apply_staged_writes=lambda: None)
 
@@ -341,7 +353,7 @@ def test_v2_draws_with_the_parameters_that_were_asked(
 ) -> None:
     theirs, ours = sampler
     for index in range(3):
-        extra = {"extra_args": {"dry_multiplier": 0.8}} if refused and index == 1 else {}
+        extra = {"logprobs": -1} if refused and index == 1 else {}
         ours.add_request(index, SamplingParams(temperature=0.7, top_k=10 + index, **extra))
     with monkeypatch.context() as patch:
         patch.setattr(*place, raising())

@@ -62,6 +62,19 @@ class Sampler:
         logits, rows = self._complete_step(logits, rows)
         return self.backend_for(logits.device).sample(logits, rows)
 
+    def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the logits after each row's edits and refinements, float32 [R, V], relative to their maximum; −inf for
+        removed tokens. A GPU's kernels do it without a wait, if they have all that the rows need.
+
+        Args:
+            logits, rows: those of a draw without drafts. No slot is greedy. All report processed logprobs.
+
+        Raises:
+            ParameterError: as from `begin`.
+        """
+        logits, rows = self._complete_step(logits, rows)
+        return self.backend_for(logits.device).refine(logits, rows)
+
     def explain(
         self,
         logits: torch.Tensor,

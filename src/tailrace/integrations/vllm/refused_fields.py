@@ -12,7 +12,6 @@ STOPS = "vLLM looks for stop strings alone, and everywhere (stop, outside of vll
 OF_PROMPTS = "vLLM computes the logprobs of prompts"
 NO_PLACE = "vLLM's outputs have no place for it"
 STAYS = "it needs the output's tokens, which stay on the device in vLLM's V2 runner"
-EDITED_BEFORE = "vLLM's V2 runner applies the penalties itself, before tailrace sees the logits"
 SCORES = "vLLM's V1 runner does not compute them"
 
 EVERYWHERE = {
@@ -34,16 +33,4 @@ EVERYWHERE = {
 }
 V1 = EVERYWHERE | {"prompt_logprob_token_ids": SCORES, "prompt_logprob_start": SCORES}
 V1_DRAFTS = V1 | {"logprob_token_ids": "vLLM reports none of them beside drafts"}
-V2 = (
-    EVERYWHERE
-    | dict.fromkeys(
-        (
-            *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-            *("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"),
-            *("encoder_repetition_penalty", "exponential_decay_length_penalty", "sequence_bias", "forced_token_ids"),
-            *("processors", "watermark"),
-        ),
-        STAYS,
-    )
-    | dict.fromkeys(("penalty_last_n", "repetition_scope", "penalty_scope", "normalize_logits"), EDITED_BEFORE)
-)
+V2 = EVERYWHERE | dict.fromkeys(("processors", "watermark"), STAYS)

@@ -1,57 +1,83 @@
-"""Fields that read all tokens of a request in vLLM's V2 runner, whose tokens stay on the device: no-repeat n-grams.
-
-The slots have these fields at their neutral values. The bans are made of vLLM's own buffers, and nothing waits for the
-device.
-"""
+"""The tokens of requests in vLLM's V2 runner, which stay on the device. Nothing here waits for the device."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
-# field → vLLM's buffer with the length of the tokens whose n-grams count
-FIELDS = {"no_repeat_ngram_size": "total_len", "encoder_no_repeat_ngram_size": "prompt_len"}
-NEUTRAL = dict.fromkeys(FIELDS, 0)
+from tailrace.kernels.transfer import there
 
 
-def find_followers(
-    tokens: torch.Tensor, lengths: torch.Tensor, ends: torch.Tensor, sizes: torch.Tensor, most: int
-) -> torch.Tensor:
-    """Return bool [R, L]: the places whose token would complete an n-gram again.
+class TokenRows(NamedTuple):
+    """The tokens of R requests.
 
-    Args:
-        tokens: int64 [R, L]. lengths: int64 [R], of the tokens so far. ends: int64 [R], the n-grams end before them.
-        sizes: int64 [R], 0 for none. most: the largest size.
+    - tokens: int64 [R, L]. An id without a logit, such as an image's, is `vocab`. Beyond a request's tokens stands
+      anything.
+    - lengths, prompts: int64 [R], the numbers of all tokens and of the prompt's.
+    - vocab: the number of logits.
     """
-    places, wanted = torch.arange(tokens.shape[1], device=tokens.device), sizes[:, None] - 1
-    fits = (places < ends[:, None]) & (places >= wanted) & (wanted >= 0) & (lengths[:, None] >= wanted)
-    for back in range(1, min(most, tokens.shape[1])):
-        last = tokens.gather(1, (lengths - back).clamp(min=0)[:, None])
-        fits &= (tokens.roll(back, 1) == last) | (wanted < back)
-    return fits
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    prompts: torch.Tensor
+    vocab: int
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Return int64 [L], the places of the tokens."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    def flag_prompts(self) -> torch.Tensor:
+        """Return bool [R, L]: the places of the prompts."""
+        return (self.places < self.prompts[:, None]) & (self.places < self.lengths[:, None])
+
+    def flag_outputs(self) -> torch.Tensor:
+        """Return bool [R, L]: the places of the outputs."""
+        return (self.places >= self.prompts[:, None]) & (self.places < self.lengths[:, None])
+
+    def flag_tokens(self, where: torch.Tensor) -> torch.Tensor:
+        """Return bool [R, vocab]: the ids that stand at one of these places. where: bool [R, L]."""
+        found = torch.zeros((len(self.tokens), self.vocab + 1), dtype=torch.bool, device=self.tokens.device)
+        return found.scatter_(1, self.tokens.where(where, self.vocab), True)[:, : self.vocab]
+
+    def count_tokens(self, where: torch.Tensor) -> torch.Tensor:
+        """Return int32 [R, vocab]: at how many of these places each id stands. where: bool [R, L]."""
+        found = torch.zeros((len(self.tokens), self.vocab + 1), dtype=torch.int32, device=self.tokens.device)
+        return found.scatter_add_(1, self.tokens.where(where, self.vocab), where.int())[:, : self.vocab]
+
+    def end_with(self, owners: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return bool [P]: whether the tokens of the request owners[p] end with ids[p].
+
+        Args:
+            owners: int64 [P], rows. ids: int64 [P, W], padded at the left with −1, which every token equals.
+        """
+        at = self.lengths[owners, None] - torch.arange(ids.shape[1], 0, -1, device=ids.device)
+        last = self.tokens[owners].gather(1, at.clamp(min=0))
+        return ((ids < 0) | ((at >= 0) & (last == ids))).all(1)
 
 
-def ban_repeats(
-    logits: torch.Tensor, places: torch.Tensor, states: Any, asked: dict[int, dict[str, int]], longest: int
-) -> torch.Tensor:
-    """Return the logits with −inf for the tokens that these rows may not repeat.
-
-    Args:
-        places: int64 [R], the rows. states: vLLM's states of requests. asked: the FIELDS of each row's request, by its
-            index there. longest: an upper bound of the lengths of their tokens.
-    """
-    index = torch.tensor(list(asked)).to(logits.device, non_blocking=True)
+def read_tokens(states: Any, indices: Sequence[int], longest: int, vocab: int, device: torch.device) -> TokenRows:
+    """Return the tokens of the requests with these indices. states: vLLM's states of requests. longest: an upper bound
+    of the numbers of their tokens."""
+    index = there(torch.tensor(indices), device)
     tokens = states.all_token_ids.gpu[:, :longest].index_select(0, index).long()  # perhaps from the host's memory
-    lengths, vocab = states.total_len.gpu.index_select(0, index).long(), logits.shape[1]
-    lengths = lengths.clamp(max=tokens.shape[1])  # a prompt that is computed in parts has more, and draws no token yet
-    banned = torch.zeros((len(asked), vocab + 1), dtype=torch.bool, device=logits.device)
-    for name, buffer in FIELDS.items():
-        sizes = [fields[name] for fields in asked.values()]
-        if any(sizes):
-            ends = getattr(states, buffer).gpu.index_select(0, index).long()
-            size = torch.tensor(sizes).to(logits.device, non_blocking=True)
-            fits = find_followers(tokens, lengths, ends, size, max(sizes)) & (tokens < vocab)
-            banned.scatter_(1, tokens.where(fits, vocab), True)
-    rows = logits.index_select(0, places).masked_fill(banned[:, :vocab], -torch.inf)
-    return logits.index_copy(0, places, rows)
+    tokens = tokens.where((tokens >= 0) & (tokens < vocab), vocab).contiguous()
+    # a prompt that is computed in parts has more tokens, and draws none yet
+    lengths, prompts = (getattr(states, name).gpu.index_select(0, index).long() for name in ("total_len", "prompt_len"))
+    return TokenRows(tokens, lengths.clamp(max=tokens.shape[1]), prompts, vocab)
+
+
+def make_column(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Return the values as float32 [R, 1] on the device."""
+    return there(torch.tensor(values, dtype=torch.float32), device)[:, None]
+
+
+@lru_cache(maxsize=64)
+def make_id_table(ids: tuple[int, ...], vocab: int, device: torch.device) -> torch.Tensor:
+    """Return bool [vocab + 1]: whether an id is among these. Requests of the same ids share the table."""
+    table = torch.zeros(vocab + 1, dtype=torch.bool)
+    table[list(ids)] = True
+    return there(table, device)

@@ -208,3 +208,12 @@ def run(launch: Launch) -> None:
         SURVIVORS.launch((requests, width), key, step, tables, work, out, width)
     if top is not None:
         LOGPROBS.launch((requests, width), key, step, tables, work, out, blocks, width, top)
+
+
+def copy_candidates(launch: Launch) -> torch.Tensor:
+    """Return the refined logits of a step without drafts, float32 [rows, V], relative to the largest. Removed tokens
+    have −inf. Each row lists its survivors."""
+    work, rows, vocab = launch.work, launch.rows, launch.step.vocab
+    there = torch.arange(vocab, device=work.x.device) < work.count[:rows, None]
+    found = torch.full((rows, vocab + 1), -torch.inf, device=work.x.device)
+    return found.scatter_(1, work.ids[:rows].long().where(there, vocab), work.x[:rows])[:, :vocab]

@@ -134,6 +134,10 @@ class Backend(SlotObserver, Protocol):
         """
         ...
 
+    def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the refined rows, as `Sampler.refine` does."""
+        ...
+
     def warm_up(self, dtypes: set[torch.dtype]) -> None:
         """Prepare for logits of these dtypes."""
         ...

@@ -16,7 +16,7 @@ from tailrace.kernels.proposals import Proposed
 from tailrace.kernels.rows import Rows
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.backends.draft_programs import write_draft_programs
-from tailrace.sampling.backends.reference import fall_back
+from tailrace.sampling.backends.reference import fall_back, refine_rows
 from tailrace.sampling.guidance import raw_row
 from tailrace.sampling.logprobs import entries_of, replace_top_tokens
 from tailrace.sampling.slots import Slots
@@ -72,6 +72,9 @@ class CPUBackend:
             requests = (output.status == FALLS_BACK).nonzero().squeeze(1).tolist()
             fall_back(self.slots, logits, rows, requests, sampled)
         return Pending(sampled.token_ids, lambda: sampled, sampled.logprob_arrays)
+
+    def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return refine_rows(self.slots, logits, rows, range(rows.num_requests))
 
     def serves_drafts(self, slot: int) -> bool:
         return not self.slots[slot].program.unsupported

@@ -14,7 +14,7 @@ from tailrace import _cpu
 from tailrace.kernels.constants import REPORTED, SURVIVORS
 from tailrace.kernels.gpu.propose import PARTS
 from tailrace.kernels.gpu.state import Tables
-from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, run
+from tailrace.kernels.gpu.step import GPUStep, Launch, Out, StepReports, Workspace, copy_candidates, run
 from tailrace.kernels.needs import SlotNeeds, check_rows
 from tailrace.kernels.output import KernelOutput, SamplingMask
 from tailrace.kernels.proposals import ProposalTensor, Proposed, addresses
@@ -25,7 +25,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.backends.device_slots import DeviceSlots
 from tailrace.sampling.backends.gpu_numbers import NO_PROPOSALS, ProposalColumns, StepNumbers, step_numbers
-from tailrace.sampling.backends.reference import fall_back, make_unfilled
+from tailrace.sampling.backends.reference import fall_back, make_unfilled, refine_rows, replace_requests
 from tailrace.sampling.guidance import combine_rows, guide_rows
 from tailrace.sampling.logprobs import entries_of
 from tailrace.sampling.slots import Slots
@@ -101,6 +101,16 @@ class GPUBackend:
             return sampled
 
         return Pending(ids, make_sampled, arrays, survivors)
+
+    def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        logits = readable(logits)
+        check_rows(logits, rows, self.needs)
+        launch = self.prepare(logits, rows, StepReports())
+        self.launch_draw(launch)
+        refined = copy_candidates(launch)
+        if falling := self.falling_back(rows):
+            refined[falling] = refine_rows(self.slots, logits, rows, falling).to(self.device)
+        return refined
 
     def serves_drafts(self, slot: int) -> bool:
         return self.there.serves(slot)
@@ -233,21 +243,6 @@ def launch_kernels(launch: Launch) -> None:
     if launch.rows:
         with torch.cuda.device_of(launch.step.logits):
             run(launch)
-
-
-def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> None:
-    """Copy the results of these requests from `again` to `sampled`."""
-    sampled.token_ids[requests] = again.token_ids[requests]
-    sampled.num_tokens[requests] = again.num_tokens[requests]
-    sampled.status[requests] = again.status[requests]
-    for i in requests:
-        sampled.logprobs[i] = again.logprobs[i]
-    if again.sampling_mask is not None:
-        width, parts = sampled.token_ids.shape[1], again.sampling_mask.parts()
-        mask = sampled.sampling_mask or SamplingMask.empty(len(parts))
-        sampled.sampling_mask = mask.replaced(
-            {p: parts[p] for i in requests for p in range(i * width, (i + 1) * width)}
-        )
 
 
 def fetch_output(launch: Launch) -> Callable[[], KernelOutput]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 
@@ -16,6 +17,7 @@ from tailrace.kernels.types import readable
 from tailrace.sampling.backends.base import Pending, Sampled, drafted_requests
 from tailrace.sampling.guidance import raw_row
 from tailrace.sampling.logprobs import write_entries
+from tailrace.sampling.reference import BadRowError, compute_distribution
 from tailrace.sampling.slots import Slots
 from tailrace.sampling.verify import DraftRows, Drafts, verify_request
 
@@ -50,6 +52,23 @@ class ReferenceBackend:
         there = None if arrays is None else LogprobArrays(*(part.to(logits.device) for part in arrays))
         return Pending(sampled.token_ids.to(logits.device), lambda: sampled, there)
 
+    def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return refine_rows(self.slots, logits, rows, range(rows.num_requests)).to(logits.device)
+
+
+def refine_rows(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int]) -> torch.Tensor:
+    """Return the refined rows of these requests, float32 [n, V], on the host. All are −inf if a row has no
+    distribution."""
+    found = []
+    for i in requests:
+        raw = raw_row(logits, rows, i)
+        refined = torch.full(raw.shape, -torch.inf)
+        with contextlib.suppress(BadRowError):
+            kept = compute_distribution(raw, slots[int(rows.slot[i])], int(rows.position[i]))
+            refined[kept.ids] = kept.logits - kept.logits.max()
+        found.append(refined)
+    return torch.stack(found)
+
 
 def make_unfilled(rows: Rows, top: int | None) -> Sampled:
     """Allocate the tokens of these rows, and logprobs with `top` alternatives. The contents are undefined."""
@@ -80,6 +99,21 @@ def fall_back(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable
     if asked:
         mask = sampled.sampling_mask or SamplingMask.empty(rows.num_requests * rows.width)
         sampled.sampling_mask = mask.replaced(survived)
+
+
+def replace_requests(sampled: Sampled, again: Sampled, requests: list[int]) -> None:
+    """Copy the results of these requests from `again` to `sampled`."""
+    sampled.token_ids[requests] = again.token_ids[requests]
+    sampled.num_tokens[requests] = again.num_tokens[requests]
+    sampled.status[requests] = again.status[requests]
+    for i in requests:
+        sampled.logprobs[i] = again.logprobs[i]
+    if again.sampling_mask is not None:
+        width, parts = sampled.token_ids.shape[1], again.sampling_mask.parts()
+        mask = sampled.sampling_mask or SamplingMask.empty(len(parts))
+        sampled.sampling_mask = mask.replaced(
+            {p: parts[p] for i in requests for p in range(i * width, (i + 1) * width)}
+        )
 
 
 def draft_rows_of(slots: Slots, logits: torch.Tensor, rows: Rows, request: int) -> DraftRows:

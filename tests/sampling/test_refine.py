@@ -1,7 +1,9 @@
-"""`Sampler.refine`: the logits that a draw would see, of every backend."""
+"""What engines need whose tokens stay on the device, from every backend: the logits that a draw would see
+(`Sampler.refine`), and positions that the host does not know (`Rows.position_there`)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,3 +46,19 @@ def test_rows_are_those_that_are_drawn_from(backend: BackendName) -> None:
         kept = compute_distribution(logits[slot + 1], slots[slot], 9)
         assert torch.equal(found[slot].isfinite().nonzero()[:, 0], kept.ids), FIELDS[slot]
         torch.testing.assert_close(found[slot][kept.ids], kept.logits - kept.logits.max(), rtol=1e-5, atol=1e-5)
+
+
+@QUIET
+@pytest.mark.parametrize("backend", DEVICES)
+def test_positions_on_the_device_replace_those_of_the_host(backend: BackendName) -> None:
+    slots, count = Slots(len(FIELDS), VOCAB), len(FIELDS)
+    for slot, fields in enumerate(FIELDS):
+        slots.add(slot, SamplingParams(**fields), key=slot, prompt=[1, 2])
+    logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(3)).to(DEVICES[backend])
+    sampler, positions = Sampler(slots, backend), torch.arange(7, 7 + count)
+    known = Rows.plain(range(count), range(count), positions.tolist())
+    bounds = Rows.plain(range(count), range(count), [50] * count)
+    there = replace(bounds, position_there=positions.to(DEVICES[backend]))
+    assert sampler(logits, there).tokens() == sampler(logits, known).tokens()
+    assert sampler(logits, bounds).tokens() != sampler(logits, known).tokens()
+    assert there.of(2).on_host().position.tolist() == [9]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import Any, get_args
@@ -91,6 +91,8 @@ class Rows:
       −inf before any other edit.
     - counted: each position follows the tokens that the slot has counted (sampling/slots.py). `position` is ignored.
     - guidance: of all R rows; None: no row is guided.
+    - position_there: int64 [R], on the device of the logits. It replaces `position`, which then only has to be valid,
+      for engines whose host does not know how many drafts were accepted.
 
     Raises:
         ParameterError: (a ValueError) a tensor is not of this dtype, contiguous and on the CPU.
@@ -108,6 +110,7 @@ class Rows:
     masks: torch.Tensor | None = None
     counted: bool = False
     guidance: Guidance | None = None
+    position_there: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, part in (
@@ -221,6 +224,12 @@ class Rows:
             guidance=guidance,
         )
 
+    def on_host(self) -> Rows:
+        """Return the rows with their positions on the host. It waits for the device if they are there."""
+        if self.position_there is None:
+            return self
+        return replace(self, position=self.position_there.cpu(), position_there=None)
+
     @property
     def num_requests(self) -> int:
         """N."""
@@ -252,6 +261,7 @@ class Rows:
             mask=None if self.mask is None else self.mask[part],
             masks=self.masks,
             guidance=None if self.guidance is None else self.guidance.part(part),
+            position_there=None if self.position_there is None else self.position_there[part],
         )
 
     def proposals_of(self, request: int) -> torch.Tensor | None:

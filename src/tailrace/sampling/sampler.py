@@ -96,7 +96,7 @@ class Sampler:
             ParameterError: as from `begin`. Or the number of options differs from the requests', or they name a token
                 outside the vocabulary.
         """
-        logits, rows = self._complete_step(logits, rows)
+        logits, rows = self._complete_step(logits, rows.on_host())
         each = [options] * rows.num_requests if isinstance(options, ExplainOptions) else options
         check_options(each, rows.num_requests, self.slots.vocab_size)
         check_step(self.slots, logits, rows)

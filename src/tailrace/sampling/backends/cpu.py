@@ -54,6 +54,7 @@ class CPUBackend:
         pass
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        rows = rows.on_host()
         step = CPUStep(logits, rows, self.programs)
         if moving := [i for i, slot in drafted_requests(self.slots, rows) if slot.moves_with_drafts]:
             step.use_row_programs(write_draft_programs(self.programs, self.slots, rows, moving), self.programs)
@@ -74,7 +75,7 @@ class CPUBackend:
         return Pending(sampled.token_ids, lambda: sampled, sampled.logprob_arrays)
 
     def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return refine_rows(self.slots, logits, rows, range(rows.num_requests))
+        return refine_rows(self.slots, logits, rows.on_host(), range(rows.num_requests))
 
     def serves_drafts(self, slot: int) -> bool:
         return not self.slots[slot].program.unsupported

@@ -80,7 +80,7 @@ class GPUBackend:
         survivors = launch.out.survivor_bits(launch.shape, launch.reports)
         if falling:
             again = make_unfilled(rows, launch.reports.top)
-            fall_back(self.slots, logits, rows, falling, again)
+            fall_back(self.slots, logits, rows.on_host(), falling, again)
             drawn = (again.token_ids, *(again.logprob_arrays or ()))
             for part, found in zip((ids, *(arrays or ())), drawn, strict=True):
                 part[falling] = found[falling].to(logits.device)
@@ -109,7 +109,7 @@ class GPUBackend:
         self.launch_draw(launch)
         refined = copy_candidates(launch)
         if falling := self.falling_back(rows):
-            refined[falling] = refine_rows(self.slots, logits, rows, falling).to(self.device)
+            refined[falling] = refine_rows(self.slots, logits, rows.on_host(), falling).to(self.device)
         return refined
 
     def serves_drafts(self, slot: int) -> bool:

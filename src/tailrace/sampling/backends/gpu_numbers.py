@@ -96,7 +96,10 @@ def step_numbers(
     host[behind:] = append
     if rows.width > 1:
         write_drafts(columns, rows, start, greedy)
-    return StepNumbers(there(words, device), padded, behind)
+    copied = there(words, device)
+    if rows.position_there is not None:
+        copied[POSITION.value * padded :][:n].copy_(rows.position_there)
+    return StepNumbers(copied, padded, behind)
 
 
 def write_drafts(columns: np.ndarray, rows: Rows, start: np.ndarray, greedy: Sequence[bool]) -> None:

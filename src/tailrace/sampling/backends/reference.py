@@ -44,6 +44,7 @@ class ReferenceBackend:
         pass
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Pending:
+        rows = rows.on_host()
         asked = check_rows(readable(logits), rows, self.needs)
         drafted_requests(self.slots, rows)
         sampled = make_unfilled(rows, asked.top if asked.flags & REPORTED else None)
@@ -53,7 +54,7 @@ class ReferenceBackend:
         return Pending(sampled.token_ids.to(logits.device), lambda: sampled, there)
 
     def refine(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return refine_rows(self.slots, logits, rows, range(rows.num_requests)).to(logits.device)
+        return refine_rows(self.slots, logits, rows.on_host(), range(rows.num_requests)).to(logits.device)
 
 
 def refine_rows(slots: Slots, logits: torch.Tensor, rows: Rows, requests: Iterable[int]) -> torch.Tensor:

@@ -56,6 +56,7 @@ PATHS = (
     EnginePath("vLLM V1", "vllm", "V1", BEAMS),
     EnginePath("vLLM V1, drafts", "vllm", "V1_DRAFTS", BEAMS),
     EnginePath("vLLM V2", "vllm", "V2", BEAMS),
+    EnginePath("vLLM V2, drafts", "vllm", "V2_DRAFTS", BEAMS),
     EnginePath("SGLang", "sglang", "SGLANG"),
     EnginePath("SGLang, drafts", "sglang", "SGLANG_DRAFTS"),
     EnginePath("`generate`", "transformers", "GENERATE"),

@@ -6,7 +6,8 @@ requests, of each its fields, its tokens, and those of tailrace's reference samp
 often; fallbacks.
 
 Modes: cpu and gpu, the kernels that draw, the GPU's in the interpreter, where a wait for the device is an error;
-short, a planted fault: the newest token is not read; forgetful, a planted fault: a preempted request loses its state.
+custom, beside somebody else's logits processor, which some requests use; short, a planted fault: the newest token is
+not read; forgetful, a planted fault: a preempted request loses its state.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 
 from drawn_v2 import install_in_interpreter, make_batch, refuse_wait
 
-COUNTS = {"cpu": 60, "gpu": 16, "short": 20, "forgetful": 30}  # mode → requests
+COUNTS = {"cpu": 60, "gpu": 16, "custom": 24, "short": 20, "forgetful": 30}  # mode → requests
+BOOST = 3.0
 VOCAB, ROWS, LENGTH, SEED, EOS, LIKELY = 61, 4, 10, 5, 7, 6
 OWN: list[dict[str, Any]] = [
     {"frequency_penalty": 0.9, "penalty_last_n": 3},
@@ -42,17 +44,18 @@ STATEFUL: list[dict[str, Any]] = [
     {"adaptive_target": 0.3, "adaptive_decay": 0.7, "top_p": 0.95, "smoothing_factor": 0.2},
     {"adaptive_target": 0.6, "adaptive_decay": 0.5, "min_p": 0.02, "tfs_z": 0.9},
     {"adaptive_target": 0.4, "top_k": 12, "sampler_order": ["adaptive_p", "top_k", "temperature"]},
+    {"adaptive_target": 0.5, "dynatemp_range": 0.5, "top_p": 0.9, "sampler_order": ["top_p", "adaptive_p", "dynatemp"]},
 ]
 VLLMS = ("temperature", "seed", "top_k", "top_p", "min_p", "logit_bias", "logprobs", "min_tokens", "max_tokens")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class Request:
-    """A request: its fields, its prompt, and its tokens so far as the host knows them."""
+    """A request: its fields, its prompt, and its tokens so far as the host knows them. left: vLLM draws for it."""
 
-    def __init__(self, name: str, drawn: random.Random) -> None:
-        self.name = name
-        chosen = drawn.sample(OWN, drawn.choice([0, 1, 1, 2])) + drawn.sample(STATEFUL, drawn.choice([0, 1]))
+    def __init__(self, name: str, drawn: random.Random, stateful: list[dict[str, Any]] = STATEFUL) -> None:
+        self.name, self.left = name, False
+        chosen = drawn.sample(OWN, drawn.choice([0, 1, 1, 2])) + drawn.sample(stateful, drawn.randint(0, 1))
         self.fields = {"temperature": drawn.choice([0.7, 1.0, 1.4]), "seed": drawn.randrange(1000)}
         for fields in chosen or [drawn.choice(OWN)]:
             self.fields |= fields
@@ -71,6 +74,7 @@ class Request:
         own = {name: value for name, value in self.fields.items() if name not in theirs}
         params = SamplingParams(**theirs, max_tokens=LENGTH, extra_args=own or None)
         params._all_stop_token_ids.add(EOS)
+        params.logprob_token_ids = [3] if self.left else None
         return params
 
     def make_logits(self, length: int) -> Any:
@@ -88,6 +92,8 @@ class Request:
         from tailrace.sampling import Rows, Sampler, Slots
 
         slots, given = Slots(1, VOCAB), dict(self.fields)
+        if (boosted := given.pop("boosted", None)) is not None:
+            given["logit_bias"] = {**given.get("logit_bias", {}), boosted: BOOST}
         for name in ("forced_token_ids", "dry_sequence_breakers", "exponential_decay_length_penalty", "sampler_order"):
             if name in given:
                 given[name] = tuple(given[name])
@@ -108,9 +114,13 @@ class Request:
 
 
 class Runner:
-    """vLLM's buffers and sampler, driven as its V2 runner drives them."""
+    """vLLM's buffers and sampler, driven as its V2 runner drives them.
 
-    def __init__(self) -> None:
+    Args:
+        depth: the most drafts of a request. custom: with a logits processor of somebody else's.
+    """
+
+    def __init__(self, depth: int = 0, custom: bool = False) -> None:
         import torch
         from vllm.v1.worker.gpu.sample.sampler import Sampler
         from vllm.v1.worker.gpu.states import RequestState
@@ -123,8 +133,11 @@ class Runner:
             reasoning_config=None,
         )
         cpu = torch.device("cpu")
-        self.states = RequestState(ROWS, 64, 64, 0, VOCAB, cpu)
-        self.sampler: Any = Sampler(config, ROWS, VOCAB, cpu, self.states, logprobs_mode=model.logprobs_mode)
+        self.states = RequestState(ROWS, 64, 64, depth, VOCAB, cpu)
+        drafted: dict[str, Any] = {"num_speculative_tokens": depth + 1, "logprobs_mode": model.logprobs_mode}
+        if custom:
+            drafted["custom_logits_processors"] = [make_processor()]
+        self.sampler: Any = Sampler(config, ROWS, VOCAB, cpu, self.states, **drafted)
         self.computed: dict[str, int] = {}
         self.logprobs: dict[str, list[float]] = {}
 
@@ -183,17 +196,38 @@ class Runner:
         self.states.remove_request(request.name)
 
 
-def serve_requests(count: int, refusing: bool) -> dict[str, Any]:
-    """Serve so many requests. refusing: a wait for the device is an error."""
+def make_processor() -> Any:
+    """A logits processor in vLLM's own form: it makes an id likelier for the requests that name one."""
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+    class Boosting(LogitsProcessor):
+        def __init__(self) -> None:
+            self.ids: dict[int, int | None] = {}
+
+        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+            self.ids[req_idx] = (sampling_params.extra_args or {}).get("boosted")
+            return self.ids[req_idx] is not None
+
+        def apply(self, logits: Any, ctx: Any) -> Any:
+            for row, index in enumerate(ctx.expanded_idx_mapping.tolist()):
+                if (id := self.ids[index]) is not None:
+                    logits[row, id] += BOOST
+            return logits
+
+    return Boosting()
+
+
+def serve_requests(waiting: list[Request], runner: Runner, refusing: bool) -> dict[str, Any]:
+    """Serve these requests. refusing: a wait for the device is an error."""
     from tailrace.integrations.vllm.fallbacks import fallbacks
     from tailrace.sampling.sampler import Pending
 
     wait = Pending.wait
     if refusing:
         setattr(Pending, "wait", refuse_wait)  # noqa: B010 — of another class
-    drawn, runner = random.Random(SEED), Runner()
-    waiting, running, ended = [Request(f"r{i}", drawn) for i in range(count)], [], []
-    preempted = 0
+    drawn, preempted = random.Random(SEED), 0
+    running: list[Request] = []
+    ended: list[Request] = []
     while waiting or running:
         while waiting and len(running) < ROWS:
             running.append(waiting.pop(0))
@@ -218,17 +252,17 @@ def serve_requests(count: int, refusing: bool) -> dict[str, Any]:
 
 def plant(mode: str) -> None:
     """Plant the fault of this mode."""
-    from tailrace.integrations.vllm import v2
+    from tailrace.integrations.vllm import v2_rows
     from tailrace.integrations.vllm.v2_stateful import StatefulRequests
 
-    read, add = v2.read_tokens, StatefulRequests.add
+    read, add = v2_rows.read_tokens, StatefulRequests.add
 
     def read_short(*args: Any) -> Any:
         found = read(*args)
         return found._replace(lengths=found.lengths - 1)
 
     if mode == "short":
-        v2.read_tokens = read_short
+        v2_rows.read_tokens = read_short
     if mode == "forgetful":
         StatefulRequests.add = lambda self, *args: add(self, *args[:-1], False)  # type: ignore[method-assign]
 
@@ -236,4 +270,10 @@ def plant(mode: str) -> None:
 if __name__ == "__main__":
     install_in_interpreter("gpu" if sys.argv[2] == "gpu" else "cpu")
     plant(sys.argv[2])
-    print("\nRESULT " + json.dumps(serve_requests(COUNTS[sys.argv[2]], sys.argv[2] == "gpu")), flush=True)
+    noise = random.Random(SEED)
+    asked = [Request(f"r{i}", noise) for i in range(COUNTS[sys.argv[2]])]
+    custom = sys.argv[2] == "custom"
+    for one in asked[::2] if custom else ():
+        one.fields["boosted"] = noise.randrange(VOCAB)
+    served = serve_requests(asked, Runner(custom=custom), sys.argv[2] == "gpu")
+    print("\nRESULT " + json.dumps(served), flush=True)

@@ -1,9 +1,11 @@
 """vLLM really started, on a tiny model of random weights: `python started.py MODEL MODE` prints a line of JSON.
 
 Modes: alone; masks, with sampling masks; tensor, two ranks of tensor parallelism; data, two engines of data
-parallelism; v2, its V2 runner, all of whose kernels and tailrace's run in Triton's interpreter; v2-error, the same with
-an error in tailrace. The line has tokens, of each request; ranks, of each process what its sampler gave at each step;
-planted, the same where each rank has keys of its own; fallbacks, of each process what vLLM's own sampler served.
+parallelism; following, requests whose fields follow the output; v2, its V2 runner, all of whose kernels and
+tailrace's run in Triton's interpreter; v2-error, the same with an error in tailrace; v2-following and v2-drafts, the
+same with FOLLOWING, without drafts and with drafts. stood: of each step with drafts, how many tokens its requests
+got. The line has tokens, of each request; ranks, of each process what its sampler gave at each step; planted, the
+same where each rank has keys of its own; fallbacks, of each process what vLLM's own sampler served.
 """
 
 from __future__ import annotations
@@ -41,6 +43,15 @@ ENGINE: dict[str, Any] = {
 # vLLM's kernel for top-k and top-p does not run in the interpreter
 UNCUT = [index for index, fields in enumerate(SEEDED) if not {"top_k", "top_p"} & set(fields)]
 PROMPT, TOKENS = [5, 6, 7], 12
+# fields of tailrace's that follow the output; the last two do not act beside drafts
+FOLLOWING: list[dict[str, Any]] = [
+    {"seed": 1, "extra_args": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": []}},
+    {"temperature": 0.0, "presence_penalty": 1.0, "extra_args": {"penalty_last_n": 2, "penalty_scope": "both"}},
+    {"seed": 3, "temperature": 0.3, "extra_args": {"no_repeat_ngram_size": 1, "encoder_repetition_penalty": 1.5}},
+    {"seed": 4, "extra_args": {"mirostat": 2, "mirostat_tau": 1.0}},
+    {"seed": 5, "extra_args": {"forced_token_ids": [9, 8], "adaptive_target": 0.4}},
+]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 # where the alone run's environment differs from the shell's
 COMMON = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_CI_ENV": "1"}
 COMMON |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
@@ -102,11 +113,11 @@ def masked(model: str) -> dict[str, Any]:
     }
 
 
-def together(model: str, ranks: int, params: list[Any]) -> dict[str, Any]:
+def together(model: str, ranks: int, params: list[Any], **more: Any) -> dict[str, Any]:
     """One engine of so many ranks."""
     from vllm import LLM
 
-    engine = LLM(model, tensor_parallel_size=ranks, **ENGINE)
+    engine = LLM(model, tensor_parallel_size=ranks, **ENGINE, **more)
     engine.collective_rpc(record)
     prompts = [{"prompt_token_ids": PROMPT} for _ in params]
     found = engine.generate(prompts, params, use_tqdm=False)
@@ -141,9 +152,19 @@ async def apart(model: str) -> dict[str, Any]:
         engine.shutdown()
 
 
-def interpreted(model: str, planted: bool = False) -> dict[str, Any]:
-    """The V2 runner asks for Triton with a device of its own; its interpreter needs none. planted: tailrace's second
-    draw raises an error."""
+def interpreted(
+    model: str,
+    planted: bool = False,
+    kinds: list[dict[str, Any]] | None = None,
+    stood: list[list[int]] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """The V2 runner asks for Triton with a device of its own; its interpreter needs none.
+
+    Args:
+        planted: tailrace's second draw raises an error. kinds: the fields of each request. stood: with drafts
+            (repeat_last). more: of the engine.
+    """
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from triton.backends import backends
 
@@ -151,6 +172,9 @@ def interpreted(model: str, planted: bool = False) -> dict[str, Any]:
     backends["cpu"] = device
     from tailrace.integrations.vllm import v2
     from tailrace.sampling.sampler import Pending
+
+    if stood is not None:
+        repeat_last(stood)
 
     def wait(self: Pending) -> NoReturn:
         raise AssertionError("a step has waited for the device")
@@ -167,18 +191,45 @@ def interpreted(model: str, planted: bool = False) -> dict[str, Any]:
     if planted:
         v2.Sampler.begin = failing  # type: ignore[method-assign]
     v2.Sampler = functools.partial(v2.Sampler, backend="gpu")
-    return together(model, 1, asked(4, [SEEDED[index] for index in UNCUT]) if planted else asked(4))
+    kinds = [SEEDED[index] for index in UNCUT] if planted else SEEDED + UNSEEDED if kinds is None else kinds
+    return together(model, 1, asked(8 if more or kinds is FOLLOWING else 4, kinds), **more)
+
+
+def repeat_last(stood: list[list[int]]) -> None:
+    """Let vLLM draft the last token again: its own kernel for n-grams does not run in the interpreter. stood: gets of
+    each step how many tokens its requests got."""
+    from vllm.v1.worker.gpu.spec_decode.ngram import speculator
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    verify = RejectionSampler.__call__
+
+    def propose(self: Any, batch: Any, *args: Any, **more: Any) -> Any:
+        last = self.req_states.last_sampled_tokens[batch.idx_mapping.long()]
+        return last.repeat(1, NGRAM["num_speculative_tokens"])
+
+    @functools.wraps(verify)
+    def count(*args: Any, **more: Any) -> Any:
+        output = verify(*args, **more)
+        stood.append(output.num_sampled.tolist())
+        return output
+
+    speculator.NgramGPUSpeculator.propose = propose
+    RejectionSampler.__call__ = count
 
 
 if __name__ == "__main__":
     os.environ |= COMMON
     folder, mode = sys.argv[1:]
+    stood: list[list[int]] = []
     result = {
         "alone": lambda: together(folder, 1, asked()),
         "masks": lambda: masked(folder),
         "tensor": lambda: together(folder, 2, asked()),
         "data": lambda: asyncio.run(apart(folder)),
         "v2": lambda: interpreted(folder),
+        "following": lambda: together(folder, 1, asked(8, FOLLOWING)),
+        "v2-following": lambda: interpreted(folder, kinds=FOLLOWING),
+        "v2-drafts": lambda: interpreted(folder, kinds=FOLLOWING[:-2], stood=stood, speculative_config=NGRAM),
         "v2-error": lambda: interpreted(folder, planted=True),
     }[mode]()
-    print("\nRESULT " + json.dumps(result), flush=True)
+    print("\nRESULT " + json.dumps(result | {"stood": stood}), flush=True)

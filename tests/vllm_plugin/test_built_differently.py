@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import re
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import crowd  # noqa: F401  (registers the plug-in, and sets Triton's interpreter before Triton is imported)
@@ -15,6 +16,7 @@ from vllm.config import VllmConfig
 from vllm.v1 import outputs
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample import sampler as of_v2
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler as of_drafts
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tailrace.integrations.vllm import layout, masks, patches, register, v2
@@ -28,6 +30,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is replaced is vLLM's own again; its log is heard."""
     for name in REPLACED:
         monkeypatch.setattr(name, resolve_name(name).theirs)
+    for name in (*(f"{v2.SAMPLER}.{one}" for one in V2), f"{v2.VERIFIER}._verify", f"{v2.VERIFIER}.__call__"):
+        monkeypatch.setattr(name, resolve_name(name))  # a test may replace it
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
 
 
@@ -99,8 +103,29 @@ def test_what_v2_leaves_to_vllm() -> None:
     class Watermarked(of_v2.Sampler):
         pass
 
-    given = {"num_speculative_tokens": 1}
     theirs, other = object.__new__(of_v2.Sampler), object.__new__(Watermarked)
-    assert v2.why_not(theirs, given) == ""
-    assert "(Watermarked)" in v2.why_not(other, given)
-    assert v2.why_not(theirs, {"num_speculative_tokens": 3})
+
+    def reason(sampler: Any, **drafts: Any) -> str:
+        made = SimpleNamespace(num_speculative_tokens=2, **drafts) if drafts else None
+        config = SimpleNamespace(speculative_config=made)
+        return v2.why_not(sampler, {"num_speculative_tokens": 3 if drafts else 1, "vllm_config": config})
+
+    assert reason(theirs) == ""
+    assert "(Watermarked)" in reason(other)
+    greedy = {"draft_sample_method": "greedy"}
+    assert "verifies them otherwise" in reason(theirs, **greedy)  # nothing is replaced yet
+    v2.install_v2()
+    assert reason(theirs, **greedy) == reason(theirs, rejection_sample_method="block", **greedy) == ""
+    assert "draft_sample_method" in reason(theirs, draft_sample_method="probabilistic")
+    assert "the method fly" in reason(theirs, rejection_sample_method="fly", **greedy)
+    assert "the device decides" in reason(theirs, enable_adaptive_verification=True, **greedy)
+
+
+def test_another_v2_verifier_keeps_its_drafts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """tailrace draws on servers without drafts all the same."""
+    monkeypatch.delattr(of_drafts.RejectionSampler, "_verify")
+    v2.install_v2()
+    assert "tailrace leaves drafts in vLLM's V2 runner to vLLM" in caplog.text
+    assert hasattr(of_v2.Sampler.__init__, "theirs")

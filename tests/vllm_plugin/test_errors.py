@@ -19,8 +19,8 @@ from vllm.v1.worker.worker_base import WorkerBase
 from tailrace.integrations.vllm import door, draws, layout, masks, patches, v2
 from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, fallbacks, log
 from tailrace.integrations.vllm.requests import MAX_ERRORS, BatchFollower
+from tailrace.sampling import Rows, Slots
 from tailrace.sampling import Sampler as Ours
-from tailrace.sampling import Slots
 
 pytestmark = pytest.mark.planted
 
@@ -334,10 +334,14 @@ class V2Sampler:
         return torch.tensor([self.told[int(index)].top_k for index in place[2]]), logits
 
 
+# the arguments of vLLM's V2 sampler
+V2_GIVEN = {"vllm_config": CONFIG, "max_num_reqs": ROWS, "vocab_size": VOCAB, "num_speculative_tokens": 1}
+
+
 @pytest.fixture
 def sampler() -> tuple[V2Sampler, v2.DrawnRequests]:
     theirs = V2Sampler()
-    return theirs, v2.DrawnRequests(theirs, {"vllm_config": CONFIG, "max_num_reqs": ROWS, "vocab_size": VOCAB})
+    return theirs, v2.DrawnRequests(theirs, V2_GIVEN)
 
 
 def draw_v2(ours: v2.DrawnRequests, count: int) -> list[int]:
@@ -346,7 +350,7 @@ def draw_v2(ours: v2.DrawnRequests, count: int) -> list[int]:
     return ours.sample(torch.randn(count, VOCAB), *place.values())[0].tolist()
 
 
-@pytest.mark.parametrize("place", [(Ours, "begin"), (v2.Rows, "plain"), (v2.DrawnRequests, "_draw_served")])
+@pytest.mark.parametrize("place", [(Ours, "begin"), (Rows, "plain"), (v2.DrawnRequests, "_draw_rows")])
 @pytest.mark.parametrize("refused", [False, True])
 def test_v2_draws_with_the_parameters_that_were_asked(
     place: tuple[Any, str], refused: bool, sampler: tuple[V2Sampler, v2.DrawnRequests], monkeypatch: pytest.MonkeyPatch

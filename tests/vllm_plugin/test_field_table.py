@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from crowd import CONFIG, ROWS, VOCAB, Crowd
+from crowd import CONFIG, VOCAB, Crowd
 from shared_examples import company
-from test_errors import V2Sampler
+from test_errors import V2_GIVEN, V2Sampler
 from vllm import SamplingParams
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
@@ -32,7 +32,7 @@ from tailrace.sampling import Sampler as OurSampler
 from tailrace.sampling.processors import REGISTERED, register
 
 PROMPT, STEPS, EOS = [1, 2, 1, 3], 24, 7
-PATHS = {"V1": refused_fields.V1, "V1_DRAFTS": refused_fields.V1_DRAFTS, "V2": refused_fields.V2}
+PATHS = {name: getattr(refused_fields, name) for name in ("V1", "V1_DRAFTS", "V2", "V2_DRAFTS")}
 # fields that the sampler acts on; the others that vLLM has are the engine's
 SAMPLED = [
     name
@@ -53,9 +53,9 @@ def processor() -> Any:
 
 def config_of(path: str) -> Any:
     """A server's configuration, as far as the door reads it."""
-    drafts = SimpleNamespace(num_speculative_tokens=2) if path == "V1_DRAFTS" else None
+    drafts = SimpleNamespace(num_speculative_tokens=2) if path.endswith("DRAFTS") else None
     model = SimpleNamespace(**vars(CONFIG.model_config), logits_processors=None)
-    more = {"speculative_config": drafts, "use_v2_model_runner": path == "V2", "model_config": model}
+    more = {"speculative_config": drafts, "use_v2_model_runner": path.startswith("V2"), "model_config": model}
     return SimpleNamespace(**{**vars(CONFIG), **more})
 
 
@@ -134,9 +134,7 @@ def draw_drafted(fields: dict[str, Any]) -> list[int]:
     steps = 0
     while len(output) < STEPS:
         at = len(output)
-        drafts = [*right[at : at + 2], 0, 0][:2]
-        drafts = [drafts[0], (drafts[1] + 1) % VOCAB] if steps % 3 == 2 else drafts
-        metadata = SpecDecodeMetadata.make_dummy([drafts], torch.device("cpu"))
+        metadata = SpecDecodeMetadata.make_dummy([choose_drafts(right[at : at + 2], steps)], torch.device("cpu"))
         crowd.batch.refresh_metadata()
         out = RejectionSampler(Sampler())(metadata, None, make_logits(fields)[at : at + 3], crowd.metadata)
         output += RejectionSampler.parse_output(out.sampled_token_ids, VOCAB)[0][0]
@@ -148,22 +146,56 @@ def draw_drafted(fields: dict[str, Any]) -> list[int]:
 def draw_v2(fields: dict[str, Any]) -> list[int]:
     """By tailrace's part of the V2 runner. vLLM's own kernels do the edits, before it."""
     theirs = V2Sampler()
-    ours = v2.DrawnRequests(theirs, {"vllm_config": CONFIG, "max_num_reqs": ROWS, "vocab_size": VOCAB})
+    ours = v2.DrawnRequests(theirs, V2_GIVEN)
     ours.add_request(0, make_theirs(fields))
     found: list[int] = []
     for step in range(STEPS):
         place: dict[str, Any] = dict.fromkeys(v2.PLACE)
-        tokens, states = [*PROMPT, *found], theirs.req_states
-        states.all_token_ids.gpu[0, : len(tokens)] = torch.tensor(tokens)
-        states.prompt_len.gpu[0] = states.prefill_len.gpu[0] = len(PROMPT)
-        states.total_len.gpu[0] = len(tokens)
+        write_tokens(theirs.req_states, found)
         place |= {"idx_mapping_np": np.arange(1), "seq_lens_upper_bound_np": np.full(1, len(PROMPT) + step)}
         found += ours.sample(make_logits(fields)[step : step + 1], *place.values())[0].tolist()
     assert theirs.draws == 0
     return found
 
 
-DRAWS = {"V1": draw_v1, "V1_DRAFTS": draw_drafted, "V2": draw_v2}
+def write_tokens(states: Any, output: list[int]) -> None:
+    """Write a request's tokens into vLLM's buffers."""
+    tokens = [*PROMPT, *output]
+    states.all_token_ids.gpu[0, : len(tokens)] = torch.tensor(tokens)
+    states.prompt_len.gpu[0] = states.prefill_len.gpu[0] = len(PROMPT)
+    states.total_len.gpu[0] = len(tokens)
+
+
+def choose_drafts(right: list[int], step: int) -> list[int]:
+    """Two drafts: the right ones, as far as the output without drafts tells, and a wrong one in each third step."""
+    first, second = [*right, 0, 0][:2]
+    return [first, (second + 1) % VOCAB if step % 3 == 2 else second]
+
+
+def draw_v2_drafted(fields: dict[str, Any]) -> list[int]:
+    """The same with two drafts each step. The host's bound of the length is too large."""
+    theirs, right = V2Sampler(), draw_library(fields)
+    ours = v2.DrawnRequests(theirs, V2_GIVEN | {"num_speculative_tokens": 3})
+    ours.add_request(0, make_theirs(fields))
+    ours.batch = SimpleNamespace(idx_mapping_np=np.arange(1), cu_num_logits_np=np.array([0, 3]))
+    found: list[int] = []
+    steps = 0
+    while (at := len(found)) < STEPS:
+        write_tokens(theirs.req_states, found)
+        length, ids = len(PROMPT) + at, torch.tensor([0, *choose_drafts(right[at : at + 2], steps)])
+        ids[0] = [*PROMPT, *found][-1]
+        given: dict[str, Any] = dict.fromkeys(v2.PLACE) | {"draft_sampled": ids, "verify_draft_sampled": ids}
+        given |= {"logits": make_logits(fields)[at : at + 3], "pos": torch.arange(length - 1, length + 2)}
+        given |= {"idx_mapping_np": np.arange(1), "seq_lens_upper_bound_np": np.full(1, length + 4)}
+        given["expanded_local_pos"] = torch.arange(3)
+        _, tokens, numbers = ours.verify(lambda: None, given)
+        found += tokens[0, : int(numbers[0])].tolist()
+        steps += 1
+    assert steps < STEPS / 2
+    return found[:STEPS]
+
+
+DRAWS = {"V1": draw_v1, "V1_DRAFTS": draw_drafted, "V2": draw_v2, "V2_DRAFTS": draw_v2_drafted}
 
 
 def test_no_field_is_without_a_test() -> None:
@@ -228,9 +260,9 @@ def test_a_sampled_field_acts_as_in_the_library(name: str, path: str) -> None:
     if name in PATHS[path]:
         pytest.skip("refused: the test before this one")
     fields = fields_of(name)
-    if path == "V2" and set(fields) <= set(EDITS):  # vLLM's kernels act on it: they are told
+    if path.startswith("V2") and set(fields) <= set(EDITS):  # vLLM's kernels act on it: they are told
         theirs = V2Sampler()
-        ours = v2.DrawnRequests(theirs, {"vllm_config": CONFIG, "max_num_reqs": ROWS, "vocab_size": VOCAB})
+        ours = v2.DrawnRequests(theirs, V2_GIVEN)
         ours.add_request(0, asked := make_theirs(fields))
         assert all(getattr(theirs.told[0], other) == getattr(asked, other) for other in fields)
         return

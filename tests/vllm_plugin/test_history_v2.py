@@ -25,12 +25,18 @@ def list_wrong(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found["requests"] if one["tokens"] != one["reference"]]
 
 
-@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+@pytest.mark.parametrize("mode", ["cpu", "gpu", "custom"])
 def test_tokens_are_those_of_a_host_that_knows_them(mode: str, found: Any) -> None:
     served = found(mode)
     assert served["preempted"] > 5
     assert not served["fallbacks"]
     assert not list_wrong(served), list_wrong(served)[0]
+
+
+def test_a_logits_processor_of_somebody_elses_leaves_no_draw_to_vllm(found: Any) -> None:
+    """The requests that use it have their tokens as with logit_bias, and the others as without it."""
+    boosted = ["boosted" in one["fields"] for one in found("custom")["requests"]]
+    assert 5 < sum(boosted) < len(boosted) - 5
 
 
 def test_every_field_is_drawn_several_times(found: Any) -> None:

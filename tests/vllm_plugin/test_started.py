@@ -11,7 +11,7 @@ import pytest
 from launched import make_model
 from launched import start as start_script
 from release import since
-from started import MASKED, SEEDED, TOKENS, UNCUT
+from started import FOLLOWING, MASKED, SEEDED, TOKENS, UNCUT
 
 start = functools.partial(start_script, "started.py")
 STEPS_V2 = 4  # V2 takes up to twelve seconds per token there: kernels in the interpreter
@@ -77,6 +77,27 @@ def test_the_v2_runner_gives_the_tokens_of_the_v1_runner(model: Path, alone: dic
     assert found["fallbacks"] == [{}]
     wanted = [tokens[:STEPS_V2] for tokens in alone["tokens"][: len(SEEDED)]]
     assert found["tokens"][: len(SEEDED)] == wanted
+
+
+@pytest.fixture(scope="module")
+def following(model: Path) -> dict[str, Any]:
+    return start(model, "following")
+
+
+@since("0.31", "tailrace leaves its V2 runner alone (test_built_differently.py)")
+def test_fields_that_follow_the_output_give_the_v1_runners_tokens(model: Path, following: dict[str, Any]) -> None:
+    found = start(model, "v2-following")
+    assert found["fallbacks"] == following["fallbacks"] == [{}]
+    assert found["tokens"] == following["tokens"]
+    assert found["tokens"][-1][:2] == FOLLOWING[-1]["extra_args"]["forced_token_ids"]
+
+
+@since("0.31", "tailrace leaves its V2 runner alone (test_built_differently.py)")
+def test_drafts_of_the_v2_runner_change_no_token(model: Path, following: dict[str, Any]) -> None:
+    found = start(model, "v2-drafts")
+    assert found["fallbacks"] == [{}]
+    assert found["tokens"] == following["tokens"][: len(found["tokens"])]
+    assert {1, 2, 3} <= {count for step in found["stood"] for count in step}
 
 
 @since("0.31", "tailrace leaves its V2 runner alone (test_built_differently.py)")

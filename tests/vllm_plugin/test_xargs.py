@@ -138,7 +138,7 @@ def test_names_of_vllms_own_are_refused(name: str) -> None:
     assert found.value.parameter == name
 
 
-@pytest.mark.parametrize("runner", ["V1", "V1_DRAFTS", "V2"])
+@pytest.mark.parametrize("runner", ["V1", "V1_DRAFTS", "V2", "V2_DRAFTS"])
 def test_refused_fields_are_fields_with_reasons(runner: str) -> None:
     refused = getattr(refused_fields, runner)
     place = describe_place(refused)

@@ -21,7 +21,7 @@ from tailrace.integrations.v1_engine import has_other_plugins
 from tailrace.integrations.vllm import layout, refused_fields
 from tailrace.integrations.vllm.fallbacks import call_or_none, log
 from tailrace.integrations.vllm.layout import Function
-from tailrace.integrations.vllm.requests import describe_verification
+from tailrace.integrations.vllm.requests import describe_v2_drafts, describe_verification
 from tailrace.integrations.vllm.translate import check_values, translate_params
 from tailrace.integrations.vllm.xargs import SHARED, describe_place, own_fields
 
@@ -48,13 +48,13 @@ class Door:
 
     def __init__(self, vllm_config: Any) -> None:
         model, drafts = vllm_config.model_config, vllm_config.speculative_config
-        second, self.mode = getattr(vllm_config, "use_v2_model_runner", False), model.logprobs_mode
+        second, self.mode = bool(getattr(vllm_config, "use_v2_model_runner", False)), model.logprobs_mode
         self.vocab_size = model.get_vocab_size()
-        refused = refused_fields.V2 if second else refused_fields.V1_DRAFTS if drafts else refused_fields.V1
+        refused = refused_fields.BY_RUNNER[second, drafts is not None]
         self.place = describe_place(refused)
         self.shared = {SHARED[name]: reason for name, reason in refused.items() if name in SHARED}
         self.leaves_all = describe_v2_limits(vllm_config) if second else describe_verification(vllm_config)
-        self.drafted = drafts is not None and not second and not self.leaves_all
+        self.drafted = drafts is not None and not self.leaves_all
         transfers = getattr(vllm_config, "kv_transfer_config", None) or getattr(vllm_config, "ec_transfer_config", None)
         self.read_by_others = bool(model.logits_processors or transfers or has_other_plugins("vllm"))
 
@@ -88,12 +88,9 @@ class Door:
 
 def describe_v2_limits(vllm_config: Any) -> str:
     """Return why vLLM's V2 runner draws everything itself on this server; "" if tailrace draws (v2.why_not)."""
-    drafts = vllm_config.speculative_config
-    if drafts is not None and drafts.num_speculative_tokens:
-        return "drafts in vLLM's V2 runner"
     if getattr(vllm_config, "watermark_config", None) is not None:
         return "vLLM's own watermark"
-    return ""
+    return describe_v2_drafts(vllm_config)
 
 
 DOORS: WeakKeyDictionary[Any, Door] = WeakKeyDictionary()  # of this process, by vLLM's own checker of inputs

@@ -225,6 +225,18 @@ def describe_verification(vllm_config: Any) -> str:
     return "" if method in REPLACED_RULES else f"the server verifies drafts by the method {method}"
 
 
+def describe_v2_drafts(vllm_config: Any) -> str:
+    """Return why vLLM draws everything on a server with the V2 runner and these drafts; "" if tailrace does."""
+    drafts = getattr(vllm_config, "speculative_config", None)
+    if drafts is None or not drafts.num_speculative_tokens:
+        return ""
+    if getattr(drafts, "draft_sample_method", "greedy") != "greedy":
+        return "drafts with distributions in vLLM's V2 runner (draft_sample_method)"
+    if getattr(drafts, "enable_adaptive_verification", False):
+        return "drafts whose number the device decides (enable_adaptive_verification)"
+    return describe_verification(vllm_config)
+
+
 def get_server_fields(model_config: Any) -> dict[str, Any]:
     """Return the fields that the server decides for all requests."""
     return {

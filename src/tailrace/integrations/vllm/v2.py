@@ -12,19 +12,21 @@ vLLM makes raw logprobs itself, of the model's logits. Processed logprobs and sa
 from __future__ import annotations
 
 import copy
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 import tailrace
-from tailrace.integrations.vllm import layout, v2_edits, v2_reports
-from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, log
+from tailrace.integrations.vllm import layout, v2_drafts, v2_edits, v2_reports
+from tailrace.integrations.vllm.fallbacks import call_or_none, log
 from tailrace.integrations.vllm.layout import Function
-from tailrace.integrations.vllm.v2_history import read_tokens
+from tailrace.integrations.vllm.requests import describe_v2_drafts
 from tailrace.integrations.vllm.v2_reports import RowReports
 from tailrace.integrations.vllm.v2_requests import V2Requests
+from tailrace.integrations.vllm.v2_rows import PlannedRows, edit_planned, force_token, plan_rows
 from tailrace.kernels.transfer import there
-from tailrace.sampling import Rows, Sampler
+from tailrace.sampling import Sampler
 
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler.Sampler"
 PLACE = (
@@ -40,19 +42,33 @@ WANTED = {
     "vllm.v1.worker.gpu.sample.states.SamplingStates": {"add_request", "apply_staged_writes"},
     "vllm.v1.worker.gpu.sample.penalties.PenaltiesState": {"apply_staged_writes"},
 }
+VERIFIER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler"
+WANTED_FOR_DRAFTS = {
+    f"{VERIFIER}.__call__": ("self", "logits", "input_batch"),
+    f"{VERIFIER}._verify": {
+        *("logits", "draft_sampled", "pos", "idx_mapping", "idx_mapping_np", "expanded_idx_mapping"),
+        *("expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled"),
+    },
+}
 STEP = "draws of the V2 runner"
 ATTRIBUTE = "tailrace_draws"  # of vLLM's sampler
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
 
 
 def install_v2() -> None:
-    """Replace the constructor and the call of its sampler once, or log why not."""
+    """Replace the constructor and the call of its sampler once, and its verification of drafts, or log why not."""
     try:
         layout.replace_functions(
             {f"{SAMPLER}.__init__": start_v2_sampler, f"{SAMPLER}.__call__": call_v2_sampler}, WANTED
         )
     except AttributeError as error:
         log.error("tailrace is off, vLLM samples by itself in its V2 runner: %s", error)
+        return
+    try:
+        ours = {f"{VERIFIER}._verify": verify_v2_drafts, f"{VERIFIER}.__call__": call_v2_verifier}
+        layout.replace_functions(ours, WANTED_FOR_DRAFTS)
+    except AttributeError as error:
+        log.error("tailrace leaves drafts in vLLM's V2 runner to vLLM: %s", error)
 
 
 def start_v2_sampler(theirs: Function, sampler: Any, *args: Any, **more: Any) -> None:
@@ -67,6 +83,28 @@ def call_v2_sampler(theirs: Function, sampler: Any, *args: Any, **more: Any) -> 
     if (drawn := getattr(sampler, ATTRIBUTE, None)) is not None:
         call_or_none(STEP, lambda: drawn.add_reports(output))
     return output
+
+
+def call_v2_verifier(theirs: Function, verifier: Any, logits: torch.Tensor, batch: Any, *args: Any, **more: Any) -> Any:
+    """Return the output of vLLM's verification of drafts, with the logprobs of tailrace's distributions."""
+    if (drawn := getattr(verifier.sampler, ATTRIBUTE, None)) is None:
+        return theirs(verifier, logits, batch, *args, **more)
+    drawn.batch, drawn.reports = batch, []
+    output = theirs(verifier, logits, batch, *args, **more)
+    call_or_none(STEP, lambda: drawn.add_reports(output))
+    return output
+
+
+def verify_v2_drafts(theirs: Function, verifier: Any, *args: Any, **more: Any) -> Any:
+    """Return which drafts of a part of the batch stand."""
+
+    def verify_theirs() -> Any:
+        return theirs(verifier, *args, **more)
+
+    if (drawn := getattr(verifier.sampler, ATTRIBUTE, None)) is None:
+        return verify_theirs()
+    given = call_or_none(STEP, lambda: layout.bind_arguments(theirs, verifier, *args, **more))
+    return verify_theirs() if given is None else drawn.verify(verify_theirs, given)
 
 
 def draw_for(sampler: Any, given: dict[str, Any]) -> None:
@@ -88,15 +126,15 @@ def why_not(sampler: Any, given: dict[str, Any]) -> str:
     """Return why vLLM must draw everything, or "". given: the sampler's arguments."""
     if f"{type(sampler).__module__}.{type(sampler).__name__}" != SAMPLER:
         return f"a sampler that draws otherwise ({type(sampler).__name__})"
-    if given["num_speculative_tokens"] > 1:
-        return "drafts in the V2 runner"
-    return ""
+    if given["num_speculative_tokens"] > 1 and not hasattr(resolve_name(f"{VERIFIER}._verify"), "theirs"):
+        return "drafts in a V2 runner that verifies them otherwise"
+    return describe_v2_drafts(given["vllm_config"])
 
 
 class DrawnRequests:
     """tailrace's draws for the requests of one of vLLM's samplers.
 
-    reports: what the draws of this step report, if they report logprobs.
+    reports: what the draws of this step report, if they report logprobs. batch: the last one with drafts.
     """
 
     def __init__(self, theirs: Any, given: dict[str, Any]) -> None:
@@ -105,7 +143,9 @@ class DrawnRequests:
         self.penalties = theirs.penalties_state
         self.requests = V2Requests(theirs.req_states, given, lambda slots: Sampler(slots))
         self.mode, self.masks = self.requests.mode, self.requests.fields["return_sampling_mask"]
-        self.reports: RowReports | None = None
+        self.depth = given["num_speculative_tokens"] - 1
+        self.reports: list[RowReports] = []
+        self.batch: Any = None
 
     # ---- requests
 
@@ -136,91 +176,78 @@ class DrawnRequests:
         def draw_theirs() -> tuple[torch.Tensor, torch.Tensor]:
             return self.theirs_draw(logits, *place, return_logprobs=return_logprobs)
 
-        self.reports = None
-        planned = call_or_none(
-            STEP, lambda: self._plan_rows(logits, dict(zip(PLACE, place, strict=True))), self._give_back
-        )
+        self.reports = []
+        given = dict(zip(PLACE, place, strict=True))
+        planned = call_or_none(STEP, lambda: plan_rows(self.requests, logits, given), self._give_back)
         if planned is None:
             return draw_theirs()
-        rows, others, given = planned
-        own = draw_theirs() if others else None
-        edited = self.theirs.apply_sampling_params(given, *place, skip_top_k_top_p=True)
-        found = call_or_none(STEP, lambda: self._draw_served(edited, rows, own), self._give_back)
+        own = draw_theirs() if planned.others else None
+        edited = self.theirs.apply_sampling_params(planned.logits, *place, skip_top_k_top_p=True)
+        found = call_or_none(STEP, lambda: self._draw_rows(edited, planned, own), self._give_back)
         if found is not None:
             return found
         return draw_theirs() if own is None else own
 
-    def _plan_rows(self, logits: torch.Tensor, place: dict[str, Any]) -> tuple[Rows, bool, torch.Tensor] | None:
-        """Return the rows that tailrace draws, whether vLLM draws others, and the logits for vLLM's edits. None if vLLM
-        draws all rows, for example when it measures memory without requests."""
-        indices, lengths = place["idx_mapping_np"].tolist(), place["seq_lens_upper_bound_np"].tolist()
-        served = [row for row, index in enumerate(indices) if index not in self.requests.refusals]
-        if any(self.requests.slots.slots[indices[row]] is None for row in served):
-            self.requests.sampler.warm_up({logits.dtype, torch.float32}, logits.device)
-            v2_edits.warm_up(logits.device)
-            return None
-        for index in indices:
-            if index in self.requests.refusals:
-                fall_back(self.requests.refusals[index])
-        if not served:
-            return None
-        rows = Rows.plain([indices[row] for row in served], served, [lengths[row] for row in served])
-        if found := [row for row in served if v2_edits.NORMALIZE in self.requests.asked[indices[row]].edits]:
-            logits = v2_edits.normalize_rows(logits, there(torch.tensor(found), logits.device))
-        return rows, len(served) < len(indices), logits
+    def verify(self, theirs: Function, given: dict[str, Any]) -> Any:
+        """Return the edited logits of a part of a batch, and which drafts stand: the tokens of each request, int64
+        [N, K + 1], and their numbers. theirs: vLLM's verification. given: its arguments."""
+        place = {name: given["draft_sampled" if name == "input_ids" else name] for name in PLACE}
 
-    def _draw_served(
-        self, edited: torch.Tensor, rows: Rows, own: tuple[torch.Tensor, torch.Tensor] | None
+        def plan() -> tuple[PlannedRows, v2_drafts.BatchPart] | None:
+            part = v2_drafts.find_part(place["idx_mapping_np"], self.batch.idx_mapping_np, self.batch.cu_num_logits_np)
+            planned = plan_rows(self.requests, given["logits"], place, part.counts)
+            return planned and (planned, part)
+
+        if (found := call_or_none(STEP, plan, self._give_back)) is None:
+            return theirs()
+        planned, part = found
+        own = theirs() if planned.others else None
+        edited = self.theirs.apply_sampling_params(planned.logits, *place.values(), skip_top_k_top_p=True)
+
+        def verify_drawn() -> v2_drafts.Verified:
+            ids, logits = self._draw_rows(edited, planned, None, part.first)
+            places, drafted = there(planned.rows.source, ids.device), given["verify_draft_sampled"]
+            drawn = torch.zeros(len(drafted), dtype=torch.int64, device=ids.device).index_copy(0, places, ids)
+            mine = (logits, *v2_drafts.keep_drafts(drawn, drafted, part.counts, self.depth + 1))
+            return mine if own is None else v2_drafts.merge_verified(mine, own, places, planned.served)
+
+        verified = call_or_none(STEP, verify_drawn, self._give_back)
+        if verified is not None:
+            return verified
+        return theirs() if own is None else own
+
+    def _draw_rows(
+        self,
+        edited: torch.Tensor,
+        planned: PlannedRows,
+        own: tuple[torch.Tensor, torch.Tensor] | None,
+        first: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return these rows' tokens, with vLLM's own tokens for the other rows. Then the logits of all rows, without
-        the removed ids if a sampling mask is made of them."""
+        the removed ids if a sampling mask is made of them. first: the first row's place in the step."""
+        requests, rows, history = self.requests, planned.rows, self.requests.history
         owners, places = rows.owners.tolist(), there(rows.source, edited.device)
-        lengths, prompts = rows.position.numpy(), self.requests.history.prompt_len.np[owners]
-        outputs, kept = (lengths - prompts).tolist(), (lengths >= self.requests.history.prefill_len.np[owners]).tolist()
-        edited = self._edit_rows(edited, rows, outputs)
-        forced = [self._force_token(owner, count) for owner, count in zip(owners, outputs, strict=True)]
-        edited = self.requests.stateful.apply(edited, rows)
-        pending = self.requests.sampler.begin(edited, rows)
+        lengths, prompts = rows.position.numpy(), history.prompt_len.np[owners]
+        outputs, kept = (lengths - prompts).tolist(), (lengths >= history.prefill_len.np[owners]).tolist()
+        edited = edit_planned(requests, edited, planned)
+        forced = [force_token(requests, owner, count) for owner, count in zip(owners, outputs, strict=True)]
+        edited = requests.stateful.apply(edited, rows)
+        pending = requests.sampler.begin(edited, rows)
         ids = pending.token_ids[:, 0].clamp(min=0)
-        self.requests.stateful.learn(ids, [keeps and not given for keeps, given in zip(kept, forced, strict=True)])
+        requests.stateful.learn(ids, [keeps and not given for keeps, given in zip(kept, forced, strict=True)])
         tokens, logits = (ids, edited) if own is None else (own[0].index_copy(0, places, ids.to(own[0].dtype)), own[1])
         if self.masks:
             logits = v2_reports.copy_survivors(logits, edited, pending, places)
         if self.mode == "processed_logprobs":
-            counts = [self.requests.asked[owner].told.logprobs for owner in owners]
-            self.reports = v2_reports.make_row_reports(pending, places, counts)
+            counts = [requests.asked[owner].told.logprobs for owner in owners]
+            self.reports += v2_reports.make_row_reports(pending, places + first, counts)
         return tokens, logits
-
-    def _edit_rows(self, edited: torch.Tensor, rows: Rows, outputs: list[int]) -> torch.Tensor:
-        """Return the logits after the edits that vLLM leaves to tailrace. outputs: numbers of output tokens."""
-        owners, device = rows.owners.tolist(), edited.device
-        found = [row for row, owner in enumerate(owners) if self.requests.asked[owner].edits]
-        if not found:
-            return edited
-        indices, longest = [owners[row] for row in found], int(rows.position[found].max())
-        read = read_tokens(self.requests.history, indices, longest, self.requests.slots.vocab_size, device)
-        enders = [self.requests.slots[index].eos_token_ids for index in indices]
-        params = [self.requests.asked[index].params for index in indices]
-        mine = v2_edits.EditedRows(params, enders, [outputs[row] for row in found], read)
-        return v2_edits.edit_rows(edited, there(rows.source[found], device), mine)
-
-    def _force_token(self, index: int, count: int) -> bool:
-        """Let the slot draw the token that its request forces after `count` output tokens. Return whether it forces
-        one."""
-        tokens = self.requests.asked[index].params.forced_token_ids
-        if 0 <= count < len(tokens):
-            self.requests.slots.force(index, tokens[count : count + 1])
-            return True
-        if self.requests.slots[index].sequence_state.forced:
-            self.requests.slots[index].sequence_state.forced.clear()
-            self.requests.slots.refresh_edits(index)
-        return False
 
     def add_reports(self, output: Any) -> None:
         """Replace vLLM's logprobs of the rows that tailrace has drawn in this step."""
-        if self.reports is not None and output.logprobs_tensors is not None:
-            output.logprobs_tensors = v2_reports.replace_rows(output.logprobs_tensors, self.reports)
-        self.reports = None
+        for reports in self.reports if output.logprobs_tensors is not None else ():
+            output.logprobs_tensors = v2_reports.replace_rows(output.logprobs_tensors, reports)
+        self.reports = []
 
     def _give_back(self) -> None:
         """After an error, let vLLM draw for all current requests until they end, with their original parameters."""

@@ -21,7 +21,6 @@ from tailrace.params import FIELDS, SamplingParams, list_switches
 from tailrace.request.method_order import EDIT_ORDER
 from tailrace.request.sampler_fields import Scope
 from tailrace.sampling.methods.dry import LARGEST
-from tailrace.sampling.methods.length_decay import power
 from tailrace.sampling.pipeline import edits_of
 
 MOST = 2**30  # tokens, more than any text has
@@ -31,14 +30,12 @@ MOST = 2**30  # tokens, more than any text has
 class EditedRows:
     """The rows of a step whose requests have one of these edits.
 
-    - params: of each row's request. enders: the ids that end its text. outputs: the number of its output tokens, as the
-      host knows it.
+    - params: of each row's request. enders: the ids that end its text.
     - history: the tokens so far.
     """
 
     params: Sequence[SamplingParams]
     enders: Sequence[Sequence[int]]
-    outputs: Sequence[int]
     history: TokenRows
 
     @property
@@ -168,16 +165,17 @@ def repel_repeats(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
 
 def lift_ends(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
     """Make the ends likelier with each token beyond a length."""
-    found: list[tuple[int, int, float]] = []
-    for row, (params, count) in enumerate(zip(rows.params, rows.outputs, strict=True)):
-        if (decay := params.exponential_decay_length_penalty) is not None and count > decay[0]:
-            found += [(row, id, power(decay[1], count - decay[0]) - 1.0) for id in set(rows.enders[row])]
-    if not found:
-        return logits
-    owners, ids = (there(torch.tensor([entry[i] for entry in found]), rows.device) for i in (0, 1))
-    factors = make_column([factor for *_, factor in found], rows.device)[:, 0]
-    values = logits[owners, ids]
-    return logits.index_put((owners, ids), (values + values.abs() * factors).where(values.isfinite(), values))
+    history = rows.history
+    decays = [params.exponential_decay_length_penalty or (0, 1.0) for params in rows.params]
+    width = max(map(len, rows.enders), default=0)
+    padded = [[*ids, *[history.vocab] * (width - len(ids))] for ids in rows.enders]
+    enders = there(torch.tensor(padded, dtype=torch.int64).view(len(padded), width), rows.device)
+    ends = torch.zeros((len(padded), history.vocab + 1), dtype=torch.bool, device=rows.device)
+    ends = ends.scatter_(1, enders, True)[:, : history.vocab]
+    beyond = (history.lengths - history.prompts)[:, None] - rows.make_counts([start for start, _ in decays])
+    factors = there(torch.tensor([factor for _, factor in decays], dtype=torch.float64), rows.device)[:, None]
+    strength = (factors.pow(beyond).clamp(max=LARGEST) - 1.0).float()
+    return (logits + logits.abs() * strength).where(ends & (beyond > 0) & logits.isfinite(), logits)
 
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor, EditedRows], torch.Tensor]] = {

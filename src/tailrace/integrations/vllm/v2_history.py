@@ -70,6 +70,33 @@ def read_tokens(states: Any, indices: Sequence[int], longest: int, vocab: int, d
     return TokenRows(tokens, lengths.clamp(max=tokens.shape[1]), prompts, vocab)
 
 
+class DraftedRows(NamedTuple):
+    """R rows of logits of a step with drafts, of all its rows.
+
+    - rows: int64 [R], their places. pos: int64, of all rows: the position of the token that the model read there. ids,
+      local: that token, and the number of drafts before it in its request.
+    - width: the most rows of a request.
+    """
+
+    rows: torch.Tensor
+    pos: torch.Tensor
+    ids: torch.Tensor
+    local: torch.Tensor
+    width: int
+
+
+def add_drafts(read: TokenRows, drafted: DraftedRows) -> TokenRows:
+    """Return the tokens with the drafts up to each row."""
+    tokens, pos, local = read.tokens.clone(), drafted.pos[drafted.rows], drafted.local[drafted.rows]
+    ids = drafted.ids.long()
+    ids = ids.where((ids >= 0) & (ids < read.vocab), read.vocab)
+    for back in range(drafted.width):
+        place = (pos - back).clamp(min=0, max=tokens.shape[1] - 1)[:, None]
+        earlier = ids[(drafted.rows - back).clamp(min=0)][:, None]
+        tokens.scatter_(1, place, earlier.where((local >= back)[:, None], tokens.gather(1, place)))
+    return read._replace(tokens=tokens, lengths=(pos + 1).clamp(max=tokens.shape[1]))
+
+
 def make_column(values: Sequence[float], device: torch.device) -> torch.Tensor:
     """Return the values as float32 [R, 1] on the device."""
     return there(torch.tensor(values, dtype=torch.float32), device)[:, None]

@@ -30,15 +30,15 @@ class RowReports(NamedTuple):
     ranks: torch.Tensor
 
 
-def make_row_reports(pending: Pending, places: torch.Tensor, asked: Sequence[int | None]) -> RowReports | None:
-    """Return the logprobs of these draws; None if no request asks for some. asked: each request's number of
+def make_row_reports(pending: Pending, places: torch.Tensor, asked: Sequence[int | None]) -> list[RowReports]:
+    """Return the logprobs of these draws; nothing if no request asks for some. asked: each request's number of
     alternatives."""
     top = max((count for count in asked if count is not None), default=None)
     if top is None:
-        return None
+        return []
     shown, values = (part[:, 0] for part in pending.padded_logprobs(asked, top))
     ids = torch.cat([pending.token_ids.clamp(min=0), shown[:, 1:]], 1)
-    return RowReports(places, ids, values.float(), shown[:, 0])
+    return [RowReports(places, ids, values.float(), shown[:, 0])]
 
 
 def copy_survivors(logits: torch.Tensor, edited: torch.Tensor, pending: Pending, places: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from tailrace.params import SamplingParams
 from tailrace.sampling import KeySource, Sampler, Slots
 
 FAILED = "requests of a step with an error in tailrace"
+BESIDE_DRAFTS = "mirostat, adaptive-p and forced tokens beside drafts"
 READS = "a field that reads the output, which stays on the device in vLLM's V2 runner"
 
 
@@ -43,6 +44,7 @@ class V2Requests:
     - fields: what the slots have instead of what the requests ask for.
     - refusals: why vLLM draws for a request itself. asked: the other requests.
     - stateful: those with mirostat or adaptive-p.
+    - drafting: the server has drafts, so that the host does not know the lengths.
     """
 
     def __init__(self, history: Any, given: dict[str, Any], make_sampler: Callable[[Slots], Sampler]) -> None:
@@ -52,6 +54,7 @@ class V2Requests:
         self.fields = NO_EDITS | v2_edits.NEUTRAL | {"forced_token_ids": ()} | get_server_fields(model)
         if self.mode == "processed_logprobs":
             del self.fields["logprobs"]
+        self.drafting = given["num_speculative_tokens"] > 1
         self.slots = Slots(given["max_num_reqs"], given["vocab_size"], default_keys=keys)
         self.refusals: dict[int, str] = {}
         self.asked: dict[int, DrawnRequest] = {}
@@ -88,6 +91,8 @@ class V2Requests:
         except ParameterError as error:
             return str(error)
         split = split_refinements(params)
+        if self.drafting and (split or params.forced_token_ids):
+            return BESIDE_DRAFTS
         fields = self.fields | (split.tail if split else {})
         if split and self.fields["return_sampling_mask"] and "top_k" in split.tail:
             fields["top_k"] = self.slots.vocab_size  # cuts nothing, but a mask has to have a method that cuts

@@ -28,6 +28,7 @@ FIELDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "extra_args": {"dynatemp_range": 0.6}},
     {"temperature": 1.0, "extra_args": {"typical_p": 0.6}},
     {"temperature": 1.0, "top_k": 60, "extra_args": {"smoothing_factor": 0.3}},
+    {"temperature": 0.9, "top_k": 25, "extra_args": {"adaptive_target": 0.3}},
 ]
 
 # a request that vLLM's own sampler serves
@@ -47,6 +48,7 @@ def make_sampler(masks: bool) -> Any:
     )
     device = torch.device("cpu")
     states = RequestState(ROWS, 64, 64, 0, VOCAB, device)
+    states.index_to_req_id |= {index: str(index) for index in range(ROWS)}
     return Sampler(config, ROWS, VOCAB, device, states, logprobs_mode=model.logprobs_mode, return_sampling_mask=masks)
 
 

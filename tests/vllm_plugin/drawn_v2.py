@@ -162,7 +162,7 @@ def refuse_wait(pending: Any) -> NoReturn:
     raise AssertionError("a step has waited for the device")
 
 
-def install_in_interpreter(backend: str) -> None:
+def install_in_interpreter(backend: Any) -> None:
     """Install the plug-in. The V2 runner asks for Triton with a device of its own; its interpreter needs none."""
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import backends

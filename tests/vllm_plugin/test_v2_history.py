@@ -43,11 +43,10 @@ def edit_drawn(
     indices = drawn.sample(range(ROWS), len(params))
     lengths, prompts = (getattr(states, name).gpu[indices].tolist() for name in ("total_len", "prompt_len"))
     read = read_tokens(states, indices, max(lengths), VOCAB, CPU)
-    outputs = [length - prompt for length, prompt in zip(lengths, prompts, strict=True)]
     logits = torch.randn(len(params) + 1, VOCAB, generator=torch.Generator().manual_seed(drawn.randrange(10**9))) * 3
     logits[:, 8] = -torch.inf
     places = torch.arange(1, len(params) + 1)
-    found = edit_rows(logits, places, EditedRows(params, [[EOS]] * len(params), outputs, read))
+    found = edit_rows(logits, places, EditedRows(params, [[EOS]] * len(params), read))
     assert torch.equal(found[0], logits[0])
     texts = [states.all_token_ids.gpu[index].tolist() for index in indices]
     parts = [(text[:p], text[p:n]) for text, p, n in zip(texts, prompts, lengths, strict=True)]
@@ -66,10 +65,12 @@ def test_bans_are_those_of_a_plain_search() -> None:
     drawn, counts = random.Random(3), []
     for _ in range(200):
         states = make_states(drawn, [*range(LETTERS), IMAGE])
-        sizes = [{name: drawn.choice([0, 1, 2, 3, 4, 30]) for name in NGRAMS} for _ in range(drawn.randint(1, 4))]
+        sizes: list[dict[str, Any]] = [
+            {name: drawn.choice([0, 1, 2, 3, 4, 30]) for name in NGRAMS} for _ in range(drawn.randint(1, 4))
+        ]
         before, after, parts = edit_drawn(drawn, states, [SamplingParams(**one) for one in sizes])
         for row, (prompt, output) in enumerate(parts):
-            ends = dict(zip(NGRAMS, (len(prompt + output), len(prompt)), strict=True))
+            ends: dict[str, int] = dict(zip(NGRAMS, (len(prompt + output), len(prompt)), strict=True))
             found = [search_followers(prompt + output, ends[name], size) for name, size in sizes[row].items()]
             banned = set().union(*found) - {IMAGE}
             wanted = before[row].clone()

@@ -249,6 +249,15 @@ def test_a_ring_that_was_loaded_has_no_earlier_states(start, length, left):
     assert sequence.num_computed == left
 
 
+@pytest.mark.parametrize(("written", "left"), [(36, 32), (37, 0)])
+def test_a_pass_that_does_not_count_takes_states_away(written, left):
+    """The pass was launched beyond tokens that were then taken back."""
+    cache, sequence = BlockCache(4, BLOCK, state_rows=5), make_sequence(b"a", b"b")
+    sequence.state_end = written
+    cache.truncate_sequence(sequence, 32)
+    assert sequence.num_computed == left
+
+
 # ---- faults
 
 

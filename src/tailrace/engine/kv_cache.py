@@ -147,9 +147,10 @@ class BlockCache:
 
     def truncate_sequence(self, sequence: Sequence, length: int) -> None:
         """Forget all positions from `length` on; forget all positions if no state of that length is left."""
-        if self.state_rows and length < sequence.num_computed:
+        if self.state_rows:
+            # A pass in flight that will not count may have written over the states of computed positions.
             oldest = max(sequence.state_start, sequence.state_end - self.state_rows + 1)
-            if length < oldest:
+            if min(length, sequence.num_computed) < oldest:
                 length = sequence.state_start = 0
         keep = self.blocks_for(length)
         for block in reversed(sequence.blocks[keep:]):

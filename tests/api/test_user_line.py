@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from api.harness import LocalClient, front_of, saying
 from tailrace.api import user_line
@@ -27,20 +28,26 @@ class Kitchen:
         self.ended: dict[str, asyncio.Event] = {}
         self.line = UserLine(self.answer)
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.clients: dict[str, Client] = {}
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         name = scope["name"]
+        while (await receive()).get("more_body"):
+            pass
         self.begun.append(name)
         await self.go_on[name].wait()
         leave_place(scope)
         await self.ended[name].wait()
 
-    async def send(self, *names: str, path: str = CHAT) -> None:
-        """Send requests. The first letter of a name is the user's."""
+    async def send(self, *names: str, path: str = CHAT, slow: bool = False) -> None:
+        """Send requests. The first letter of a name is the user's. slow: the body does not come."""
         for name in names:
             self.go_on[name], self.ended[name] = asyncio.Event(), asyncio.Event()
             scope = {"type": "http", "method": "POST", "path": path, "client": (name[0], 1), "name": name}
-            self.tasks[name] = asyncio.create_task(self.line(scope, receive_nothing, receive_nothing))
+            client = self.clients[name] = Client()
+            self.tasks[name] = asyncio.create_task(self.line(scope, client.receive, client.receive))
+            if not slow:
+                client.messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         await settle()
 
     async def prepare(self, *names: str) -> None:
@@ -58,8 +65,14 @@ class Kitchen:
         assert not self.line._users  # pyright: ignore[reportPrivateUsage]
 
 
-async def receive_nothing(*_: Any) -> Any:
-    await asyncio.Event().wait()
+class Client:
+    """What comes from a client."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive(self, *_: Any) -> Any:
+        return await self.messages.get()
 
 
 async def settle() -> None:
@@ -118,6 +131,31 @@ async def test_who_leaves_with_a_new_place_passes_it_on(kitchen):
         await asyncio.sleep(0)
     kitchen.tasks[f"a{PLACES}"].cancel()  # it has its place, and has not run since
     await settle()
+    assert kitchen.begun[PLACES:] == [f"a{PLACES + 1}"]
+    await kitchen.end()
+
+
+async def test_slow_bodies_take_no_place(kitchen):
+    await kitchen.send(*list_names("a", 3 * PLACES), slow=True)
+    await kitchen.send("a-fast")
+    assert kitchen.begun == ["a-fast"]
+    for name in list_names("a", 3 * PLACES):
+        kitchen.clients[name].messages.put_nowait({"type": "http.request", "body": b"", "more_body": True})
+    await kitchen.send("a-second")
+    assert kitchen.begun == ["a-fast", "a-second"]
+    for name in list_names("a", 3 * PLACES):
+        kitchen.clients[name].messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    await settle()
+    assert len(kitchen.begun) == PLACES
+    await kitchen.end()
+
+
+async def test_a_client_that_leaves_the_line_is_not_prepared(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 2))
+    kitchen.clients[f"a{PLACES}"].messages.put_nowait({"type": "http.disconnect"})
+    await settle()
+    assert isinstance(kitchen.tasks[f"a{PLACES}"].exception(), ClientDisconnect)
+    await kitchen.prepare("a0")
     assert kitchen.begun[PLACES:] == [f"a{PLACES + 1}"]
     await kitchen.end()
 

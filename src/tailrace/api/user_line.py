@@ -1,8 +1,8 @@
 """How many requests of one user the front end prepares at once. The user's other requests wait in order of arrival and
 take no turns of the event loop, so another user's request passes them (decision 0124).
 
-A request has a place from its head to its generation. A request that waits for something else than the event loop (a
-slow body, a template, a file) gives the place back after HOLD_S.
+A request has a place from the end of its body to its generation: whatever the client is slow with takes no place. A
+request that waits for something else than the event loop (a template, a file) gives the place back after HOLD_S.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.route_costs import Cost, find_cost
 from tailrace.api.user import user_of
 
@@ -21,7 +22,7 @@ PLACE = "tailrace.place"  # where the ASGI scope has the PreparationPlace
 PLACES = 4  # of one user: enough to keep the event loop busy, and the threads and processes beside it
 HOLD_S = 0.05  # after which a request that is still being prepared gives its place back
 LATE_S = 0.01  # a timer that fires so late says that the request may have waited for the event loop
-MAX_HOLDS = 10  # in a row, while the event loop is late
+MAX_HOLDS = 4  # in a row, while the event loop is late
 
 
 class PreparationPlace:
@@ -72,15 +73,28 @@ class UserLine:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or find_cost(scope["method"], scope["path"]) is Cost.FREE:
             return await self._app(scope, receive, send)
-        user = user_of(scope)
-        await self._take_place(user)
-        place = scope[PLACE] = PreparationPlace(lambda: self._free_place(user))
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            place.leave()
+        user, ended = user_of(scope), False
 
-    async def _take_place(self, user: str) -> None:
+        async def receive_in_turn() -> Message:
+            nonlocal ended
+            message = await receive()
+            if not ended and message["type"] == "http.request" and not message.get("more_body", False):
+                ended = True
+                await self._take_place(user, receive)
+                scope[PLACE] = PreparationPlace(lambda: self._free_place(user))
+            return message
+
+        try:
+            await self._app(scope, receive_in_turn, send)
+        finally:
+            leave_place(scope)
+
+    async def _take_place(self, user: str, receive: Receive) -> None:
+        """Wait for a place.
+
+        Raises:
+            ClientDisconnect: the client has left.
+        """
         own = self._users.setdefault(user, UserPlaces())
         if own.taken < PLACES:
             own.taken += 1
@@ -88,8 +102,8 @@ class UserLine:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         own.waiting.append(turn)
         try:
-            await turn
-        except asyncio.CancelledError:
+            await unless_disconnected(receive, turn, lambda: None)
+        except BaseException:
             if not turn.cancelled():  # it got the place in the same turn of the loop
                 self._free_place(user)
             raise

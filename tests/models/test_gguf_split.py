@@ -47,6 +47,18 @@ def test_several_files_are_one_model(tmp_path, small_first_shard):
         assert load_converted(part, tmp_path / f"{number}") == whole
 
 
+def test_links_to_parts_keep_their_names(tmp_path):
+    """A cache of Hugging Face's hub has links to files without the parts' numbers."""
+    (tmp_path / "blobs").mkdir()
+    for place, part in enumerate(write_parts(tmp_path)):
+        part.rename(tmp_path / "blobs" / f"{place}")
+        part.symlink_to(tmp_path / "blobs" / f"{place}")
+    named = tmp_path / "tiny-00002-of-00003.gguf"
+    found = resolve(ModelConfig(model=str(named), cache_dir=str(tmp_path / "cache")))
+    assert found.name == "tiny"
+    assert (found.folder / "model.safetensors").exists()
+
+
 @pytest.mark.long
 def test_any_part_may_be_named(tmp_path):
     parts = write_parts(tmp_path)

@@ -69,7 +69,7 @@ def check_parts(parts: list[Path], readers: list[GGUFReader]) -> None:
     for number, (part, reader) in enumerate(zip(parts, readers, strict=True)):
         for name, value in (("split.count", len(parts)), ("split.no", number)):
             stated = reader.fields[name].contents() if name in reader.fields else value
-            if stated != value and (stated, value) != (0, 1):  # 0: not split
+            if stated != value and (name, stated, value) != ("split.count", 0, 1):  # 0: not split
                 raise ModelLoadError(
                     f"{part.name}: its field {name} is {stated!s:.80}, and by its name it is {value} (parts are named "
                     "NAME-00001-of-00003.gguf)"

@@ -43,7 +43,7 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
         if path.is_file():
             refuse_quantize(config, path.name)
             name = name_model(path)
-            folder = convert_gguf(path.resolve(), cache_dir, precision, bar, name)
+            folder = convert_gguf(path.absolute(), cache_dir, precision, bar, name)
             return LocalModel(folder, config.name or name)
         if looks_like_path(config.model):
             raise ModelLoadError(f"there is no file or folder {config.model}")

@@ -41,6 +41,9 @@ class Walk:
         slots: [N]. None: sequence i has slot i.
         rows: entries of a slot's ring.
         device: of the states.
+
+    Raises:
+        ValueError: the tensors do not fit together.
     """
 
     def __init__(
@@ -54,8 +57,15 @@ class Walk:
         self.rows, self.device = rows, device
         self.starts = query_start.numpy().astype(np.int64)
         self.counts = np.diff(self.starts)
+        if len(kv_len) != len(self.counts):
+            raise ValueError(f"kv_len has {len(kv_len)} entries, and there are {len(self.counts)} sequences")
         self.first = kv_len.numpy().astype(np.int64) - self.counts
         self.slots = (np.arange(len(self.counts)) if slots is None else slots.numpy()).astype(np.int64)
+        if len(self.slots) != len(self.counts) or rows < 1:
+            raise ValueError(
+                f"a walk takes a slot for each of {len(self.counts)} sequences and rings of at least 1 entry, got "
+                f"{len(self.slots)} slots and {rows} entries"
+            )
         self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
 
     @cached_property

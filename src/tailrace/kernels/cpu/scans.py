@@ -34,10 +34,13 @@ def describe_ring(walk: Walk, tokens: int, memory: torch.Tensor) -> tuple[int, i
     """Return the arguments that say where the states are, after a check of the memory's entries.
 
     Raises:
-        ValueError: the walk has another number of tokens, or the memory has too few entries.
+        ValueError: the walk has another number of tokens, two of its sequences have one slot, or the memory has too
+            few entries.
     """
     if int(walk.starts[0]) or int(walk.starts[-1]) != tokens or (walk.counts < 0).any() or (walk.first < 0).any():
         raise ValueError(f"the walk must have {tokens} tokens, got query_start {walk.starts.tolist()}")
+    if len(set(walk.slots.tolist())) < len(walk.slots):
+        raise ValueError(f"each sequence must have a slot of its own, got {walk.slots.tolist()}")
     walk.check_memory(memory)
     return (
         walk.starts.ctypes.data,
@@ -51,6 +54,9 @@ def describe_ring(walk: Walk, tokens: int, memory: torch.Tensor) -> tuple[int, i
 def check_heads(given: HeadScan, memory: torch.Tensor) -> None:
     """Raise ValueError unless the tensors fit together."""
     refuse_odd(query=given.query, key=given.key, value=given.value, decay=given.decay, factor=given.factor)
+    refuse_odd(skip=given.skip, memory=memory)
+    if given.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"dtype must be float32 or bfloat16, got {given.dtype}")
     (tokens, heads, columns), (_, groups, rows) = given.value.shape, given.key.shape
     if groups == 0 or heads % groups:
         raise ValueError(f"value has {heads} heads, which is no multiple of the key's {groups}")
@@ -96,7 +102,7 @@ def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk) -> torch.Tenso
 
 
 def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
-    refuse_odd(x=given.x, b=given.b, c=given.c, step=given.step, rate=given.rate)
+    refuse_odd(x=given.x, b=given.b, c=given.c, step=given.step, rate=given.rate, memory=memory)
     (tokens, channels), states = given.x.shape, given.rate.shape[-1]
     check_tensor("b", given.b, (tokens, states), given.x.dtype)
     check_tensor("c", given.c, (tokens, states), given.x.dtype)

@@ -17,11 +17,14 @@ from engine.mixes import Told
 from engine.stateful_script import StatefulScript
 from tailrace.config import CacheConfig, GrammarConfig
 from tailrace.engine import state_snapshots
-from tailrace.engine.cache_size import num_snapshots
+from tailrace.engine.cache_size import num_blocks, num_snapshots
 from tailrace.engine.device import Device
 from tailrace.engine.kv_cache import BlockCache
+from tailrace.engine.model_memory import plan_states
 from tailrace.engine.sequence import Sequence
 from tailrace.engine.state_snapshots import EVERY_OUTPUT, LEAST, TAIL, StateSnapshots
+from tailrace.engine.token_bytes import TokenBytes
+from tailrace.errors import ConfigError
 from tailrace.grammar.service import Grammars
 from tailrace.runners.scripted import ScriptedRunner
 from tailrace.wire.messages import Abort, Owner
@@ -141,6 +144,47 @@ def test_what_many_ask_for_does_not_depend_on_snapshots(grammars, overlap, first
     assert [seed for seed in range(first, first + 50) if not check_mix(grammars, seed, overlap)] == []
 
 
+SPELT = [b"", b"a", b"b", b"c", b" ", b"ab", b"bc", b" a", b"ca", b"abc", b" b", b"B"]
+BANS = [("abc", "ca b"), ("aab", "bca", "c c c"), ("ab ab", "bb", "cca")]
+
+
+def write_letters(ids: list[int]) -> int:
+    return 1 + hash(tuple(ids)) % 4
+
+
+def run_banned(runner: type, seed: int, overlap: str, stories: list[list[int]]) -> list[list[int]]:
+    """What three sequences say whose banned strings take several tokens back. stories: guessed by a drafter; none:
+    there is no drafter."""
+    rng = random.Random(seed)
+    accuracy = rng.choice([0.2, 0.5, 0.8])
+    harness = Harness(
+        runner(VOCAB, write_letters),
+        max_num_seqs=3,
+        max_num_batched_tokens=rng.choice([5, 6, 8, 64]),
+        max_drafts=rng.choice([3, 4, 5]),
+        rule="exact",
+        overlap=overlap,
+        drafter=(lambda _: Fickle(stories, accuracy)) if stories else None,
+    )
+    harness.engine.token_bytes = TokenBytes([*SPELT, *[b"."] * (VOCAB - len(SPELT))])
+    for place in range(3):
+        bans = {"banned_strings": rng.choice(BANS), "max_tokens": 50, "ignore_eos": True}
+        harness.submit(f"{place}", [20 + place, 21], **bans)
+    told = harness.run()
+    assert harness.engine.counters.rewinds > 0
+    return [told[f"{place}", 0, 0].tokens for place in range(3)]
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("first", [0, pytest.param(100, marks=pytest.mark.long)])
+def test_rejected_drafts_and_banned_text_leave_no_wrong_state(overlap, first):
+    """Rejected drafts have written over states to which a sequence then would go back."""
+    for seed in range(first, first + (25 if first == 0 else 200)):
+        plain = run_banned(ScriptedRunner, seed, "off", [])
+        stories = [[20 + place, 21, *said] for place, said in enumerate(plain)]
+        assert run_banned(StatefulScript, seed, overlap, stories) == plain, seed
+
+
 # ---- the policy
 
 
@@ -206,12 +250,19 @@ def test_without_prefix_reuse_there_are_none():
 )
 def test_they_take_a_part_of_the_memory(config, state_bytes, expected):
     assert num_snapshots(config, state_bytes, slots=8) == expected
+    assert num_snapshots(config, state_bytes, 8, rings=1 << 40) == config.state_snapshots
+
+
+def test_states_are_counted_with_any_number_of_blocks():
+    states = plan_states(StatefulScript(VOCAB, script), 8, 0, CacheConfig(num_blocks=10, state_snapshots=10**9))
+    with pytest.raises(ConfigError, match=r"^cache\.state_snapshots and scheduler\.max_num_seqs: "):
+        num_blocks(CacheConfig(num_blocks=10, state_snapshots=10**9, memory_gib=1), 8, 100, None, states.num_bytes)
 
 
 def make_sequence(*hashes: bytes, start: int = 0) -> Any:
     """A sequence of full blocks in slot 1, all of them output, whose ring has the state at their end."""
     end = len(hashes) * BLOCK
-    facts = {"num_prompt": 1, "hashes": [*hashes], "state_start": start, "state_end": end, "slot": 1}
+    facts = {"num_prompt": 1, "hashes": [*hashes], "state_start": start, "slot": 1}
     return SimpleNamespace(**facts, num_computed=end, num_published=0, output_snapshot=None, blocks=[])
 
 
@@ -236,15 +287,44 @@ def test_the_least_recently_used_gives_way_but_not_to_a_plan():
 def test_of_an_output_only_the_last_one_stays():
     snapshots, sequence = StateSnapshots(BLOCK, slots=2, rows=2, places=9), make_sequence(b"a")
     snapshots.save(sequence, 1)
-    sequence.hashes, sequence.state_end = [b"a", b"b"], 2 * BLOCK
+    sequence.hashes = [b"a", b"b"]
     snapshots.save(sequence, 2)
     assert [snapshots.count_usable(sequence.hashes, blocks) for blocks in (1, 2)] == [0, 2]
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("met_by", ["load", "save", "plan"])
+def test_of_an_output_those_stay_that_others_have_met(met_by):
+    snapshots, sequence = StateSnapshots(BLOCK, slots=2, rows=2, places=9), make_sequence(b"a")
+    snapshots.save(sequence, 1)
+    if met_by == "load":
+        snapshots.load(make_sequence(b"a"))
+    elif met_by == "save":
+        snapshots.save(make_sequence(b"a"), 1)
+    else:
+        snapshots.count_usable([b"a"], 1)
+    sequence.hashes = [b"a", b"b"]
+    snapshots.save(sequence, 2)
+    assert [snapshots.count_usable(sequence.hashes, blocks) for blocks in (1, 2)] == [1, 2]
+
+
+def test_copies_on_the_way_of_a_prompt_give_way_first(monkeypatch):
+    """Six users take turns; each finds the beginning of its own conversation."""
+    monkeypatch.setattr(state_snapshots, "EVERY_PROMPT", 32)
+    harness = make_harness(num_blocks=300, max_num_seqs=8, state_snapshots=12)
+    prompts = [[*range(place, place + 90), *range(60)] for place in range(6)]
+    for turn in range(2):
+        for place, prompt in enumerate(prompts):
+            harness.submit(f"{turn} {place}", prompt + [5] * turn, max_tokens=2, ignore_eos=True)
+            harness.run()
+    assert [harness.stories[f"1 {place}", 0, 0].cached for place in range(6)] == [128] * 6
 
 
 @pytest.mark.parametrize(("start", "length", "left"), [(32, 31, 0), (32, 32, 32), (0, 31, 31), (0, 28, 28), (0, 27, 0)])
 def test_a_ring_that_was_loaded_has_no_earlier_states(start, length, left):
     """A sequence that goes back beyond the states that it has starts anew."""
     cache, sequence = BlockCache(4, BLOCK, state_rows=5), make_sequence(b"a", b"b", start=start)
+    cache.note_pass(sequence, 32)
     cache.truncate_sequence(sequence, length)
     assert sequence.num_computed == left
 
@@ -253,7 +333,8 @@ def test_a_ring_that_was_loaded_has_no_earlier_states(start, length, left):
 def test_a_pass_that_does_not_count_takes_states_away(written, left):
     """The pass was launched beyond tokens that were then taken back."""
     cache, sequence = BlockCache(4, BLOCK, state_rows=5), make_sequence(b"a", b"b")
-    sequence.state_end = written
+    cache.note_pass(sequence, written)
+    cache.note_pass(sequence, 33)  # a shorter one brings nothing back
     cache.truncate_sequence(sequence, 32)
     assert sequence.num_computed == left
 

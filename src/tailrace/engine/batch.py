@@ -10,7 +10,7 @@ import torch
 
 from tailrace.drafting.base import TargetStates
 from tailrace.engine.draws import NO_DRAFTS, Drafts
-from tailrace.engine.kv_cache import BlockTables
+from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.runners.base import Batch, LayeredRunner
@@ -60,7 +60,7 @@ class Assembled:
 
 
 def assemble_batch(
-    work: Work, drafts: Drafts, tables: BlockTables, block_size: int, previous: torch.Tensor | None = None
+    work: Work, drafts: Drafts, tables: BlockTables, cache: BlockCache, previous: torch.Tensor | None = None
 ) -> Assembled:
     """Put the planned tokens into one flat batch. Drafts follow the last token of their sequence, and the last token of
     its unconditional sequence.
@@ -95,13 +95,15 @@ def assemble_batch(
             computed += draft.tokens
             sampling += [member for member in sharing if member is sequence or member.samples_with_prefill]
         flat.add(computed, first + len(computed))
-        sequence.state_end = first + len(computed)
+        cache.note_pass(sequence, first + len(computed))
         slots.append(sequence.slot)
         if sequence.request.adapter:
             adapted[sequence.request.adapter] += range(begin, len(tokens))
-    table = tables.table[slots, : -(-max(flat.kv_len) // block_size)]
+    table = tables.table[slots, : -(-max(flat.kv_len) // cache.block_size)]
     adapters = tuple((number, torch.tensor(places)) for number, places in sorted(adapted.items()))
-    return Assembled(flat.make_batch(table, block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows)
+    return Assembled(
+        flat.make_batch(table, cache.block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows
+    )
 
 
 def find_hidden_states(rows: list[HiddenRows], runner: LayeredRunner) -> TargetStates | None:

@@ -41,16 +41,17 @@ def num_blocks(
     Raises:
         ConfigError: not even one block fits in addition to the states.
     """
+    if not states and (config.num_blocks or block_bytes == 0):
+        return config.num_blocks or wanted
+    budget = (config.memory_gib * 2**30 or cache_budget(device, whole=bool(config.num_blocks))) - states
+    if budget < 0:
+        named = "cache.state_snapshots and " if config.state_snapshots else ""
+        raise ConfigError(
+            f"{named}scheduler.max_num_seqs: the model keeps a state per sequence; together they take "
+            f"{states / 2**30:.2f} GiB, of {(budget + states) / 2**30:.2f} GiB for the cache (cache.memory_gib)"
+        )
     if config.num_blocks:
         return config.num_blocks
-    if block_bytes == 0 and not states:
-        return wanted
-    budget = (config.memory_gib * 2**30 or cache_budget(device)) - states
-    if budget < 0:
-        raise ConfigError(
-            f"scheduler.max_num_seqs: the model keeps a state per sequence; together they take {states / 2**30:.2f} "
-            f"GiB, of {(budget + states) / 2**30:.2f} GiB for the cache (cache.memory_gib)"
-        )
     if block_bytes == 0:
         return wanted
     fitting = int(budget // block_bytes)
@@ -59,17 +60,26 @@ def num_blocks(
     return min(wanted, fitting)
 
 
-def num_snapshots(config: CacheConfig, state_bytes: int, slots: int, device: torch.device | None = None) -> int:
+def num_snapshots(
+    config: CacheConfig, state_bytes: int, slots: int, rings: int = 0, device: torch.device | None = None
+) -> int:
     """Return the configured number of snapshots of states, or two per slot, as long as they fit into a part of the
-    cache's memory.
+    cache's memory. Log the number.
 
     Args:
         state_bytes: of one state over all layers; 0: the model has none.
+        rings: bytes for the states of running sequences, which come first.
     """
     if not config.prefix_reuse or not state_bytes:
         return 0
-    budget = config.memory_gib * 2**30 or cache_budget(device)
-    return config.state_snapshots or min(2 * slots, int(SNAPSHOTS * budget // state_bytes))
+    budget = max(0.0, (config.memory_gib * 2**30 or cache_budget(device)) - rings)
+    count = config.state_snapshots or min(2 * slots, int(SNAPSHOTS * budget // state_bytes))
+    mib = state_bytes / 2**20
+    if count:
+        log.info("%d copies of states, of %.1f MiB each, for cached prefixes (--state-snapshots)", count, mib)
+    else:
+        log.warning("no prefix is reused: the cache has no room for a copy of a state, of %.1f MiB", mib)
+    return count
 
 
 def check_memory(folder: Path, config: ModelConfig) -> None:
@@ -91,13 +101,13 @@ def check_memory(folder: Path, config: ModelConfig) -> None:
         )
 
 
-def cache_budget(device: torch.device | None) -> float:
-    """Return the bytes that the cache may take."""
+def cache_budget(device: torch.device | None, whole: bool = False) -> float:
+    """Return the bytes that the cache may take. whole: all that are available."""
     if device is not None and device.type == "cuda":
         import torch
 
-        return DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
-    return SHARE * measure_available_memory()
+        return (1.0 if whole else DEVICE_SHARE) * torch.cuda.mem_get_info(device)[0]
+    return (1.0 if whole else SHARE) * measure_available_memory()
 
 
 def measure_available_memory() -> int:

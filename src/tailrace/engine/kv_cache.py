@@ -130,6 +130,12 @@ class BlockCache:
             sequence.blocks.append(self._take_block())
         return copies
 
+    def note_pass(self, sequence: Sequence, end: int) -> None:
+        """Note that a pass computes the sequence's tokens up to `end`, drafts included, whether they will count or not.
+        It writes over the oldest states of the ring."""
+        if self.state_rows:
+            sequence.state_start = max(sequence.state_start, end - self.state_rows + 1)
+
     def publish_blocks(self, sequence: Sequence) -> None:
         """Publish the blocks whose last position is now computed."""
         full = sequence.num_computed // self.block_size
@@ -147,11 +153,8 @@ class BlockCache:
 
     def truncate_sequence(self, sequence: Sequence, length: int) -> None:
         """Forget all positions from `length` on; forget all positions if no state of that length is left."""
-        if self.state_rows:
-            # A pass in flight that will not count may have written over the states of computed positions.
-            oldest = max(sequence.state_start, sequence.state_end - self.state_rows + 1)
-            if min(length, sequence.num_computed) < oldest:
-                length = sequence.state_start = 0
+        if min(length, sequence.num_computed) < sequence.state_start:
+            length = sequence.state_start = 0
         keep = self.blocks_for(length)
         for block in reversed(sequence.blocks[keep:]):
             self._release_block(block)
@@ -167,15 +170,14 @@ class BlockCache:
             self._refer(block)
         target.blocks = list(source.blocks)
         target.num_computed, target.num_published = source.num_computed, source.num_published
-        target.hashes, target.state_end = list(source.hashes), source.state_end
-        target.state_start = source.state_start
+        target.hashes, target.state_start = list(source.hashes), source.state_start
 
     def release(self, sequence: Sequence) -> None:
         """Release all blocks. The sequence is then as if never computed."""
         for block in reversed(sequence.blocks):  # the end of a prefix is taken again before its start
             self._release_block(block)
         sequence.blocks = []
-        sequence.num_computed = sequence.num_published = sequence.state_start = sequence.state_end = 0
+        sequence.num_computed = sequence.num_published = sequence.state_start = 0
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless all counts agree. For tests."""

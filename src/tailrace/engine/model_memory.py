@@ -26,8 +26,9 @@ def plan_states(runner: ModelRunner, slots: int, max_drafts: int, config: CacheC
     if not isinstance(runner, StatefulRunner) or not runner.state_bytes:
         return StateMemory()
     rows = 2 + max_drafts  # a sequence goes back by the rejected drafts, and by one token that was computed for nothing
-    snapshots = cache_size.num_snapshots(config, runner.state_bytes, slots, runner.device)
-    return StateMemory(rows, snapshots, (slots * rows + snapshots) * runner.state_bytes)
+    rings = slots * rows * runner.state_bytes
+    snapshots = cache_size.num_snapshots(config, runner.state_bytes, slots, rings, runner.device)
+    return StateMemory(rows, snapshots, rings + snapshots * runner.state_bytes)
 
 
 def make_cache(blocks: int, slots: int, states: StateMemory, config: CacheConfig) -> BlockCache:

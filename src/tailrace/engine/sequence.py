@@ -165,8 +165,7 @@ class Sequence:
     - num_computed: how many tokens have keys and values in the cache. blocks: the cache blocks that hold them.
     - num_published: how many of the blocks can be found by their hash. hashes: the chain of these hashes.
     - slot: its place in the sampler, in the block tables and among the states; −1: no slot.
-    - state_start, state_end: its ring has no state before state_start (position 0 needs none). state_end is the
-      position after the last token of its last pass, drafts included.
+    - state_start: the first position whose state its ring still has. Position 0 needs none.
     - output_snapshot: the hash of the snapshot within its output (state_snapshots.py).
     - sequence_state: the sampler's data of the sequence between two slots.
     """
@@ -180,7 +179,6 @@ class Sequence:
     slot: int = -1
     num_computed: int = 0
     state_start: int = 0
-    state_end: int = 0
     output_snapshot: bytes | None = None
     host_s: float = 0.0  # Processor time of its last sample, without the model. At first an estimate.
     num_cached: int = 0  # Prompt tokens that came from the prefix cache at its first admission.

@@ -4,7 +4,8 @@
 The runner's memory has `rows` entries for each slot, its ring (runners.base.StatefulRunner), and then one entry for
 each snapshot. A snapshot is found by the hash of the block at whose end the state was (block_hash.py). The blocks of
 the same prefix have the keys and values, so a prefix is reused up to the last snapshot within its published blocks. If
-all places are taken, the snapshot that was used least recently gives way.
+all places are taken, the snapshot that was used least recently gives way. One on the way of a prompt counts as unused
+until it is used.
 
 This module knows nothing of the memory itself. It lists the copies that are due before the next forward pass.
 """
@@ -39,6 +40,7 @@ class StateSnapshots:
         self._free = list(reversed(range(places)))
         self._place_of: OrderedDict[bytes, int] = OrderedDict()  # by the hash of a block; the next to give way is first
         self._held: set[bytes] = set()  # snapshots that the plan of the next step may start from
+        self._unshared: set[bytes] = set()  # of outputs: only the sequence that saved them has met them
         self._copies: Copies = []
         self.enabled = places > 0
 
@@ -68,17 +70,18 @@ class StateSnapshots:
             return
         digest = sequence.hashes[blocks - 1]
         if digest in self._place_of:
-            self._place_of.move_to_end(digest)
+            self._share(digest)
             return
-        if position > sequence.num_prompt:  # of an output only the last one stays
-            self.forget(sequence.output_snapshot)
-            sequence.output_snapshot = digest
         if not self._free:
             self.forget(next((other for other in self._place_of if other not in self._held), None))
         if not self._free:
             return
         place = self._place_of[digest] = self._free.pop()
         self._copies.append((self._locate(sequence.slot, position), self._first + place))
+        if position > sequence.num_prompt:
+            self._replace_output(sequence, digest)
+        elif position < self._find_prompt_end(sequence):  # the next turn starts behind it
+            self._place_of.move_to_end(digest, last=False)
 
     def load(self, sequence: Sequence) -> None:
         """Let a sequence that starts from cached blocks continue from the snapshot at their end."""
@@ -86,8 +89,8 @@ class StateSnapshots:
         if not self.enabled or not position:
             return
         digest = sequence.hashes[position // self._block_size - 1]
-        self._place_of.move_to_end(digest)
-        sequence.state_start = sequence.state_end = position
+        self._share(digest)
+        sequence.state_start = position
         self._copies.append((self._first + self._place_of[digest], self._locate(sequence.slot, position)))
 
     def fork(self, source: int, target: int) -> None:
@@ -98,6 +101,7 @@ class StateSnapshots:
         """Forget the snapshot at the end of a block that nobody can find any more, if there is one."""
         if digest is not None and (place := self._place_of.pop(digest, None)) is not None:
             self._free.append(place)
+            self._unshared.discard(digest)
 
     def forget_all(self) -> None:
         """Forget all snapshots, and the copies that are due: nobody knows what the memory has."""
@@ -110,6 +114,18 @@ class StateSnapshots:
         due, self._copies = self._copies, []
         self._held.clear()
         return due
+
+    def _share(self, digest: bytes) -> None:
+        """A further sequence has met a snapshot."""
+        self._place_of.move_to_end(digest)
+        self._unshared.discard(digest)
+
+    def _replace_output(self, sequence: Sequence, digest: bytes) -> None:
+        """Of an output only the last snapshot stays, and those that other sequences have met."""
+        if (old := sequence.output_snapshot) in self._unshared and old not in self._held:
+            self.forget(old)
+        sequence.output_snapshot = digest
+        self._unshared.add(digest)
 
     def _locate(self, slot: int, position: int) -> int:
         return slot * self._rows + position % self._rows
@@ -125,4 +141,4 @@ class StateSnapshots:
         return position == self._find_prompt_end(sequence) or position % self._every_prompt == 0
 
     def _has_state(self, sequence: Sequence, position: int) -> bool:
-        return sequence.state_start <= position and sequence.state_end - position < self._rows
+        return sequence.state_start <= position

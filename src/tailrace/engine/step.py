@@ -187,9 +187,7 @@ class StepDriver:
         decodes = not any(sequence.prefilling or sequence.num_output == 0 for sequence, _ in plan.work)
         with self.counters.time_part("plan"):
             previous = None if launched is None else launched.join_samples()
-            assembled = assemble_batch(
-                plan.work, drafted.drafts, lifecycle.tables, lifecycle.cache.block_size, previous
-            )
+            assembled = assemble_batch(plan.work, drafted.drafts, lifecycle.tables, lifecycle.cache, previous)
             valid = {sequence: sequence.num_computed + tokens for sequence, tokens in plan.work}
             valid |= {sequence: len(sequence.tokens) for sequence in assembled.sampling}
             record = lengths.step if decodes else None

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from page import fake_server
-from page.conftest import Served, a_port, answered, say
+from page.conftest import CHROMIUM, PATIENCE_MS, Served, a_port, answered, say
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
-STORED = """() => new Promise((resolve) => {
+# the page writes in a task of its own: timers fire in order, and so do transactions
+STORED = """() => new Promise((resolve) => setTimeout(resolve, 20)).then(() => new Promise((resolve) => {
     const asked = indexedDB.open("tailrace", 1);
     asked.onsuccess = () => {
         const all = asked.result.transaction(["turns"]).objectStore("turns").getAll();
         all.onsuccess = () => (asked.result.close(), resolve(all.result));
     };
-})"""
+}))"""
 TEXT = "() => document.querySelector('.thread').innerText"
 
 
 def count_stored(page: Page) -> int:
-    """Return the number of turns in the browser, after the page has written what it had."""
-    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
+    """Return the number of turns in the browser."""
     return len(page.evaluate(STORED))
 
 
@@ -57,6 +60,62 @@ def test_a_reload_shows_what_was_there(page: Page):
     say(page, "and on 5")
 
 
+@pytest.mark.parametrize("delay_ms", [0, 30, 200, 700, 1500])
+def test_an_answer_that_has_ended_is_stored_at_once(page: Page, delay_ms: int):
+    say(page, "hello 30")
+    say(page, "again 40 rate 100")
+    before = page.evaluate(TEXT)
+    page.wait_for_timeout(delay_ms)
+    page.reload()
+    page.wait_for_selector(".turn.answer >> nth=1")
+    assert page.evaluate(TEXT) == before
+
+
+def test_a_browser_that_is_killed_has_what_was_there(browser: Browser, served: Served, tmp_path: Path):
+    """Without any event that says that the page ends."""
+    kind = browser.browser_type
+    options: dict[str, Any] = {"executable_path": CHROMIUM, "args": ["--no-sandbox"], "timeout": PATIENCE_MS}
+    with kind.launch_persistent_context(tmp_path, **options) as context:
+        page = context.new_page()
+        page.goto(served.url)
+        page.wait_for_selector(".composer")
+        say(page, "hello 30")
+        say(page, "again 40")
+        before = page.evaluate(TEXT)
+        assert count_stored(page) == 4
+        kill_browser(tmp_path)
+    with kind.launch_persistent_context(tmp_path, **options) as context:
+        page = context.new_page()
+        page.goto(served.url)
+        page.wait_for_selector(".turn.answer >> nth=1")
+        assert page.evaluate(TEXT) == before
+
+
+def kill_browser(folder: Path) -> None:
+    """Kill the browser with this profile, as a machine that is out of memory does."""
+    host, pid = os.readlink(folder / "SingletonLock").rsplit("-", 1)
+    assert host
+    os.kill(int(pid), signal.SIGKILL)
+
+
+def test_what_could_not_be_written_is_written_later(page: Page):
+    """The first two transactions fail. No change comes after them."""
+    page.evaluate("""() => {
+        const { prototype } = IDBTransaction;
+        const { commit } = prototype;
+        let left = 2;
+        prototype.commit = function () { left-- > 0 ? this.abort() : commit.call(this); };
+    }""")
+    say(page, "hello 3")
+    open_history(page)
+    page.get_by_text("This browser does not keep the conversations.").wait_for()
+    page.get_by_text("This browser does not keep the conversations.").wait_for(state="detached")
+    before = page.evaluate(TEXT)
+    page.reload()
+    page.wait_for_selector(".turn.answer")
+    assert page.evaluate(TEXT) == before
+
+
 def test_a_reload_in_the_middle_of_an_answer_shows_what_came(page: Page):
     page.fill(".composer textarea", "hello 4000 rate 100")
     page.keyboard.press("Enter")
@@ -65,7 +124,7 @@ def test_a_reload_in_the_middle_of_an_answer_shows_what_came(page: Page):
     page.reload()
     page.wait_for_selector(".turn.answer")
     assert page.locator(".tokens .t").count() > 150
-    assert page.get_by_text("Interrupted").is_visible()
+    page.get_by_text("Interrupted").wait_for(timeout=5000)
     say(page, "hello 3")
 
 

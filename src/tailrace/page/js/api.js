@@ -2,6 +2,7 @@
 import { signal } from "./lib.js";
 
 const KEPT = "tailrace-key";
+const PARTING_MS = 500; // a page that is left loses its connections a moment before it ends
 
 /** Whether a call was refused for want of a key, so that the page asks for one. */
 export const keyWanted = signal(false);
@@ -23,19 +24,27 @@ export function setKey(key) {
 
 export const hasKey = () => sessionStorage.getItem(KEPT) !== null;
 
+/**
+ * Throws what a lost connection means; AbortError as it is. The pause keeps a page that is being left from taking its
+ * own end for the server's.
+ */
+async function refuseLostConnection(error, message) {
+  if (error.name === "AbortError") throw error;
+  await new Promise((resolve) => setTimeout(resolve, PARTING_MS));
+  throw new ApiError(message);
+}
+
+const SILENT = "The server does not answer.";
+const BROKEN = "The connection to the server broke before the answer ended. Is the server still running?";
+
 async function call(path, init = {}) {
   const key = sessionStorage.getItem(KEPT);
   const headers = {
     ...(init.body ? { "content-type": "application/json" } : {}),
     ...(key ? { authorization: `Bearer ${key}` } : {}),
   };
-  let response;
-  try {
-    response = await fetch(path.replace(/^\//, ""), { ...init, headers });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError("The server does not answer.");
-  }
+  const asked = fetch(path.replace(/^\//, ""), { ...init, headers });
+  const response = await asked.catch((error) => refuseLostConnection(error, SILENT));
   if (response.ok) return response;
   if (response.status === 401) keyWanted.value = true;
   throw refusal(await response.text(), response.status);
@@ -80,11 +89,6 @@ export function events(text) {
   return [found.filter(Boolean), rest];
 }
 
-function refuseBrokenStream(error) {
-  if (error.name === "AbortError") throw error;
-  throw new ApiError("The connection to the server broke before the answer ended. Is the server still running?");
-}
-
 /**
  * Sends a body and calls `onEvent(object)` for each event of the stream, in order; resolves at its end.
  * Raises ApiError where the server refuses or fails, also on the way; AbortError if `signal` fires.
@@ -94,7 +98,7 @@ export async function stream(path, body, { onEvent, signal }) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read().catch(refuseBrokenStream);
+    const { done, value } = await reader.read().catch((error) => refuseLostConnection(error, BROKEN));
     if (done) return;
     let found;
     [found, rest] = events(rest + value);

@@ -6,15 +6,17 @@ import * as state from "./state.js";
 
 const DATABASE = "tailrace";
 const PIECE = 64; // tokens
-const WAIT_MS = 1000; // between two writes while an answer comes
-const SOON_MS = 20;
+const WAIT_MS = 1000; // between two writes of the tokens of an answer that still comes; all else is written at once
+const RETRY_MS = 5000; // after a write that failed
 
 /** Why conversations are not kept; "" if they are. */
 export const trouble = signal("");
 
 let database = null;
-const written = new Map(); // id of a turn → {node, run}, as they were written
+const written = new Map(); // id of a turn → {node, run, count}, as they were written; {} after a write that failed
+let page = {}; // the page's own fields, as they were written
 let timer = 0;
+let due = Infinity; // when the timer fires
 
 const done = (request) =>
   new Promise((resolve, reject) => {
@@ -37,18 +39,44 @@ export const mayKeep = () => !hasKey() || state.settings.keepWithKey.value;
 export async function begin() {
   try {
     database = await open();
+    database.onclose = loseDatabase;
     restore(await readAll());
   } catch (error) {
     tell(error);
     return;
   }
-  effect(() => {
-    for (const node of Object.values(state.tree.value.nodes)) node.run?.value;
-    [state.system.value, state.params.value, state.settings.keepWithKey.value].length;
-    timer ||= setTimeout(write, state.busy.value ? WAIT_MS : SOON_MS);
-  });
-  addEventListener("pagehide", () => (clearTimeout(timer), write()));
+  effect(() => plan(isOnlyGrowing() ? WAIT_MS : 0));
+  addEventListener("pagehide", write);
+  addEventListener("visibilitychange", () => document.hidden && write());
 }
+
+/** Whether nothing is new but tokens of answers that still come. Reads each signal that is kept. */
+function isOnlyGrowing() {
+  const wanted = mayKeep();
+  const now = pageFields();
+  let only = Object.keys(now).every((name) => now[name] === page[name]);
+  for (const [id, node] of Object.entries(state.tree.value.nodes)) {
+    const run = node.run?.value;
+    const before = written.get(id);
+    if (before?.node !== node || (run?.done && before.run !== run)) only = false;
+  }
+  return only || !wanted;
+}
+
+/** Writes after so many milliseconds, unless an earlier write is planned. */
+function plan(wait) {
+  const at = performance.now() + wait;
+  if (at >= due) return;
+  clearTimeout(timer);
+  due = at;
+  timer = setTimeout(write, wait);
+}
+
+const pageFields = () => ({
+  chosen: state.tree.value.chosen,
+  system: state.system.value,
+  params: state.params.value,
+});
 
 function tell(error) {
   const full = error?.name === "QuotaExceededError";
@@ -56,18 +84,24 @@ function tell(error) {
   trouble.value = `This browser does not keep the conversations. ${reason}`;
 }
 
+/** Says that the browser has taken the database away: somebody has cleared the site's data, or its file is broken. */
+function loseDatabase() {
+  database = null;
+  trouble.value = "The browser has closed its store of conversations. Export them, then reload the page.";
+}
+
 async function readAll() {
   const access = database.transaction(["turns", "pieces", "page"]);
-  const [turns, pieces, page] = await Promise.all([
+  const [turns, pieces, found] = await Promise.all([
     done(access.objectStore("turns").getAll()),
     done(access.objectStore("pieces").getAll()),
     done(access.objectStore("page").get("page")),
   ]);
-  return { turns, pieces, page: page ?? {} };
+  return { turns, pieces, page: found ?? {} };
 }
 
 /** Puts the turns that were kept into the tree. An answer that was still coming has ended with the page. */
-function restore({ turns, pieces, page }) {
+function restore({ turns, pieces, page: before }) {
   const tokens = new Map(turns.map(({ id }) => [id, []]));
   for (const piece of pieces.sort((a, b) => a.from - b.from)) tokens.get(piece.id)?.push(...piece.tokens);
   const nodes = {};
@@ -81,14 +115,14 @@ function restore({ turns, pieces, page }) {
   const roots = turns.filter((node) => nodes[node.id] && node.parent === null).sort((a, b) => a.begun - b.begun);
   batch(() => {
     const { tree } = state;
-    const chosen = Object.fromEntries(Object.entries(page.chosen ?? {}).filter(([, child]) => nodes[child]));
+    const chosen = Object.fromEntries(Object.entries(before.chosen ?? {}).filter(([, child]) => nodes[child]));
     tree.value = {
       nodes: { ...nodes, ...tree.value.nodes },
       roots: [...roots.map(({ id }) => id), ...tree.value.roots],
       chosen: { ...chosen, ...tree.value.chosen },
     };
-    state.system.value ||= page.system ?? "";
-    if (!Object.keys(state.params.value).length) state.params.value = page.params ?? {};
+    state.system.value ||= before.system ?? "";
+    if (!Object.keys(state.params.value).length) state.params.value = before.params ?? {};
   });
   for (const node of Object.values(nodes)) {
     const run = node.run?.peek();
@@ -96,16 +130,30 @@ function restore({ turns, pieces, page }) {
   }
 }
 
-/** Writes what has changed since the last time. */
+/** Writes what has changed since the last time. The transaction is committed even if the page ends now. */
 function write() {
-  timer = 0;
+  clearTimeout(timer);
+  due = Infinity;
   if (!mayKeep() || !database) return;
-  const { nodes, chosen } = state.tree.peek();
   const access = database.transaction(["turns", "pieces", "page"], "readwrite");
-  access.onabort = () => tell(access.error);
+  const touched = [...putTurns(access), ...deleteTurns(access)];
+  page = pageFields();
+  access.objectStore("page").put(page, "page");
   access.oncomplete = () => (trouble.value = "");
+  access.onabort = () => {
+    for (const id of touched) written.set(id, {});
+    page = {};
+    tell(access.error);
+    plan(RETRY_MS);
+  };
+  access.commit();
+}
+
+/** Writes the turns that are new or have changed. Returns their ids. */
+function putTurns(access) {
   const [turns, pieces] = [access.objectStore("turns"), access.objectStore("pieces")];
-  for (const [id, node] of Object.entries(nodes)) {
+  const touched = [];
+  for (const [id, node] of Object.entries(state.tree.peek().nodes)) {
     const run = node.run?.peek();
     const before = written.get(id);
     if (before?.node === node && before.run === run) continue;
@@ -115,13 +163,19 @@ function write() {
     for (let from = kept - (kept % PIECE); from < tokens.length; from += PIECE)
       pieces.put({ id, from, tokens: tokens.slice(from, from + PIECE) }, [id, from]);
     written.set(id, { node, run, count: Math.max(0, tokens.length - 1) }); // the last token may change
+    touched.push(id);
   }
-  for (const id of written.keys()) {
-    if (nodes[id]) continue;
-    turns.delete(id);
-    pieces.delete(IDBKeyRange.bound([id, 0], [id, Infinity]));
+  return touched;
+}
+
+/** Deletes the turns that are gone. Returns their ids. */
+function deleteTurns(access) {
+  const { nodes } = state.tree.peek();
+  const gone = [...written.keys()].filter((id) => !nodes[id]);
+  for (const id of gone) {
+    access.objectStore("turns").delete(id);
+    access.objectStore("pieces").delete(IDBKeyRange.bound([id, 0], [id, Infinity]));
     written.delete(id);
   }
-  const page = { chosen, system: state.system.peek(), params: state.params.peek() };
-  access.objectStore("page").put(page, "page");
+  return gone;
 }

@@ -231,6 +231,12 @@ async def test_every_field_of_the_declarations_is_there(front):
             assert (endpoint in field["forms"]) == (field["name"] in kind.__struct_fields__)
 
 
+@pytest.mark.parametrize("resume_s", [60.0, 0.0])
+async def test_the_page_knows_whether_streams_can_be_resumed(tokenizer, resume_s):
+    async with front_of(LocalClient(saying(b"Hello")), tokenizer, ServerConfig(resume_s=resume_s)) as front:
+        assert (await front.http.get("/page/fields.json")).json()["resumable"] is (resume_s > 0)
+
+
 async def test_the_methods_order_and_titles_are_there(front):
     shown = (await front.http.get("/page/fields.json")).json()
     assert shown["refinements"] == list(REFINEMENTS)

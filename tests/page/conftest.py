@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 
 from page import fake_server
+from page.fake_streams import KeptStreams
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
@@ -64,9 +65,20 @@ def a_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    with Served(fake_server.create(), a_port()) as running:
+def app() -> Any:
+    return fake_server.create()
+
+
+@pytest.fixture(scope="session")
+def served(app: Any) -> Iterator[Served]:
+    with Served(app, a_port()) as running:
         yield running
+
+
+@pytest.fixture
+def streams(app: Any) -> KeptStreams:
+    """The resumable streams of the fake server."""
+    return app.state.streams
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
     PYTHONPATH=tests python -m page.fake_server [--port 8123] [--key SECRET]
 
 The last prompt's words steer it: see fake_model.script_for; `rate N` sends N tokens per second, `fail` ends with an
-error on the way, `break` breaks the connection there, `refuse` refuses. By hand it shows the page without a model.
+error on the way, `break` breaks the connection there and loses the answer, `drop` breaks the first connection alone,
+`refuse` refuses. By hand it shows the page without a model.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from page.fake_metrics import metrics
 from page.fake_model import SIZE, Script, script_for, tokenize
 from page.fake_records import Place, explain
+from page.fake_streams import ROUTES, KeptStreams, streams_of
 from tailrace.api.page_fields import page_fields
 from tailrace.api.presets import PRESETS
 from tailrace.api.routes.page import FOLDER as PAGE
@@ -54,37 +57,13 @@ async def page(request: Request) -> Response:
 
 
 async def fields(request: Request) -> Response:
-    return json_response(page_fields({"fake": {}}))
+    return json_response(page_fields({"fake": {}}, resumable=True))
 
 
 async def status(request: Request) -> Response:
     """A server that is ready."""
     health = {"status": "ready", "error": None}
     return JSONResponse({"version": "0", "health": health, "models": ["fake"], "keys": False})
-
-
-LOAD = """tailrace_engine_ready 1.0
-tailrace_num_requests_running {running}
-tailrace_num_requests_waiting 2.0
-tailrace_num_slots 64.0
-tailrace_num_slots_used {running}
-tailrace_kv_cache_usage_ratio 0.25
-tailrace_prompt_tokens_total {prompt}
-tailrace_prompt_tokens_cached_total {cached}
-tailrace_generation_tokens_total {generated}
-tailrace_engine_steps_total {steps}
-tailrace_spec_draft_tokens_total 0.0
-tailrace_engine_step_seconds_total{{part="forward"}} {forward}
-tailrace_engine_step_seconds_total{{part="sample"}} {sample}
-"""
-
-
-async def metrics(request: Request) -> Response:
-    """A server that has been computing 100 tokens in 50 steps a second since it began."""
-    seconds = time.monotonic()
-    numbers = {"running": 3, "prompt": 300 * seconds, "cached": 150 * seconds, "generated": 100 * seconds}
-    numbers |= {"steps": 50 * seconds, "forward": 0.6 * seconds, "sample": 0.2 * seconds}
-    return Response(LOAD.format(**numbers), media_type="text/plain")
 
 
 async def models(request: Request) -> Response:
@@ -176,8 +155,9 @@ async def generate(request: Request) -> Response:
     options = body["explain"] if isinstance(body.get("explain"), dict) else {}
     rate = float(words[words.index("rate") + 1]) if "rate" in words else 0.0
     made = records_of(script, body, prompt, options)
+    id = f"{'chatcmpl' if chat else 'cmpl'}-{request.headers.get('x-request-id', 'fake')}"
     head = {
-        "id": "fake-1",
+        "id": id,
         "object": "chat.completion.chunk" if chat else "text_completion",
         "created": int(time.time()),
         "model": "fake",
@@ -194,6 +174,7 @@ async def generate(request: Request) -> Response:
                 yield f"data: {json.dumps({'error': {'message': 'The engine is gone.', 'type': 'server_error'}})}\n\n"
                 return
             if "break" in words and count == 12:
+                streams_of(request).forget()
                 raise OSError("the connection breaks here")
             if record.get("ended") == "length":
                 finish = "length"
@@ -210,7 +191,13 @@ async def generate(request: Request) -> Response:
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
         yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
 
-    return StreamingResponse(events(), media_type="text/event-stream")
+    if not body.get("resumable"):
+        return StreamingResponse(events(), media_type="text/event-stream")
+    streams = streams_of(request)
+    streams.start(id, events())
+    return StreamingResponse(
+        streams.follow(id, breaks_at=11 if {"drop", "break"} & {*words} else 0), media_type="text/event-stream"
+    )
 
 
 async def explain_again(request: Request) -> Response:
@@ -281,8 +268,10 @@ def create(key: str = "") -> Any:
             Route("/v1/completions", generate, methods=["POST"]),
             Route("/tokenize", tokenized, methods=["POST"]),
             Route("/v1/explain", explain_again, methods=["POST"]),
+            *ROUTES,
         ]
     )
+    app.state.streams = KeptStreams()
     return Keys(app, key) if key else app
 
 

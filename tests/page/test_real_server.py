@@ -16,7 +16,7 @@ import torch
 from api.harness import EOS, NAME, START, VOCAB, LocalClient, events, make_tokenizer
 from api.harness import served as serving
 from page import fake_server
-from page.conftest import Served, a_port, say, sent
+from page.conftest import Served, a_port, answered, say, sent
 from page.test_branches import IDS, IMPORT, branch, exported
 from page.test_compare import compare
 from tailrace.api.app import create_app
@@ -112,6 +112,15 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{url}/"
 
 
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[str]:
+    """The address of the real server, which takes its time for each token."""
+    port = a_port()
+    app = create_app(RoomyClient(rambling, tick_s=0.03), make_tokenizer(tmp_path), ServerConfig(port=port), NAME)
+    with serving(app, port) as url:
+        yield f"{url}/"
+
+
 def knob(page: Page, name: str, value: str) -> None:
     page.locator(f".knobs-panel [data-field={name}] input[type=text]").first.fill(value)
 
@@ -171,3 +180,37 @@ def test_from_a_prompt_to_a_comparison(open_page: Callable[..., Page], real: str
     compare(page, "Say it twice.", {}, {"top_k": "1"})
     page.get_by_text("In the right one top-k 1 cut").wait_for()
     assert "They part at token" in page.locator(".verdict").inner_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Chat", "Raw text"])
+def test_an_answer_goes_on_after_a_reload(open_page: Callable[..., Page], slow: str, kind: str):
+    page = open_page(slow)
+    for name, value in (("seed", "7"), ("max_tokens", "120")):
+        knob(page, name, value)
+    page.get_by_label(kind).check(force=True)
+    page.fill(".composer textarea", "Say something.")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".tokens [data-i='20']")
+    page.reload()
+    page.wait_for_selector(".turn.answer .tokens[aria-busy=true]")
+    answered(page)
+    page.get_by_role("button", name="Again").click()
+    page.wait_for_selector(".siblings:has-text('2/2')")
+    answered(page)
+    first, second = page.evaluate(IDS)
+    assert len(first) == 120
+    assert first == second
+
+
+@pytest.mark.long
+def test_stop_ends_a_resumable_request(open_page: Callable[..., Page], slow: str):
+    page = open_page(slow)
+    knob(page, "max_tokens", "800")
+    page.fill(".composer textarea", "Say something.")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".tokens [data-i='5']")
+    with page.expect_response(lambda answer: answer.request.method == "DELETE") as ended:
+        page.get_by_role("button", name="Stop").click()
+    assert ended.value.status == 200
+    page.get_by_text("Stopped by you.").wait_for()

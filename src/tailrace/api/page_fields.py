@@ -65,6 +65,7 @@ class PageFields(msgspec.Struct, frozen=True):
     - voids: what takes an effect away → in words.
     - refinements: names of methods in the default order.
     - titles: name of a record's step → its title, if the name does not give it.
+    - resumable: a request's events can be asked for again.
     """
 
     fields: list[PageField]
@@ -74,15 +75,15 @@ class PageFields(msgspec.Struct, frozen=True):
     voids: dict[str, str]
     refinements: list[str]
     titles: dict[str, str]
+    resumable: bool
 
 
-def page_fields(defaults: dict[str, dict[str, float | int]]) -> PageFields:
-    """All fields that a request may give. defaults: by model."""
+def page_fields(defaults: dict[str, dict[str, float | int]], resumable: bool) -> PageFields:
+    """All fields that a request may give. defaults: by model. resumable: see PageFields."""
     voids = {name: words for name, (_, words) in VOIDS.items()}
     titles = {name: entry.title for name, entry in STEPS.items() if entry.title}
-    return PageFields(
-        shown_fields(), KINDS, PRESETS, defaults, voids, [entry.name for entry in REFINEMENT_ORDER], titles
-    )
+    refinements = [entry.name for entry in REFINEMENT_ORDER]
+    return PageFields(shown_fields(), KINDS, PRESETS, defaults, voids, refinements, titles, resumable)
 
 
 @cache

@@ -101,10 +101,10 @@ async def get_asset(request: Request) -> Response:
 
 
 async def get_fields(request: Request) -> Response:
-    """Every sampling field, and what it starts from."""
+    """Every sampling field, what it starts from, and whether streams can be resumed."""
     front = front_of(request)
     defaults = {name: dict(service.defaults) for name, service in front.served.items()}
-    return with_headers(json_response(page_fields(defaults)))
+    return with_headers(json_response(page_fields(defaults, front.config.resume_s > 0)))
 
 
 async def get_status(request: Request) -> Response:

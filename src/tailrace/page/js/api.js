@@ -9,9 +9,9 @@ export const keyWanted = signal(false);
 
 /** What the server refused, or how a call failed. */
 export class ApiError extends Error {
-  constructor(message, { status = 0, param = null, code = null } = {}) {
+  constructor(message, { status = 0, param = null, code = null, isLost = false } = {}) {
     super(message);
-    Object.assign(this, { status, param, code });
+    Object.assign(this, { status, param, code, isLost });
   }
 }
 
@@ -31,7 +31,7 @@ export const hasKey = () => sessionStorage.getItem(KEPT) !== null;
 async function refuseLostConnection(error, message) {
   if (error.name === "AbortError") throw error;
   await new Promise((resolve) => setTimeout(resolve, PARTING_MS));
-  throw new ApiError(message);
+  throw new ApiError(message, { isLost: true });
 }
 
 const SILENT = "The server does not answer.";
@@ -40,6 +40,7 @@ const BROKEN = "The connection to the server broke before the answer ended. Is t
 async function call(path, init = {}) {
   const key = sessionStorage.getItem(KEPT);
   const headers = {
+    ...init.headers,
     ...(init.body ? { "content-type": "application/json" } : {}),
     ...(key ? { authorization: `Bearer ${key}` } : {}),
   };
@@ -90,11 +91,27 @@ export function events(text) {
 }
 
 /**
- * Sends a body and calls `onEvent(object)` for each event of the stream, in order; resolves at its end.
+ * Sends a body and calls `onEvent(object)` for each event of the stream, in order; resolves at its end. name: of the
+ * request, for `resume` and `cancel`.
  * Raises ApiError where the server refuses or fails, also on the way; AbortError if `signal` fires.
  */
-export async function stream(path, body, { onEvent, signal }) {
-  const response = await call(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+export async function stream(path, body, { onEvent, signal, name }) {
+  const headers = name ? { "x-request-id": name } : {};
+  const sent = { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal, headers };
+  await readEvents(await call(path, sent), onEvent);
+}
+
+const ID_PREFIXES = { "/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl" };
+
+/** All events of a resumable request once more, and those that still come. Raises as `stream` does. */
+export async function resume(path, name, { onEvent, signal }) {
+  await readEvents(await call(`${path}/${ID_PREFIXES[path]}-${name}`, { signal }), onEvent);
+}
+
+/** Ends a request that would go on without a reader. It may have ended. */
+export const cancel = (name) => call(`/v1/requests/${name}`, { method: "DELETE" }).catch(() => null);
+
+async function readEvents(response, onEvent) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -2,6 +2,7 @@
 import { effect, html, render, useEffect, useRef, useSignal } from "./lib.js";
 import { hasKey, keyWanted, setKey } from "./api.js";
 import { Conversation } from "./chat.js";
+import { resumeAnswers } from "./generate.js";
 import * as kept from "./kept.js";
 import { Ladder } from "./ladder.js";
 import { Starting } from "./server.js";
@@ -208,4 +209,4 @@ effect(() => {
 });
 render(html`<${App} />`, document.getElementById("app"));
 start();
-kept.begin();
+kept.begin().then(resumeAnswers);

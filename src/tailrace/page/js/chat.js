@@ -74,6 +74,7 @@ function Said({ node }) {
 const ENDS = {
   length: "Cut at the limit of tokens",
   stopped: "Stopped by you",
+  abort: "Ended early by the server",
   interrupted: "Interrupted: the page was closed while the answer came",
   tool_calls: "Calls a tool",
   repetition: "Ended: it repeated itself",

@@ -1,10 +1,11 @@
 // From a turn to an answer: requests, their streams, branches, and records asked for afterwards.
-import { batch, effect, signal } from "./lib.js";
-import { ApiError, post, stream } from "./api.js";
+import { batch, effect, lastingId, signal } from "./lib.js";
+import { ApiError, cancel, post, resume, stream } from "./api.js";
 import { above } from "./branches.js";
 import { pageDefaults } from "./fields.js";
+import { Fold } from "./fold.js";
+import { mayKeep } from "./kept.js";
 import * as state from "./state.js";
-import { Joiner } from "./text.js";
 
 const LATEST_MS = 250; // an update waits for a frame, but in a hidden tab, where none comes, no longer than this
 
@@ -74,7 +75,8 @@ export function openCalls(id) {
 
 /** An answer to a turn; with `fork` = {node, at, ids}, one that begins with these ids of another. */
 export function answer(parent, request = requestFor(above(state.tree.value, parent)), fork = null) {
-  const run = signal(state.newRun(request, fork));
+  const stream = state.fields.value.resumable && mayKeep() ? lastingId("page") : null;
+  const run = signal({ ...state.newRun(request, fork), stream });
   const id = state.grow({ kind: "answer", run }, parent);
   return receive(id, run);
 }
@@ -121,11 +123,17 @@ function selectWhenThere(id, index) {
 /** The same request with another seed or other parameters. */
 export const again = (node) => answer(node.parent);
 
-async function receive(id, run) {
+async function receive(id, run, again = false) {
   const abort = new AbortController();
   stops.set(id, abort);
-  await fill(run, abort.signal);
+  await fill(run, abort.signal, again);
   stops.delete(id);
+}
+
+/** Goes on with answers that were coming when the page was left. Without their streams they end with what came. */
+export function resumeAnswers() {
+  for (const { id, run } of Object.values(state.tree.value.nodes))
+    if (run && !run.value.done && !stops.has(id)) receive(id, run, true);
 }
 
 /** What the page asks for with every request. Its own fields, not those of the knobs (fields.js: OWN). */
@@ -136,84 +144,51 @@ const ASKED = {
   return_sampling_params: true,
 };
 
-/** Streams the answer to a run's request into its signal, until another request is in it. Raises nothing. */
-export async function fill(run, stopped) {
-  const { request } = run.value;
-  const fold = new Fold();
+/**
+ * Streams the answer to a run's request into its signal, until another request is in it. Raises nothing.
+ * again: the request was sent by a page that has been left; its stream is asked for all events once more.
+ */
+export async function fill(run, stopped, again = false) {
+  const { request, stream: name } = run.value;
+  let fold = null;
   const write = (more) => {
     if (run.value.request === request) run.value = { ...run.value, ...more };
   };
-  const frame = perFrame(() => write(fold.seen()));
+  const frame = perFrame(() => fold.hasCaughtUp && write(fold.seen()));
+  const begin = (before) => (fold = new Fold(before));
+  const onEvent = (event) => (fold.add(event), frame.ask());
   let error = null;
   try {
-    const onEvent = (event) => (fold.add(event), frame.ask());
-    await stream(request.path, { ...request.body, ...ASKED }, { signal: stopped, onEvent });
+    await receiveEvents(run, { signal: stopped, onEvent, begin, again });
     if (!fold.finish) error = new ApiError("The answer was cut off: the connection ended before it did.");
   } catch (caught) {
-    if (caught.name === "AbortError") fold.finish = "stopped";
-    else error = caught;
+    if (caught.name !== "AbortError") error = caught;
+    else fold.finish = "stopped";
+    if (name && !error) cancel(name);
   }
   fold.end();
   frame.now();
+  if (!fold.hasCaughtUp) write({ finish: fold.finish ?? (again ? "interrupted" : null) });
+  if (again && !fold.hasCaughtUp) error = null;
   write({ done: true, error: error && { message: error.message, param: error.param } });
 }
 
-/** Collects the events of a stream. The list of tokens is one and grows; what holds it is new each time. */
-export class Fold {
-  finish = null;
-  #tokens = [];
-  #joiner = new Joiner();
-  #content = "";
-  #usage = null;
-  #calls = [];
-  #channel = "content";
-  #begun = performance.now();
-  #said = {};
-
-  add(event) {
-    if (event.usage) this.#usage = event.usage;
-    if (event.sampling_params) this.#said.params = event.sampling_params;
-    if (event.prompt_token_ids ?? event.choices?.[0]?.prompt_token_ids)
-      this.#said.promptIds = event.prompt_token_ids ?? event.choices[0].prompt_token_ids;
-    const [choice] = event.choices ?? [];
-    if (!choice) return;
-    const { content, reasoning_content, reasoning, tool_calls: calls } = choice.delta ?? { content: choice.text };
-    const thought = reasoning_content ?? reasoning;
-    if (content) [this.#content, this.#channel] = [this.#content + content, "content"];
-    if (thought) this.#channel = "thought";
-    if (calls) [this.#channel] = ["tool", calls.forEach((call) => this.#call(call))];
-    const time = performance.now() - this.#begun;
-    for (const record of choice.explanations ?? []) this.#token(record, time);
-    if (choice.finish_reason) this.finish = choice.finish_reason;
+/** Sends the request, and asks for its stream again if the connection is lost. begin(tokens so far) comes before. */
+async function receiveEvents(run, { begin, again, ...options }) {
+  const { request, stream: name } = run.value;
+  let lost = null;
+  if (!again) {
+    begin(null);
+    const body = { ...request.body, ...ASKED, ...(name ? { resumable: true } : {}) };
+    lost = await stream(request.path, body, { ...options, name }).catch((error) => error);
+    if (!lost) return;
+    if (!name || !lost.isLost) throw lost;
   }
-
-  #call({ index = 0, id, function: { name, arguments: more = "" } = {} }) {
-    const call = (this.#calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
-    if (name) call.function.name += name;
-    call.function.arguments += more;
-  }
-
-  #token(record, time_ms) {
-    const special = record.bytes.length === 0;
-    const text = special ? record.token : this.#joiner.push(record.bytes);
-    this.#tokens.push({ record, time_ms, text, channel: this.#channel, special });
-  }
-
-  end() {
-    const rest = this.#joiner.end();
-    if (rest) this.#tokens.push({ ...this.#tokens.pop(), text: rest });
-  }
-
-  seen() {
-    return {
-      tokens: this.#tokens,
-      usage: this.#usage,
-      finish: this.finish,
-      content: this.#content,
-      calls: this.#calls,
-      ...this.#said,
-    };
-  }
+  begin(run.value.tokens);
+  if (!name) return;
+  await resume(request.path, name, options).catch((error) => {
+    throw error.name === "AbortError" ? error : (lost ?? error);
+  });
 }
 
 const asked = new Map(); // what has been asked → the answer's promise

@@ -100,14 +100,13 @@ async function readAll() {
   return { turns, pieces, page: found ?? {} };
 }
 
-/** Puts the turns that were kept into the tree. An answer that was still coming has ended with the page. */
+/** Puts the turns that were kept into the tree. */
 function restore({ turns, pieces, page: before }) {
   const tokens = new Map(turns.map(({ id }) => [id, []]));
   for (const piece of pieces.sort((a, b) => a.from - b.from)) tokens.get(piece.id)?.push(...piece.tokens);
   const nodes = {};
   for (const { run, ...node } of turns) {
-    const ended = run && (run.done ? run : { ...run, done: true, finish: "interrupted" });
-    nodes[node.id] = run ? { ...node, run: signal({ ...ended, tokens: tokens.get(node.id) }) } : node;
+    nodes[node.id] = run ? { ...node, run: signal({ ...run, tokens: tokens.get(node.id) }) } : node;
   }
   const whole = (id) => nodes[id] && (nodes[id].parent === null || whole(nodes[id].parent));
   for (const id of Object.keys(nodes)) if (!whole(id)) delete nodes[id];

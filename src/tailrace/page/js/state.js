@@ -77,6 +77,7 @@ export const newRun = (request, fork = null) => ({
   params: null, // what the server computes it with, as it says
   request,
   fork,
+  stream: null, // the name of a request whose events can be asked for again
 });
 
 /** The turns that are shown. */

@@ -214,3 +214,26 @@ def test_stop_ends_a_resumable_request(open_page: Callable[..., Page], slow: str
         page.get_by_role("button", name="Stop").click()
     assert ended.value.status == 200
     page.get_by_text("Stopped by you.").wait_for()
+
+
+@pytest.mark.long
+def test_an_edited_answer_is_continued(open_page: Callable[..., Page], real: str):
+    page = open_page(real)
+    knob(page, "max_tokens", "12")
+    say(page, "Say something.")
+    page.locator(".turn.answer").get_by_role("button", name="Edit").click()
+    field = page.get_by_label("Edit the answer")
+    text = field.input_value()[:5] + "É 漢 <b>"
+    field.fill(text)
+    page.get_by_role("button", name="Save as a branch").click()
+    page.wait_for_selector(".siblings:has-text('2/2')")
+    answered(page)
+    size = len(text.encode())  # a token is a byte
+    assert len(page.evaluate(IDS)[1]) == size
+    assert page.locator(".tokens .t").evaluate_all("all => all.map((each) => each.textContent).join('')") == text
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector(".siblings:has-text('3/3')")
+    answered(page)
+    edited, continued = page.evaluate(IDS)[1:]
+    assert continued[:size] == edited
+    assert len(continued) == size + 12

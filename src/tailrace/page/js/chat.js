@@ -88,19 +88,40 @@ function Forked({ fork }) {
 }
 
 /** What can be done with an answer that has ended. */
-function Actions({ node }) {
+function Actions({ node, onEdit }) {
   const said = useSignal("");
+  const editable = !node.run.value.calls.length && generate.textOf(node.run.value);
   const take = () => copyAndSay(node.run.value.content, (note) => (said.value = note));
   return html`<span class="quiet" role="status">${said}</span>
     <button type="button" class="quiet-button" onClick=${take}>Copy</button>
+    ${
+      editable &&
+      html`<button type="button" class="quiet-button" onClick=${onEdit}
+      title="Another text beside this one, from which the model can go on">Edit</button>`
+    }
     <button type="button" class="quiet-button" onClick=${() => generate.again(node)}
       title="The same turn once more, with the parameters as they stand now">Again</button>
     <button type="button" class="quiet-button" onClick=${() => state.remove(node.id)}
       title="Takes the answer away, with what follows it">Delete</button>`;
 }
 
+/** A field for another text of an answer. */
+function Rewriting({ node, leave }) {
+  const text = useSignal(generate.textOf(node.run.value));
+  const problem = useSignal("");
+  const save = () => {
+    if (!text.value) return;
+    generate.rewrite(node, text.value).then(leave, (error) => (problem.value = error.message));
+  };
+  return html`<div class="editing"><${Writing} text=${text} title="Edit the answer" focus onSubmit=${save} />
+    ${problem.value && html`<p class="error" role="alert">${problem}</p>`}
+    <div class="row"><button type="button" class="primary" disabled=${!text.value} onClick=${save}>Save as a
+      branch</button> <button type="button" onClick=${leave}>Leave it</button></div></div>`;
+}
+
 function Answer({ node }) {
   const run = node.run.value;
+  const edited = useSignal(false);
   const selected = useComputed(() => (state.selection.value?.node === node.id ? state.selection.value.index : null));
   const marks = useComputed(() => state.partings(node));
   const onSelect = (index, open) => {
@@ -115,18 +136,21 @@ function Answer({ node }) {
     <div class="turn-head"><span class="speaker">Answer</span><${Siblings} node=${node} />
       ${run.fork && html`<${Forked} fork=${run.fork} />`}
       <span class="quiet facts">${facts}</span>
-      ${run.done && html`<${Actions} node=${node} />`}
+      ${run.done && !edited.value && html`<${Actions} node=${node} onEdit=${() => (edited.value = true)} />`}
     </div>
+    ${edited.value && html`<${Rewriting} node=${node} leave=${() => (edited.value = false)} />`}
     ${waits && html`<div class="waiting" aria-hidden="true"><i></i><i></i><i></i></div>`}
     ${
-      isText()
+      edited.value
+        ? null
+        : isText()
         ? html`<${Written} run=${run} />`
         : run.tokens.length > 0 &&
           html`<${TokenSpans} run=${node.run} selected=${selected} onSelect=${onSelect} marks=${marks} />`
     }
     ${run.error && html`<p class="error" role="alert">${run.error.message}</p>`}
     ${run.done && ENDS[run.finish] && html`<p class="quiet ending">${ENDS[run.finish]}. ${
-      run.finish === "length" && html`<button type="button" onClick=${() => generate.proceed(node)}>Continue</button>`
+      generate.isCut(run) && html`<button type="button" onClick=${() => generate.proceed(node)}>Continue</button>`
     }</p>`}
   </article>`;
 }

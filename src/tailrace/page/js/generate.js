@@ -2,7 +2,7 @@
 import { batch, effect, lastingId, signal } from "./lib.js";
 import { ApiError, cancel, post, resume, stream } from "./api.js";
 import { above } from "./branches.js";
-import { pageDefaults } from "./fields.js";
+import { pageDefaults, startOf } from "./fields.js";
 import { Fold } from "./fold.js";
 import { mayKeep } from "./kept.js";
 import * as state from "./state.js";
@@ -81,11 +81,11 @@ export function answer(parent, request = requestFor(above(state.tree.value, pare
   return receive(id, run);
 }
 
-/** The same request and seed with an output that begins with these ids, and with other fields. */
-function answerForced(node, ids, changes) {
+/** The same request and seed with an output that begins with these ids, of which `at` is the first new one. */
+function answerForced(node, ids, changes, at = ids.length - 1) {
   const { request } = node.run.value;
   const forced = { ...request, body: { ...request.body, ...changes, forced_token_ids: ids } };
-  return answer(node.parent, forced, { node: node.id, at: ids.length - 1, token: ids.at(-1) });
+  return answer(node.parent, forced, { node: node.id, at, token: ids[at] });
 }
 
 const idsOf = (tokens) => tokens.map((token) => token.record.token_id);
@@ -98,11 +98,50 @@ export function branch(node, at, tokenId, changes = {}) {
   return ended;
 }
 
-/** An answer that was cut at its limit, and as many tokens more. */
+/** Whether an answer has no end of its own, so that more may follow it. */
+export const isCut = ({ finish, tokens }) =>
+  tokens.length > 0 && ["length", "stopped", "interrupted", "abort"].includes(finish);
+
+/** What follows an answer that was cut: at its limit, as many tokens more as it has brought; else as for a new one. */
 export function proceed(node) {
-  const { request, tokens } = node.run.value;
-  const more = Math.max(tokens.length - (request.body.forced_token_ids?.length ?? 0), 1);
-  return answerForced(node, idsOf(tokens), { max_tokens: tokens.length + more });
+  const { request, tokens, finish } = node.run.value;
+  const brought = finish === "length" ? tokens.length - (request.body.forced_token_ids?.length ?? 0) : 0;
+  const { params, fields, model } = state;
+  const limit = params.value.max_tokens ?? startOf({ name: "max_tokens" }, fields.value, model.value);
+  return answerForced(node, idsOf(tokens), { max_tokens: tokens.length + (brought || limit) });
+}
+
+/** The text of an answer, without its thoughts and calls, as its tokens spell it. */
+export const textOf = ({ tokens }) =>
+  tokens
+    .filter(isContent)
+    .map((token) => token.text)
+    .join("");
+
+const isContent = ({ channel, special }) => channel === "content" && !special;
+
+/** How many tokens stay if an answer gets another text, and the rest of that text. */
+export function commonTokens(tokens, text) {
+  const first = tokens.findIndex(isContent);
+  let kept = Math.max(first, 0);
+  let at = 0;
+  for (let i = kept; i < tokens.length && text.startsWith(tokens[i].text, at); i++) {
+    if (!isContent(tokens[i])) break;
+    if (!tokens[i].text) continue; // a part of a character that a later token completes
+    at += tokens[i].text.length;
+    kept = i + 1;
+  }
+  return { kept, rest: text.slice(at) };
+}
+
+/** An answer with another text: a branch, with records of each token of the text. More may follow it. Raises ApiError. */
+export async function rewrite(node, text) {
+  const { tokens, request } = node.run.value;
+  const { kept, rest } = commonTokens(tokens, text);
+  const ids = idsOf(tokens.slice(0, kept));
+  const asked = { model: request.body.model, prompt: rest, add_special_tokens: false };
+  if (rest) ids.push(...(await post("/tokenize", asked)).tokens);
+  answerForced(node, ids, { max_tokens: ids.length }, Math.min(kept, ids.length - 1));
 }
 
 /** Selects the token with which a branch begins, once it is there, unless another has been selected. */

@@ -83,6 +83,7 @@ def test_only_what_differs_is_sent_and_a_reset_takes_it_back(page: Page):
         "explain",
         "return_token_ids",
         "return_sampling_params",
+        "resumable",
     }
 
 

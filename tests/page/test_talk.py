@@ -74,7 +74,7 @@ def test_stop_ends_it_and_keeps_what_came(page: Page):
 @pytest.mark.long
 def test_an_edited_turn_is_a_branch_beside_the_old_one(page: Page):
     say(page, "first 6")
-    page.get_by_role("button", name="Edit").click()
+    page.locator(".said").get_by_role("button", name="Edit").click()
     page.get_by_label("Edit what was said").fill("second 8")
     page.get_by_role("button", name="Send again").click()
     answered(page)

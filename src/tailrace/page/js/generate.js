@@ -134,7 +134,7 @@ export function commonTokens(tokens, text) {
   return { kept, rest: text.slice(at) };
 }
 
-/** An answer with another text: a branch, with records of each token of the text. More may follow it. Raises ApiError. */
+/** An answer with another text: a branch, with records of the text's tokens. More may follow. Raises ApiError. */
 export async function rewrite(node, text) {
   const { tokens, request } = node.run.value;
   const { kept, rest } = commonTokens(tokens, text);

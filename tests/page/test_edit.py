@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from page.conftest import answered, say, sent
+from page.conftest import PHONE, Served, answered, say, sent
 from page.fake_model import SPECIAL_IDS, bytes_of, tokenize
 
 if TYPE_CHECKING:
@@ -144,3 +144,14 @@ def test_an_answer_that_was_stopped_is_continued(page: Page):
     answered(page)
     assert page.evaluate(IDS)[: len(came)] == came
     assert len(page.evaluate(IDS)) == 101
+
+
+def test_all_that_can_be_done_with_an_answer_fits_a_phone(open_page: Callable[..., Page], served: Served):
+    page = open_page(served.url, PHONE)
+    say(page, "hello 40")
+    edit(page, lambda _: "The river runs", "2/2")
+    for name in ("Copy", "Edit", "Again", "Delete", "Continue", "Branched at token 3"):
+        box = page.locator(ANSWER).get_by_role("button", name=name, exact=True).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]

@@ -45,6 +45,13 @@ the same recurrence. So the bits of a token do not depend on where a prompt is c
 is a C++ kernel, which is faster than the chunked form of transformers
 ([decision 0119](decisions/0119-one-recurrence-per-kind.md)). On a GPU it runs token by token in torch.
 
+**Prefix reuse.** Every model reuses cached prefixes, if a copy of a state fits into an eighth of the cache (the log
+says so). A layer that keeps a state can continue only from positions whose state was copied: near the end of a prompt
+of 72 tokens or more, each 1,024 tokens of a prompt, and each 64 tokens of an output, of which the last copy stays
+([decision 0125](decisions/0125-copies-of-states-for-prefixes.md)). `--state-snapshots` bounds the copies of all
+conversations. The tokens are those without reuse. The two sequences of classifier-free guidance make copies only where
+their passes happen to end there.
+
 **Models that also see or hear** are served as models of text. Images and sounds are a 400.
 
 ## Context

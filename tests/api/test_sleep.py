@@ -138,7 +138,7 @@ def test_a_load_that_fails_is_a_503_and_the_next_request_tries_again(sleeper, fo
         server.until(200)
         server.http.post("/sleep")
         asked = [pool.submit(complete, server) for _ in range(2)]
-        wait_until(lambda: engines(server))
+        wait_until(lambda: engines(server) and server.metrics()["tailrace_num_requests_open"] == 2)
         os.kill(engines(server)[0], signal.SIGKILL)
         for answer in asked:
             error = answer.result().json()["error"]

@@ -62,7 +62,7 @@ class Kitchen:
             self.go_on[name].set()
             self.ended[name].set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-        assert not self.line._users  # pyright: ignore[reportPrivateUsage]
+        assert self.line._line.size == 0  # pyright: ignore[reportPrivateUsage]
 
 
 class Client:
@@ -127,7 +127,7 @@ async def test_who_leaves_while_waiting_takes_no_place(kitchen):
 async def test_who_leaves_with_a_new_place_passes_it_on(kitchen):
     await kitchen.send(*list_names("a", PLACES + 2))
     kitchen.go_on["a0"].set()
-    while kitchen.line._users and len(next(iter(kitchen.line._users.values())).waiting) == 2:  # pyright: ignore
+    while len([*kitchen.line._line]) == 2:  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0)
     kitchen.tasks[f"a{PLACES}"].cancel()  # it has its place, and has not run since
     await settle()

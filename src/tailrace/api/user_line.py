@@ -8,15 +8,14 @@ request that waits for something else than the event loop (a template, a file) g
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.disconnect import unless_disconnected
 from tailrace.api.route_costs import Cost, find_cost
 from tailrace.api.user import user_of
+from tailrace.base.fair_line import FairLine
 
 PLACE = "tailrace.place"  # where the ASGI scope has the PreparationPlace
 PLACES = 4  # of one user: enough to keep the event loop busy, and the threads and processes beside it
@@ -54,21 +53,13 @@ class PreparationPlace:
             self.leave()
 
 
-@dataclass(slots=True)
-class UserPlaces:
-    """The places of one user. taken: their number. waiting: requests without a place, the first one first."""
-
-    taken: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
-
-
 class UserLine:
     """The middleware that lets at most PLACES requests of each user be prepared at once. Requests that cost nothing
     (route_costs.py) never wait."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._users: dict[str, UserPlaces] = {}
+        self._line: FairLine[asyncio.Future[None]] = FairLine(PLACES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or find_cost(scope["method"], scope["path"]) is Cost.FREE:
@@ -95,12 +86,11 @@ class UserLine:
         Raises:
             ClientDisconnect: the client has left.
         """
-        own = self._users.setdefault(user, UserPlaces())
-        if own.taken < PLACES:
-            own.taken += 1
-            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        own.waiting.append(turn)
+        self._line.add(user, turn)
+        self._give_places()
+        if turn.done():
+            return
         try:
             await unless_disconnected(receive, turn, lambda: None)
         except BaseException:
@@ -109,15 +99,18 @@ class UserLine:
             raise
 
     def _free_place(self, user: str) -> None:
-        """Give a place of the user to the next request that waits."""
-        own = self._users[user]
-        while own.waiting:
-            turn = own.waiting.popleft()
-            if not turn.done():
-                return turn.set_result(None)
-        own.taken -= 1
-        if not own.taken:
-            del self._users[user]
+        """Take a place of the user back."""
+        self._line.finish(user, 0.0)
+        self._give_places()
+
+    def _give_places(self) -> None:
+        """Give each free place to the next request that waits for one."""
+        while (taken := self._line.take()) is not None:
+            user, turn = taken
+            if turn.done():  # its client has left
+                self._line.finish(user, 0.0)
+            else:
+                turn.set_result(None)
 
 
 def leave_place(scope: Scope) -> None:

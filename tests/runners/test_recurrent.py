@@ -4,6 +4,7 @@ and wherever its ring begins; MXFP4 checkpoints."""
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tailrace.config import ModelConfig
 from tailrace.kernels import Walk
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
+from tailrace.runners.states import RecurrentState, join_pairs
 from tailrace.runners.transformers import TransformersRunner
 
 SIZE = 16
@@ -102,6 +104,26 @@ def test_copied_states_go_on_alone(sequences):
     sequences.ids[1] = sequences.ids[0]
     [copy] = sequences.step((1, 30, 50))
     torch.testing.assert_close(copy, alone[30:], atol=0, rtol=0)
+
+
+def test_joined_copies_are_those_made_one_by_one():
+    """Also where a copy reads what an earlier one has written, and where entries follow one another."""
+    rng = random.Random(1)
+    joined = 0
+    for _ in range(500):
+        pairs: list[tuple[int, int]] = []
+        for _ in range(rng.randint(1, 5)):
+            source, target, count = rng.randrange(8), rng.randrange(8), rng.randint(1, 4)
+            pairs += [(source + row, target + row) for row in range(count)]
+        state = RecurrentState(memory={(0, "a"): torch.arange(12)})
+        state.copy(pairs)
+        expected = list(range(12))
+        for source, target in pairs:
+            expected[target] = expected[source]
+        assert state.memory[0, "a"].tolist() == expected
+        joined += len(join_pairs(pairs)) < len(pairs)
+    assert joined > 100
+    assert join_pairs([(2, 4), (3, 5), (9, 0), (4, 2)]) == [(2, 4, 2), (9, 0, 1), (4, 2, 1)]
 
 
 def test_a_walk_keeps_the_last_states_and_reads_the_first():

@@ -49,9 +49,10 @@ class RecurrentState:
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy entries (source, target), one after the other."""
+        runs = join_pairs(pairs)
         for tensor in self.memory.values():
-            for source, target in pairs:
-                tensor[target] = tensor[source]
+            for source, target, count in runs:
+                tensor[target : target + count] = tensor[source : source + count]
 
 
 @dataclass(slots=True)
@@ -88,6 +89,18 @@ class RecurrentLayer:
         """Return the memory of this state, and the walk of the pass being computed."""
         assert self.shared.walk is not None
         return self.shared.memory[self.index, name], self.shared.walk
+
+
+def join_pairs(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return the pairs as (source, target, count): a ring is one copy, not one for each entry."""
+    runs: list[tuple[int, int, int]] = []
+    for source, target in pairs:
+        first, to, count = runs[-1] if runs else (0, 0, 0)
+        if runs and (source, target) == (first + count, to + count) and abs(first - to) > count:
+            runs[-1] = first, to, count + 1
+        else:
+            runs.append((source, target, 1))
+    return runs
 
 
 def widen_tensor(value: Any) -> Any:

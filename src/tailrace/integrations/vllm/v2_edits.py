@@ -43,18 +43,14 @@ class EditedRows:
         """Return the device of the tokens."""
         return self.history.tokens.device
 
-    def make_column(self, name: str) -> torch.Tensor:
-        """Return a field of all requests, float32 [R, 1]."""
-        return make_column([getattr(params, name) for params in self.params], self.device)
-
-    def make_counts(self, counts: Sequence[int]) -> torch.Tensor:
-        """Return whole numbers, int64 [R, 1]."""
-        return there(torch.tensor(counts, dtype=torch.int64), self.device)[:, None]
+    def read_column(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a field of all requests, [R, 1]."""
+        return make_column([getattr(params, name) for params in self.params], self.device, dtype)
 
     @cached_property
     def agreements(self) -> torch.Tensor:
         """Return int32 [R, L]: lengths of agreement with the end, as long as the rows need them."""
-        most = self.make_counts([find_longest(params) for params in self.params])[:, 0]
+        most = make_column([find_longest(params) for params in self.params], self.device, torch.int64)[:, 0]
         return find_agreements(self.history.tokens, self.history.lengths, most)
 
     @cached_property
@@ -85,7 +81,7 @@ def ban_repeats(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
     """Ban the tokens that would complete an n-gram again."""
     history, banned = rows.history, torch.zeros_like(logits, dtype=torch.bool)
     for name, ends in (("no_repeat_ngram_size", history.lengths), ("encoder_no_repeat_ngram_size", history.prompts)):
-        sizes = rows.make_counts([getattr(params, name) for params in rows.params])
+        sizes = rows.read_column(name, torch.int64)
         within = history.places + 1 < ends.minimum(history.lengths)[:, None]
         completing = within & (rows.agreements >= sizes - 1) & (sizes > 1)
         last = rows.followers.where(completing, history.vocab)
@@ -121,7 +117,7 @@ def favour_prompt(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
 def flag_scopes(rows: EditedRows, scopes: Sequence[Scope]) -> torch.Tensor:
     """Return bool [R, L]: the places within each row's scope."""
     prompt, output = (
-        there(torch.tensor([scope in ("both", part) for scope in scopes]), rows.device)[:, None]
+        make_column([scope in ("both", part) for scope in scopes], rows.device, torch.bool)
         for part in ("prompt", "output")
     )
     return (rows.history.flag_prompts() & prompt) | (rows.history.flag_outputs() & output)
@@ -130,13 +126,13 @@ def flag_scopes(rows: EditedRows, scopes: Sequence[Scope]) -> torch.Tensor:
 def penalise(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
     """Apply repetition, frequency and presence penalty, within windows and scopes."""
     history, params = rows.history, rows.params
-    windows = rows.make_counts([one.penalty_last_n for one in params])
+    windows = rows.read_column("penalty_last_n", torch.int64)
     inside = (windows < 0) | (history.places >= history.lengths[:, None] - windows)
     repeated = history.flag_tokens(inside & flag_scopes(rows, [one.repetition_scope for one in params]))
     counts = history.count_tokens(inside & flag_scopes(rows, [one.penalty_scope for one in params]))
-    logits = penalise_repeated(logits, rows.make_column("repetition_penalty"), repeated)
-    lowered = logits - rows.make_column("frequency_penalty") * counts.float()
-    return (lowered - rows.make_column("presence_penalty")).where(counts > 0, logits)
+    logits = penalise_repeated(logits, rows.read_column("repetition_penalty"), repeated)
+    lowered = logits - rows.read_column("frequency_penalty") * counts.float()
+    return (lowered - rows.read_column("presence_penalty")).where(counts > 0, logits)
 
 
 def repel_repeats(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
@@ -146,19 +142,16 @@ def repel_repeats(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
     breaking = breaking.gather(1, history.tokens)
     last_break = history.places.where(breaking & (history.places < history.lengths[:, None]), -1).amax(1)
     unbroken = history.lengths - 1 - last_break
-    windows = rows.make_counts([one.dry_penalty_last_n for one in params])
+    windows = rows.read_column("dry_penalty_last_n", torch.int64)
     first = (history.lengths[:, None] - windows).where(windows >= 0, 0)
     lengths = rows.agreements.long().minimum(unbroken[:, None])
     lengths = lengths.minimum(history.places - first + 1).where(~breaking.roll(-1, 1), 0)
-    allowed = rows.make_counts([one.dry_allowed_length for one in params])
+    allowed = rows.read_column("dry_allowed_length", torch.int64)
     long = (lengths >= allowed) & (history.places + 1 < history.lengths[:, None])
     longest = torch.zeros((len(params), history.vocab + 1), dtype=torch.int64, device=rows.device)
     longest.scatter_reduce_(1, rows.followers.where(long, history.vocab), lengths.where(long, 0), "amax")
     longest = longest[:, : history.vocab]
-    base, multiplier = (
-        there(torch.tensor([getattr(one, name) for one in params], dtype=torch.float64), rows.device)[:, None]
-        for name in ("dry_base", "dry_multiplier")
-    )
+    base, multiplier = (rows.read_column(name, torch.float64) for name in ("dry_base", "dry_multiplier"))
     penalty = (multiplier * base.pow(longest - allowed)).clamp(max=LARGEST).float()
     return (logits - penalty).where(longest > 0, logits)
 
@@ -167,13 +160,11 @@ def lift_ends(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
     """Make the ends likelier with each token beyond a length."""
     history = rows.history
     decays = [params.exponential_decay_length_penalty or (0, 1.0) for params in rows.params]
-    width = max(map(len, rows.enders), default=0)
-    padded = [[*ids, *[history.vocab] * (width - len(ids))] for ids in rows.enders]
-    enders = there(torch.tensor(padded, dtype=torch.int64).view(len(padded), width), rows.device)
-    ends = torch.zeros((len(padded), history.vocab + 1), dtype=torch.bool, device=rows.device)
-    ends = ends.scatter_(1, enders, True)[:, : history.vocab]
-    beyond = (history.lengths - history.prompts)[:, None] - rows.make_counts([start for start, _ in decays])
-    factors = there(torch.tensor([factor for _, factor in decays], dtype=torch.float64), rows.device)[:, None]
+    ends = torch.stack([make_id_table(tuple(ids), history.vocab, rows.device) for ids in rows.enders])
+    ends = ends[:, : history.vocab]
+    starts = make_column([start for start, _ in decays], rows.device, torch.int64)
+    beyond = (history.lengths - history.prompts)[:, None] - starts
+    factors = make_column([factor for _, factor in decays], rows.device, torch.float64)
     strength = (factors.pow(beyond).clamp(max=LARGEST) - 1.0).float()
     return (logits + logits.abs() * strength).where(ends & (beyond > 0) & logits.isfinite(), logits)
 

@@ -97,9 +97,9 @@ def add_drafts(read: TokenRows, drafted: DraftedRows) -> TokenRows:
     return read._replace(tokens=tokens, lengths=(pos + 1).clamp(max=tokens.shape[1]))
 
 
-def make_column(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Return the values as float32 [R, 1] on the device."""
-    return there(torch.tensor(values, dtype=torch.float32), device)[:, None]
+def make_column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the values as [R, 1] on the device."""
+    return there(torch.tensor(values, dtype=dtype), device)[:, None]
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tailrace.integrations.vllm.v2_history import make_column
 from tailrace.kernels.constants import ADAPTIVE_PEAK, ADAPTIVE_SHARPNESS, ADAPTIVE_WIDTH, TOLERANCE
 from tailrace.kernels.transfer import there
 from tailrace.params import FIELDS, SamplingParams
@@ -69,9 +70,9 @@ class Learner(NamedTuple):
     learn: Callable[..., dict[str, torch.Tensor]]
 
 
-def make_column(params: Sequence[SamplingParams], name: str, device: torch.device) -> torch.Tensor:
+def read_column(params: Sequence[SamplingParams], name: str, device: torch.device) -> torch.Tensor:
     """Return a field of these requests, float64 [R, 1]."""
-    return there(torch.tensor([getattr(one, name) for one in params], dtype=torch.float64), device)[:, None]
+    return make_column([getattr(one, name) for one in params], device, torch.float64)
 
 
 def keep_unsurprising(
@@ -114,7 +115,7 @@ def learn_surprise(
     state: dict[str, torch.Tensor], logprob: torch.Tensor, params: Sequence[SamplingParams]
 ) -> dict[str, torch.Tensor]:
     """Move μ against the surprise of the drawn tokens."""
-    tau, eta = (make_column(params, name, logprob.device) for name in ("mirostat_tau", "mirostat_eta"))
+    tau, eta = (read_column(params, name, logprob.device) for name in ("mirostat_tau", "mirostat_eta"))
     return {"mirostat_mu": state["mirostat_mu"] - eta * (-logprob / LN2 - tau)}
 
 
@@ -122,7 +123,7 @@ def favour_target(
     logits: torch.Tensor, state: dict[str, torch.Tensor], params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply adaptive-p."""
-    target = make_column(params, "adaptive_target", logits.device)
+    target = read_column(params, "adaptive_target", logits.device)
     aim = (2.0 * target - state["adaptive_sum"] / state["adaptive_weight"]).clamp(0.0, 1.0)
     d = (logits.double().softmax(1) - aim).abs() / ADAPTIVE_WIDTH
     moved = (ADAPTIVE_PEAK - ADAPTIVE_SHARPNESS * d * d / (1.0 + d)).where(logits.isfinite(), -torch.inf)
@@ -133,7 +134,7 @@ def learn_average(
     state: dict[str, torch.Tensor], logprob: torch.Tensor, params: Sequence[SamplingParams]
 ) -> dict[str, torch.Tensor]:
     """Add the drawn tokens' probabilities to the average."""
-    decay = make_column(params, "adaptive_decay", logprob.device)
+    decay = read_column(params, "adaptive_decay", logprob.device)
     return {
         "adaptive_sum": logprob.exp() + decay * state["adaptive_sum"],
         "adaptive_weight": 1.0 + decay * state["adaptive_weight"],

@@ -69,6 +69,16 @@ class Walk:
         self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
 
     @cached_property
+    def goes_on(self) -> bool:
+        """Return whether the sequences follow one another from the first token on, at positions that exist."""
+        return not int(self.starts[0]) and bool((self.counts >= 0).all() and (self.first >= 0).all())
+
+    @cached_property
+    def has_own_slots(self) -> bool:
+        """Return whether no two sequences have one slot."""
+        return len(set(self.slots.tolist())) == len(self.slots)
+
+    @cached_property
     def order(self) -> np.ndarray:
         """Return the sequences, the longest first."""
         return np.argsort(-self.counts, kind="stable")

@@ -37,9 +37,9 @@ def describe_ring(walk: Walk, tokens: int, memory: torch.Tensor) -> tuple[int, i
         ValueError: the walk has another number of tokens, two of its sequences have one slot, or the memory has too
             few entries.
     """
-    if int(walk.starts[0]) or int(walk.starts[-1]) != tokens or (walk.counts < 0).any() or (walk.first < 0).any():
+    if int(walk.starts[-1]) != tokens or not walk.goes_on:
         raise ValueError(f"the walk must have {tokens} tokens, got query_start {walk.starts.tolist()}")
-    if len(set(walk.slots.tolist())) < len(walk.slots):
+    if not walk.has_own_slots:
         raise ValueError(f"each sequence must have a slot of its own, got {walk.slots.tolist()}")
     walk.check_memory(memory)
     return (
@@ -129,7 +129,7 @@ def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk) -> torch
 
 
 def convolve(given: Convolution, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
-    refuse_odd(x=given.x, weight=given.weight, bias=given.bias)
+    refuse_odd(x=given.x, weight=given.weight, bias=given.bias, memory=memory)
     (tokens, channels), width = given.x.shape, given.weight.shape[-1]
     check_tensor("weight", given.weight, (channels, width), given.x.dtype)
     if given.bias is not None:

@@ -18,7 +18,7 @@ def share_budget(sequence: Sequence, cache: BlockCache, budget: int, rows: int) 
 
 
 def share_from(sequence: Sequence, cache: BlockCache, computed: list[int], budget: int, rows: int) -> list[int]:
-    """Return the same as `share`, given how many tokens of each are computed already."""
+    """Return the same as share_budget, given how many tokens of each are computed already."""
     remaining = [len(member.tokens) - done for member, done in zip(sequence.pair, computed, strict=True)]
     if sequence.walker is None:
         budget = cache.snapshots.limit_chunk(sequence, computed[0], budget)

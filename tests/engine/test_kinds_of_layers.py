@@ -178,12 +178,11 @@ def test_faults_are_seen(loaded, monkeypatch, fault):
     else:
         truncate = BlockCache.truncate_sequence
 
-        def without_rings(cache: BlockCache, sequence: Any, length: int) -> None:
-            rows, cache.state_rows = cache.state_rows, 0
+        def believe_the_ring(cache: BlockCache, sequence: Any, length: int) -> None:
+            sequence.state_start = 0
             truncate(cache, sequence, length)
-            cache.state_rows = rows
 
-        monkeypatch.setattr(BlockCache, "truncate_sequence", without_rings)
+        monkeypatch.setattr(BlockCache, "truncate_sequence", believe_the_ring)
         tried = functools.partial(test_a_sequence_that_goes_back_too_far_begins_anew, model)
     with pytest.raises(AssertionError):
         tried()

@@ -77,6 +77,22 @@ def test_nginx_closes_what_it_opens_and_every_statement_ends():
     assert waits > load_config(env={}, file=DEPLOY / "tailrace.toml").server.max_request_s
 
 
+async def test_the_server_accepts_what_nginx_passes_on(tmp_path: Path):
+    """A location with a proxy_set_header of its own inherits none of the server's."""
+    text = re.sub(r"#.*", "", (DEPLOY / "nginx.conf").read_text())
+    locations = re.findall(r"location [^{]*\{([^}]*)\}", text)
+    around = re.sub(r"location [^{]*\{[^}]*\}", "", text)
+    assert len(locations) == text.count("proxy_pass")
+    for place in locations:
+        headers = dict(re.findall(r"proxy_set_header (\S+) (\S+);", place if "proxy_set_header" in place else around))
+        assert headers == {"Host": "$http_host", "Connection": '""'}, place
+    [name] = re.findall(r"server_name (\S+);", around)
+    settings = load_config(env={}, file=DEPLOY / "tailrace.toml").server
+    async with front_of(LocalClient(saying(b"Hi")), make_tokenizer(tmp_path), settings) as front:
+        for host, status in ((name, 200), ("other.example.com", 403)):
+            assert (await front.http.get("/health", headers={"host": host})).status_code == status, host
+
+
 @pytest.fixture
 async def metrics(tmp_path: Path) -> set[str]:
     """The names of all metrics of a server that has answered and refused a request of a user."""

@@ -332,3 +332,13 @@ async def test_messages_and_responses_that_need_more_are_refused(
 ):
     error = (await post(noisy, f"{path}/render", body, 400))["error"]
     assert field in error["message"], error
+
+
+async def test_a_warning_names_the_place_of_an_unknown_field_in_the_inner_request(noisy):
+    rendered = await post(noisy, "/v1/chat/completions/render", CHAT)
+    given = await post(noisy, "/inference/v1/generate", rendered)
+    body = {"generate_response": given, "chat_request": CHAT | {"temprature": 1, "stream_options": {"x": 1}}}
+    answer = await noisy.http.post("/v1/chat/completions/derender", json=body)
+    assert answer.status_code == 200, answer.text
+    for name in ("chat_request.temprature", "chat_request.stream_options.x"):
+        assert name in answer.headers["warning"]

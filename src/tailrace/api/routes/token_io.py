@@ -139,6 +139,8 @@ async def read_inner(received: Received[Any], reader: BodyReader[Any], raw: msgs
     """
     with nested_errors(field):
         body = await reader.decode(received.request, bytes(raw))
+        unknown = {f"{field}.{name}": hint for name, hint in body.names.unknown.items()}
+        body = body._replace(names=body.names._replace(unknown=unknown))
         service = received.front.find(body.ask.model or received.ask.model)
         service = service if received.ask.model is None else received.service
         inner: Received[Any] = Received(received.request, body, service)

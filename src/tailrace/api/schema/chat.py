@@ -42,7 +42,7 @@ class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """OpenRouter's and OpenAI's names. `max_tokens`: `thinking_token_budget`. `enabled`: `enable_thinking`. `summary`,
     `generate_summary`: /v1/responses sends the thought as its summary too. `exclude`: leave what the model thinks out
-    of the answer of a chat."""
+    of the answer of a chat. `context`: which thoughts the prompt has; the template decides. `mode`: there is one."""
 
     effort: ReasoningEffort | None = None
     max_tokens: Budget | None = None
@@ -50,6 +50,8 @@ class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     exclude: bool | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 # of parts that are no text (api/foreign_content.py), and what vendors note beside a text

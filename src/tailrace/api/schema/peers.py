@@ -1,4 +1,5 @@
-"""Fields that vLLM, SGLang, llama.cpp, Ollama, koboldcpp and text-generation-webui have and tailrace lacks.
+"""Fields that vLLM, SGLang, llama.cpp, Ollama, koboldcpp and text-generation-webui have and tailrace lacks, and fields
+of vendors that check content.
 
 A field that would change the answer is refused, unless its value asks for nothing. A field that can't is accepted in
 silence. tests/api/peer_fields.py lists the peers' fields, and each must be served, renamed (api/aliases.py), or here.
@@ -22,6 +23,9 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("images", "audio_data", "image_data", "video_data", "context", "preserved_tokens"), EMPTY),
     **dict.fromkeys(("raw", "replace_instruct_placeholders"), OFF),
     "options": (None, {}),  # Ollama's fields within a field
+    # checks of content, and access that depends on them: OpenAI's, Gemini's, Mistral's
+    **dict.fromkeys(("moderation", "access_programs", "safety_settings"), (None, [], {})),
+    "safe_prompt": OFF,
     # the model, and whose cache
     **dict.fromkeys(("lora", "lora_path", "lora_id"), (None, "", [])),
     "extra_key": NO_TEXT,

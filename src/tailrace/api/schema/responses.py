@@ -142,6 +142,7 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "messages": (None,),
     "chat_template": (None,),
     "prompt": (None,),
+    "context_management": (None, []),
     "logprobs": (None, False),
     "add_special_tokens": (None, False),
     "response_format": (None, {"type": "text"}),

@@ -82,6 +82,7 @@ async def test_a_model_without_a_template_chats_by_an_explicit_one_alone(folder)
             answer = await front.http.post(path, json=body)
             assert answer.status_code == 400, path
             assert "--chat-template FILE" in answer.text
+            assert answer.json()["error"].get("param", "messages") == ("input" if "input" in body else "messages")
     async with front_of(LocalClient(saying(b"x")), load_tokenizer(folder, settings_of(folder))) as front:
         for path, body in places.items():
             assert (await front.http.post(path, json=body)).status_code == 200, path

@@ -10,7 +10,7 @@ from tailrace.api.custom_tools import flatten_call
 from tailrace.api.prompt_length import check_length
 from tailrace.api.response_warnings import list_names
 from tailrace.api.thinking_fields import list_unread_names, wish_of, with_thinking
-from tailrace.errors import ParameterError, format_json
+from tailrace.errors import ParameterError, RequestError, format_json
 from tailrace.text.chosen_template import RESERVED
 from tailrace.text.tool_parsers.functions import make_value_error
 
@@ -58,7 +58,10 @@ async def encode_chat(
             long.
     """
     service = received.service
-    text = await received.render(lambda: chat_text(service.tokenizer, ask, with_tools))
+    try:
+        text = await received.render(lambda: chat_text(service.tokenizer, ask, with_tools))
+    except RequestError as error:
+        raise (error.rename_fields({"messages": field}) if error.param == "messages" else error) from error
 
     def encode_messages() -> list[int]:
         if ask.tools and with_tools:

@@ -54,6 +54,8 @@ struct Attention {
     const float *sinks;     // [Hq], or null
     KvCode code;
     const float *scales;    // null without codes
+    const uint64_t *selected;  // [T, 1 or Hkv, words], a bit per position that a token may see; null: it may see all
+    int64_t selected_heads, selected_words;
 };
 struct Store {
     const void *key, *value;  // [T, Hkv, D], [T, Hkv, Dv]

@@ -103,10 +103,12 @@ NB_MODULE(_cpu, m) {
     m.def("attention", [](Address query, Address out, int type, Address keys, Address values, Address tables,
                           Address query_start, Address kv_len, int64_t tokens, int64_t blocks, int64_t sequences, int64_t table_width, int64_t heads_q,
                           int64_t heads_kv, int64_t dim, int64_t value_dim, int64_t block_size, int64_t query_stride, float scale,
-                          float softcap, int64_t window, int64_t chunk, Address sinks, int code, Address scales) {
+                          float softcap, int64_t window, int64_t chunk, Address sinks, int code, Address scales, Address selected,
+                          int64_t selected_heads, int64_t selected_words) {
         attention({at(query), at(out), at(keys), at(values), at<int32_t>(tables), at<int32_t>(query_start),
                    at<int32_t>(kv_len), tokens, blocks, sequences, table_width, heads_q, heads_kv, dim, value_dim, block_size, query_stride, scale,
-                   softcap, window, chunk, at<float>(sinks), KvCode(code), at<float>(scales)}, Type(type));
+                   softcap, window, chunk, at<float>(sinks), KvCode(code), at<float>(scales), at<uint64_t>(selected), selected_heads,
+                   selected_words}, Type(type));
     }, Free());
     m.def("rms_norm", [](Address x, Address weight, int type, int64_t rows, int64_t dim, int64_t stride, float eps,
                          bool plus_one, Address y) {

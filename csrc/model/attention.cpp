@@ -10,7 +10,8 @@
 //
 // Invariance. Positions are walked in chunks of 64 and partitions of 512, counted from the sequence's start. Partitions
 // are merged in order, and a masked position adds exactly 0. So a token's result depends only on its own sequence, and
-// not on other sequences, on how the prompt was chunked, or on the number of threads. (Online softmax: FlashAttention-2,
+// not on other sequences, on how the prompt was chunked, or on the number of threads. Chunks of which nothing is
+// selected are skipped, which changes no bit. (Online softmax: FlashAttention-2,
 // arXiv 2307.08691. Fixed partitions: as in flash-decoding.)
 #include <algorithm>
 #include <utility>
@@ -102,6 +103,9 @@ void attention(const Attention &call, Type type) {
             require(block >= 0 && block < call.blocks, "block_tables", "block_tables must name blocks of the cache", block);
         }
     }
+    for (int64_t s = 0; call.selected != nullptr && s < call.sequences; ++s)
+        require(call.kv_len[s] <= call.selected_words * kChunk, "selected", "selected must have a bit for each position",
+                call.kv_len[s]);
     type == Type::f32 ? run<float>(call) : run<bf16>(call);
 }
 

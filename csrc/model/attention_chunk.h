@@ -16,12 +16,14 @@ constexpr int kChunk = 64;      // positions per step of the online softmax
 constexpr float kMasked = -std::numeric_limits<float>::infinity();  // the score of a masked position
 constexpr float kLog2e = 1.44269504088896341f;  // scores are in units of log 2, so that exp becomes 2^x
 
-// The positions of a chunk that the rows see: row r sees [low[r], high[r]).
+constexpr uint64_t kAll = ~uint64_t{0};  // all positions of a chunk
+
+// The positions of a chunk that the rows see: row r sees those of [low[r], high[r]) that are selected, a bit each.
 struct Seen {
     int low[kMostRows], high[kMostRows];
+    uint64_t selected[kMostRows];
     uint64_t bits(int r) const {
-        const uint64_t all = ~uint64_t{0};
-        return (high[r] < kChunk ? ~(all << high[r]) : all) & (low[r] < kChunk ? all << low[r] : 0);
+        return (high[r] < kChunk ? ~(kAll << high[r]) : kAll) & (low[r] < kChunk ? kAll << low[r] : 0) & selected[r];
     }
 };
 

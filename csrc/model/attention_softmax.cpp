@@ -19,7 +19,7 @@ TAILRACE_BF16 void soften_bf16(float *s, bf16 *p, int rows, const Seen &seen, fl
         __m512 x[4];
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) x[j] = _mm512_mul_ps(_mm512_loadu_ps(row + 16 * j), _mm512_set1_ps(scale));
-        if (seen.low[r] > 0 || seen.high[r] < kChunk) {
+        if (seen.bits(r) != kAll) {
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j)
                 x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(kMasked), static_cast<__mmask16>(seen.bits(r) >> (16 * j)), x[j]);
@@ -60,10 +60,17 @@ TAILRACE_BF16 void soften_bf16(float *s, bf16 *p, int rows, const Seen &seen, fl
 }
 #endif
 
-// Scale and mask one row's scores, and replace them by the weights. Positions [low, high) of the chunk are visible.
-// Return the factor that rescales the row's sums to the new maximum.
-TAILRACE_CLONES float soften_row(float *s, int low, int high, float scale, float *max, float *sum) {
+// x[j] = to for the positions that are not selected.
+void replace_rest(float *x, uint64_t selected, float to) {
+    if (selected == kAll) return;
+    for (int j = 0; j < kChunk; ++j) x[j] = selected >> j & 1 ? x[j] : to;
+}
+
+// Scale and mask one row's scores, and replace them by the weights. The selected ones of positions [low, high) are
+// visible. Return the factor that rescales the row's sums to the new maximum.
+TAILRACE_CLONES float soften_row(float *s, int low, int high, uint64_t selected, float scale, float *max, float *sum) {
     for (int j = 0; j < kChunk; ++j) s[j] = (j >= low && j < high) ? s[j] * scale : kMasked;
+    replace_rest(s, selected, kMasked);
     float part[16];
     for (int j = 0; j < 16; ++j) part[j] = s[j];
     for (int i = 16; i < kChunk; i += 16)
@@ -105,8 +112,11 @@ void soften(float *s, T *p, int rows, const Seen &seen, float scale, float *max,
         if (has_bf16()) return soften_bf16(s, p, rows, seen, scale, max, sum, times, out, dim);
 #endif
     for (int r = 0; r < rows; ++r, s += kChunk, p += kChunk, out += dim) {
-        const float decay = soften_row(s, seen.low[r], seen.high[r], scale, max + r, sum + r);
-        if (times != nullptr) multiply(s, seen.low[r], seen.high[r], times);
+        const float decay = soften_row(s, seen.low[r], seen.high[r], seen.selected[r], scale, max + r, sum + r);
+        if (times != nullptr) {
+            multiply(s, seen.low[r], seen.high[r], times);
+            replace_rest(s, seen.selected[r], 0.0f);  // the scale of a hidden position may be NaN
+        }
         if constexpr (sizeof(T) == 2) to_pairs(s, p);
         else std::memcpy(p, s, kChunk * sizeof(float));
         if (decay != 1.0f) multiply(out, dim, decay);

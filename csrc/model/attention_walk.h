@@ -76,6 +76,21 @@ template <typename T> struct AttentionWalk {
         }
     }
 
+    // The bits of the chunk of positions from `base` on that row r may see.
+    uint64_t selected(int r, int64_t base) const {
+        if (c.selected == nullptr) return kAll;
+        const int64_t token = first_token + (tile.row + r) / group, head = c.selected_heads == 1 ? 0 : tile.head;
+        return c.selected[(token * c.selected_heads + head) * c.selected_words + base / kChunk];
+    }
+
+    // Return whether some of these rows may see one of the positions [base, base + kChunk).
+    bool any(int r, int rows, int64_t base) const {
+        if (high[r + rows - 1] <= base || low[r] >= base + kChunk) return false;
+        uint64_t bits = 0;
+        for (int i = r; i < r + rows; ++i) bits |= selected(i, base);
+        return bits != 0;
+    }
+
     int64_t query_head(int r) const { return tile.head * group + (tile.row + r) % group; }
 
     int64_t offset(int r, int64_t token_stride, int64_t dim) const {
@@ -134,7 +149,7 @@ template <typename T> struct AttentionWalk {
         const int step = tiled ? kTileRows : kRegisterRows;
         for (int r = 0; r < tile.rows; r += step) {
             const int rows = std::min(step, tile.rows - r);
-            if (high[r + rows - 1] > base && low[r] < base + kChunk)
+            if (any(r, rows, base))
                 some(at, r, rows, spare + spare_size() + r * c.head_dim, state);
         }
     }
@@ -185,6 +200,7 @@ template <typename T> struct AttentionWalk {
         for (int i = 0; i < rows; ++i) {
             seen.low[i] = static_cast<int>(std::clamp<int64_t>(low[r + i] - at.base, 0, kChunk));
             seen.high[i] = static_cast<int>(std::clamp<int64_t>(high[r + i] - at.base, 0, kChunk));
+            seen.selected[i] = selected(r + i, at.base);
         }
         soften(s, p, rows, seen, scale, &state.max[r], &state.sum[r], coded ? at.scales[1] : nullptr, out, c.value_dim);
         if constexpr (pair == 2)
@@ -209,7 +225,7 @@ template <typename T> struct AttentionWalk {
             begin_attention_tiles(std::min(kTileRows, tile.rows));
         }
         for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
-            chunk(base, seen, spare, state);
+            if (any(0, tile.rows, base)) chunk(base, seen, spare, state);
         if (tiled) end_attention_tiles();
     }
 

@@ -45,6 +45,11 @@ the same recurrence. So the bits of a token do not depend on where a prompt is c
 is a C++ kernel, which is faster than the chunked form of transformers
 ([decision 0119](decisions/0119-one-recurrence-per-kind.md)). On a GPU it runs token by token in torch.
 
+**Sparse attention.** An indexer (DeepSeek V3.2, GLM-5, MiniMax M3 and others) selects the positions that a token sees.
+Its own code runs once for each sequence of a step, and its keys lie in the paged cache
+([decision 0133](decisions/0133-indexers-run-their-own-code.md)). Of equal scores the earliest positions are selected;
+transformers takes any.
+
 **Prefix reuse.** Every model reuses cached prefixes, if a copy of a state fits into an eighth of the cache (the log
 says so). A layer that keeps a state can continue only from positions whose state was copied: near the end of a prompt
 of 72 tokens or more, each 1,024 tokens of a prompt, and each 64 tokens of an output, of which the last copy stays

@@ -49,7 +49,7 @@ SHRUNK: dict[str, Any] = {
     **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 16),
     **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
     **dict.fromkeys(("index_head_dim",), 16),
-    **dict.fromkeys(("index_n_heads",), 2),
+    **dict.fromkeys(("index_n_heads",), 16),  # with few heads many scores are 0, and transformers takes any of them
     **dict.fromkeys(("index_topk",), 16),
     **dict.fromkeys(("mamba_d_state", "state_size", "mamba_d_head", "mamba_head_dim", "ssm_state_size"), 16),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),

@@ -119,7 +119,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "granitemoehybrid": {
         "attention only": {"layer_types": ["full_attention"] * 4},
     },
-    "minimax_m3_vl_text": {"sparse": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2}},
+    "minimax_m3_vl_text": {"sparse": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2}},
     "llama4_text": {
         "full attention": {"layer_types": ["full_attention"] * 4},
         "no temperature": {"attn_temperature_tuning": False},

@@ -57,6 +57,8 @@ LONG: dict[str, Any] = {
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "original_max_position_embeddings": 48,
 }
+# of an indexer: with many heads few scores are exactly 0, and transformers takes any of equal ones
+SPARSE = {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 96}
 GEMMA_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 
@@ -82,6 +84,8 @@ MODELS: dict[str, Any] = {
     ),
     "deepseek-v2": lambda: t.DeepseekV2Config(**(COMMON | MLA)),
     "deepseek-v3": lambda: t.DeepseekV3Config(**(COMMON | MLA)),
+    "deepseek-v3.2": lambda: t.DeepseekV32Config(**(COMMON | MLA | SPARSE)),
+    "glm-5": lambda: t.GlmMoeDsaConfig(**(COMMON | MLA | SPARSE)),
     "glm-4.7-flash": lambda: t.Glm4MoeLiteConfig(**(COMMON | MLA | {"qk_nope_head_dim": 192, "v_head_dim": 256})),
     "phi3, long rope": lambda: t.Phi3Config(**COMMON, rope_parameters=LONG),
     "llama, dynamic rope": lambda: t.LlamaConfig(

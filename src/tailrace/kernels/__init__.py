@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tailrace.kernels.attention_options import AttentionOptions
+from tailrace.kernels.bits import pack_bits, unpack_bits
 from tailrace.kernels.cache import KVCache
 from tailrace.kernels.dispatch import choose
 from tailrace.kernels.scans import ChannelScan, Convolution, HeadScan
@@ -41,6 +42,7 @@ __all__ = [
     "linear",
     "make_cache",
     "make_quantized_cache",
+    "pack_bits",
     "pack_linear",
     "pack_quantized",
     "paged_attention",
@@ -56,6 +58,7 @@ __all__ = [
     "store_kv",
     "sum_rows",
     "uniform",
+    "unpack_bits",
     "words",
 ]
 
@@ -235,6 +238,7 @@ def paged_attention(
     chunk: int = 0,
     sinks: torch.Tensor | None = None,
     batch_invariant: bool = False,
+    selected: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute causal attention of a flat batch of query tokens over the paged cache, decodes and prefill chunks in one
     call.
@@ -257,6 +261,8 @@ def paged_attention(
         chunk: a token at position p sees the positions from p − p mod chunk on (Llama 4). It sees all positions at 0.
         sinks: float32 [Hq], a score per head that has a share of the softmax and no value (gpt-oss, arXiv 2309.17453).
         batch_invariant: make the result on a GPU row-invariant too. It is slower for more than 8 tokens a sequence.
+        selected: int64 [T, 1 or Hkv, W], the positions that a token of a KV head may see: bit j of word w is position
+            64 w + j (sparse attention, arXiv 2512.02556). None: all.
 
     Returns:
         [T, Hq, Dv] in query's dtype. On the CPU it is row-invariant, also under any chunking of a prefill. On a GPU it
@@ -264,9 +270,9 @@ def paged_attention(
 
     Raises:
         ValueError: shapes and dtypes do not fit. On the CPU also: a table names a block outside the cache, kv_len does
-            not fit its table, or query_start does not run from 0 to T.
+            not fit its table or `selected`, or query_start does not run from 0 to T.
     """
-    options = AttentionOptions(scale, window, softcap, chunk, sinks, batch_invariant)
+    options = AttentionOptions(scale, window, softcap, chunk, sinks, batch_invariant, selected)
     return choose("paged_attention", query.device.type, query.dtype)(
         query, cache, block_tables, query_start, kv_len, options
     )

@@ -21,6 +21,7 @@ class AttentionOptions:
     chunk: int = 0
     sinks: torch.Tensor | None = None
     batch_invariant: bool = False
+    selected: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("window", "chunk"):
@@ -42,3 +43,20 @@ class AttentionOptions:
                 f"{list(sinks.shape)} on {sinks.device}"
             )
         return sinks
+
+    def check_selected(self, tokens: int, heads: int, device: torch.device) -> torch.Tensor | None:
+        """Return the bits of selected positions as the kernels read them, or None.
+
+        Raises:
+            ValueError: they are not int64 [tokens, 1 or heads, W], contiguous, on this device.
+        """
+        bits = self.selected
+        if bits is None:
+            return None
+        fits = bits.dim() == 3 and bits.shape[0] == tokens and bits.shape[1] in (1, heads)
+        if not fits or bits.dtype != torch.int64 or bits.device != device or not bits.is_contiguous():
+            raise ValueError(
+                f"selected must be contiguous torch.int64 [{tokens}, 1 or {heads}, W] on {device}, got {bits.dtype} "
+                f"{list(bits.shape)} on {bits.device}"
+            )
+        return bits

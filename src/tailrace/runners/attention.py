@@ -19,6 +19,7 @@ from tailrace.errors import ModelLoadError
 
 NAME = "tailrace"  # the name under which the function is registered
 ATTRIBUTE = "tailrace_layer"  # where a module carries its AttentionLayer
+STAND_IN = torch.zeros(1, 1, 1, 1)  # stands for the mask where a module's own code asks for one; nobody reads it
 
 
 @dataclass(slots=True)
@@ -31,12 +32,22 @@ class AttentionStep:
     block_tables: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence of a pass: its tokens begin … end − 1 of the flat batch are the last of `length` positions."""
+
+    begin: int
+    end: int
+    length: int
+
+
 @dataclass(slots=True)
 class AttentionState:
     """The one mutable state of paged attention: the step being computed, and every layer's cache.
 
     positions: of the pass's tokens, int64 [T]. own_keys: during the pass that finds the layers' shapes, the layers with
-    keys of their own, and these keys. batch_invariant: see kernels.paged_attention.
+    keys of their own, and these keys. batch_invariant: see kernels.paged_attention. spans: the sequences of the pass,
+    for a model with indexers. index_keys: of each indexer, [blocks, block_size, D].
     """
 
     step: AttentionStep | None = None
@@ -44,6 +55,8 @@ class AttentionState:
     caches: list[kernels.KVCache] = field(default_factory=list)
     own_keys: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     batch_invariant: bool = False
+    spans: list[Span] | None = None
+    index_keys: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -54,6 +67,7 @@ class AttentionLayer:
     - source: index of the layer whose keys and values this layer reads. This is the layer's own index, except in models
       that share keys and values between layers (Gemma 3n).
     - window, softcap, chunk: see kernels.paged_attention.
+    - selected_block: positions of each block that an indexer selects (runners/indexers.py); 0 if it selects no blocks.
     """
 
     shared: AttentionState
@@ -67,6 +81,7 @@ class AttentionLayer:
     scale: float = 0.0
     window: int = 0
     softcap: float = 0.0
+    selected_block: int = 0
 
     def position_bytes(self, itemsize: int, scale_bytes: int = 0) -> int:
         """Return the bytes of a position's keys and values in the cache, given the bytes of a number and of a head's
@@ -84,7 +99,12 @@ class AttentionLayer:
             seen.append((self.index, key))
 
     def attend_cached(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        selected: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store key [T, Hkv, D] and value [T, Hkv, Dv]; return the attention of query [T, Hq, D] → [T, Hq, Dv]."""
         step = self.shared.step
@@ -104,6 +124,7 @@ class AttentionLayer:
             chunk=self.chunk,
             sinks=sinks,
             batch_invariant=self.shared.batch_invariant,
+            selected=selected,
         )
 
 
@@ -179,6 +200,21 @@ def layer_of(module: torch.nn.Module) -> AttentionLayer:
     return layer
 
 
+def selection_of(layer: AttentionLayer, options: dict[str, Any], positions: int) -> torch.Tensor | None:
+    """Return which of so many positions an attention call may see, as `selected` of kernels.paged_attention: by its
+    options `indices` [1, T, K] or `block_indices` [1, Hkv, T, K], in which numbers below 0 count nothing."""
+    if (blocks := options.get("block_indices")) is not None:
+        chosen, each = blocks[0].transpose(0, 1), layer.selected_block
+    elif (places := options.get("indices")) is not None:
+        chosen, each = places[0][:, None], 1
+    else:
+        return None
+    count = -(-positions // each)
+    flags = torch.zeros((*chosen.shape[:-1], count + 1), dtype=torch.bool, device=chosen.device)
+    flags.scatter_(-1, chosen.long().masked_fill(chosen < 0, count), True)
+    return kernels.pack_bits(flags[..., :count].repeat_interleave(each, -1)[..., :positions])
+
+
 def sinks_of(options: dict[str, Any]) -> torch.Tensor | None:
     """The sinks of an attention call, float32 [Hq]."""
     sinks = options.get("s_aux")
@@ -201,8 +237,9 @@ def forward_attention(
         ModelLoadError: the model makes a mask of its own (found by the trial run at load).
     """
     layer = layer_of(module)
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask is not STAND_IN:
         raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
     parts = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = layer.attend_cached(*parts, sinks=sinks_of(options))
-    return out[None], None
+    spans = layer.shared.spans or []
+    selected = selection_of(layer, options, max((span.length for span in spans), default=0))
+    return layer.attend_cached(*parts, sinks=sinks_of(options), selected=selected)[None], None

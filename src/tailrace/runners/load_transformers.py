@@ -104,9 +104,9 @@ def swap_modules(paged: PagedModel, adapters: Adapters) -> PagedModel:
 def choose_steps(
     config: ModelConfig, paged: PagedModel, max_num_seqs: int
 ) -> Callable[[int], DecodeSteps | None] | None:
-    """Return how decode steps are recorded, see TransformersRunner. Models with recurrent states record no steps: the
-    host plans the walk along the sequences."""
-    if paged.recurrent:
+    """Return how decode steps are recorded, see TransformersRunner. Models with recurrent states or indexers record no
+    steps: the host plans the walk along the sequences."""
+    if paged.recurrent or paged.indexers:
         return None
     if paged.device.type == "cpu":
         return partial(record_calls, paged) if config.cpu_graphs else None

@@ -18,8 +18,9 @@ from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.kernels import Walk
 from tailrace.models.context import context_length
-from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, attach_layers
+from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, Span, attach_layers
 from tailrace.runners.base import Batch
+from tailrace.runners.indexers import IndexerLayer, attach_indexers
 from tailrace.runners.inputs import move_batch
 from tailrace.runners.lora import Adapters, Rows
 from tailrace.runners.recurrent import attach_recurrent, has_state
@@ -37,6 +38,7 @@ class PagedModel:
     - picks_logits: the model takes an argument for the tokens whose logits are wanted.
     - takes_positions: the model takes the positions of tokens.
     - layers, attention: the caches, and the layers that keep keys and values in them.
+    - indexers: the modules that select positions for the layers.
     - states, recurrent: the states, and the layers that keep one per sequence.
     - context: a pass runs inside of it.
     - lora: the adapters that are hooked into the model.
@@ -54,13 +56,15 @@ class PagedModel:
     attention: list[AttentionLayer]
     states: RecurrentState
     recurrent: list[RecurrentLayer]
+    indexers: list[IndexerLayer]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     lora: Adapters | None = None
 
     def block_bytes(self, code: torch.dtype | None = None) -> int:
         """Return the bytes of a block over all layers. code: see `make_caches`."""
         kept = (self.dtype.itemsize, 0) if code is None else (code.itemsize, torch.float32.itemsize)
-        return sum(layer.position_bytes(*kept) for layer in self.attention) * self.block_size
+        positions = sum(layer.position_bytes(*kept) for layer in self.attention)
+        return (positions + sum(each.position_bytes for each in self.indexers)) * self.block_size
 
     def make_caches(self, num_blocks: int, code: torch.dtype | None = None) -> list[kernels.KVCache]:
         """Return one cache per attention layer, in the layers' order. Layers that share keys have one cache. code: the
@@ -76,15 +80,21 @@ class PagedModel:
                 caches.append(kernels.make_quantized_cache(*shape, code))
         return caches
 
+    def make_index_keys(self, num_blocks: int) -> list[torch.Tensor]:
+        """Return one memory per indexer, [blocks, block_size, D]. The contents are undefined."""
+        shape = (num_blocks, self.block_size)
+        return [torch.empty((*shape, each.dim), dtype=each.dtype, device=self.device) for each in self.indexers]
+
     @contextmanager
     def trial_memory(self, sequences: int = 1) -> Iterator[None]:
         """Provide memory for trials of this number of sequences within the context."""
-        self.layers.caches = self.make_caches(sequences * -(-TRIAL_TOKENS // self.block_size))
+        blocks = sequences * -(-TRIAL_TOKENS // self.block_size)
+        self.layers.caches, self.layers.index_keys = self.make_caches(blocks), self.make_index_keys(blocks)
         self.states.allocate(sequences, 2, self.device)
         try:
             yield
         finally:
-            self.layers.caches, self.states.memory = [], {}
+            self.layers.caches, self.layers.index_keys, self.states.memory = [], [], {}
 
     @torch.inference_mode()
     def run_trial(self, adapted: Rows = ()) -> torch.Tensor:
@@ -93,13 +103,15 @@ class PagedModel:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the wanted tokens, [L, V]."""
-        if not self.states.shapes:
-            return self.run(move_batch(batch, self.device))
-        self.states.walk = Walk(batch.query_start, batch.kv_len, batch.slots, self.states.rows, self.device)
+        if self.states.shapes:
+            self.states.walk = Walk(batch.query_start, batch.kv_len, batch.slots, self.states.rows, self.device)
+        if self.indexers:
+            bounds = batch.query_start.tolist()
+            self.layers.spans = [Span(*each) for each in zip(bounds, bounds[1:], batch.kv_len.tolist(), strict=False)]
         try:
             return self.run(move_batch(batch, self.device))
         finally:
-            self.states.walk = None
+            self.states.walk = self.layers.spans = None
 
     def run(self, batch: Batch) -> torch.Tensor:
         """As `logits`, for a batch on the device. The host waits for nothing."""
@@ -126,6 +138,7 @@ def attach_memory(model: Any, block_size: int, batch_invariant: bool = False) ->
     layers, states = AttentionState(batch_invariant=batch_invariant), RecurrentState()
     recurrent = attach_recurrent(model, states)
     attention = attach_layers(model, layers, has_state)
+    indexers = attach_indexers(model, layers)
     if not attention and not recurrent:
         raise ModelLoadError(f"{type(model).__name__} has neither attention nor states that are known; not served")
     config, taken = model.config.get_text_config(), inspect.signature(model.forward).parameters
@@ -143,4 +156,5 @@ def attach_memory(model: Any, block_size: int, batch_invariant: bool = False) ->
         attention=attention,
         states=states,
         recurrent=recurrent,
+        indexers=indexers,
     )

@@ -14,7 +14,7 @@ import torch
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
-from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, sinks_of
+from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, selection_of, sinks_of
 from tailrace.runners.masks import AttentionMask, read_mask_tensor
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
@@ -29,7 +29,7 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "is_causal": lambda value: value is True,
     **dict.fromkeys(("position_ids", "cache_position", "position_embeddings", "use_cache"), lambda _: True),
     "logits_to_keep": lambda _: True,  # wrappers pass it on to every layer
-    **dict.fromkeys(("sliding_window", "softcap", "s_aux"), lambda _: True),  # read below
+    **dict.fromkeys(("sliding_window", "softcap", "s_aux", "indices", "block_indices"), lambda _: True),  # read below
 }
 
 
@@ -71,8 +71,12 @@ def probe_attention(
     layer.softcap = float(options.get("softcap") or 0.0)
     if attention_mask is None:
         attention_mask = dense_bias(mask, tokens, query)
+    selected = selection_of(layer, options, tokens)
+    if selected is not None:
+        attention_mask = hide_rest(attention_mask, selected, query.shape[1])
     expected = own_attention(module, query, key, value, attention_mask, layer.scale, options)
-    compare_outputs(name, attend_alone(layer, (query, key, value), sinks_of(options)), expected)
+    ours = attend_alone(layer, (query, key, value), sinks_of(options), selected)
+    compare_outputs(name, ours, expected)
     return expected.to(query.dtype), None
 
 
@@ -94,6 +98,14 @@ def dense_bias(mask: AttentionMask, tokens: int, like: torch.Tensor) -> torch.Te
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(
         hidden, torch.finfo(like.dtype).min
     )[None, None]
+
+
+def hide_rest(bias: torch.Tensor, selected: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the mask [1, 1 or H, T, T] with all positions hidden that are not selected: bits of int64 [T, 1 or Hkv,
+    W]."""
+    seen = kernels.unpack_bits(selected)[..., : bias.shape[-1]].transpose(0, 1)
+    seen = seen.repeat_interleave(heads // seen.shape[0], 0)
+    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
 
 
 def own_attention(
@@ -119,7 +131,10 @@ def own_attention(
 
 
 def attend_alone(
-    layer: AttentionLayer, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], sinks: torch.Tensor | None
+    layer: AttentionLayer,
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sinks: torch.Tensor | None,
+    selected: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the layer's paged attention of one sequence (its query, key and value) in a cache of its own."""
     query = parts[0]
@@ -133,7 +148,7 @@ def attend_alone(
     own = layer.shared, layer.source
     layer.shared, layer.source = state, layer.index
     try:
-        return layer.attend_cached(*(x[0].transpose(0, 1) for x in parts), sinks=sinks)[None]
+        return layer.attend_cached(*(x[0].transpose(0, 1) for x in parts), sinks=sinks, selected=selected)[None]
     finally:
         layer.shared, layer.source = own
 

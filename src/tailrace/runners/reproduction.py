@@ -55,7 +55,9 @@ def check_reproduced(paged: PagedModel) -> None:
 @torch.inference_mode()
 def check_prompt(paged: PagedModel, number: int) -> None:
     """Check one prompt, with short windows and chunks."""
-    model, far = paged.model, max(0, paged.max_model_len - TRIAL_TOKENS)
+    model = paged.model
+    # an indexer may count blocks from position 0 on, so its sequences begin there
+    far = 0 if paged.indexers else max(0, paged.max_model_len - TRIAL_TOKENS)
     ids, batches = trial_steps(paged.vocab_size, paged.block_size, far, number)
     ids = ids.to(paged.device)
     with short_windows(model):

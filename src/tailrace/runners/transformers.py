@@ -90,6 +90,7 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
         if paged.states.shapes and not paged.states.memory:
             raise ConfigError(f"{type(paged.model).__name__} keeps a state per sequence, so it can't be a draft model")
         paged.layers.caches = paged.make_caches(num_blocks, self.kv_code)
+        paged.layers.index_keys = paged.make_index_keys(num_blocks)
         if self.kv_code is not None:
             self._log_cache(num_blocks)
         paged.run_trial()  # the first pass is slow, so it runs before any request
@@ -106,6 +107,8 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
         for layer, cache in zip(self.paged.attention, self.paged.layers.caches, strict=True):
             if layer.source == layer.index:
                 cache.copy_blocks(source, target)
+        for keys in self.paged.layers.index_keys:
+            keys[target] = keys[source]
 
     @property
     def state_bytes(self) -> int:

@@ -112,7 +112,8 @@ def paged_attention(
     check_attention(query, cache, block_tables, query_start, kv_len)
     tokens, heads, dim = query.shape
     sinks = options.check_sinks(heads, query.device)
-    refuse_odd(sinks=sinks)
+    selected = options.check_selected(tokens, cache.heads, query.device)
+    refuse_odd(sinks=sinks, selected=selected)
     for name, part in (("block_tables", block_tables), ("query_start", query_start), ("kv_len", kv_len)):
         integers(part, torch.int32, name)
     query = rows(query)
@@ -143,5 +144,6 @@ def paged_attention(
         options.chunk,
         0 if sinks is None else sinks.data_ptr(),
         *code_and_scales(cache),
+        *((0, 0, 0) if selected is None else (selected.data_ptr(), *selected.shape[1:])),
     )
     return out

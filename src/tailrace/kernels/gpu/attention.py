@@ -43,6 +43,11 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
+def head_stride(selected: torch.Tensor) -> int:
+    """Return the words between the selections of two heads; 0 if all heads share one."""
+    return 0 if selected.shape[1] == 1 else selected.shape[2]
+
+
 def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
@@ -107,6 +112,7 @@ def paged_attention(
     if tokens < sequences:
         raise ValueError(f"every sequence has a token; got {tokens} tokens of {sequences} sequences")
     sinks = options.check_sinks(heads, query.device)
+    selected = options.check_selected(tokens, cache.heads, query.device)
     out = torch.empty((tokens, heads, cache.value_dim), dtype=query.dtype, device=query.device)
     if tokens == 0:
         return out
@@ -114,9 +120,10 @@ def paged_attention(
     query_start, kv_len = query_start.contiguous(), kv_len.contiguous()
     group, longest = heads // cache.heads, tokens - sequences + 1
     strides = query.stride(0), query.stride(1)
-    where = (query, *strides, cache.keys, cache.values, tables, tables.stride(0), query_start, kv_len)
+    bits = (query, 0, 0) if selected is None else (selected, selected.stride(0), head_stride(selected))
+    where = (query, *strides, cache.keys, cache.values, *bits, tables, tables.stride(0), query_start, kv_len)
     numbers = (options.scale, options.window or 2**30, options.chunk or 2**30, options.softcap)
-    shape = (options.softcap != 0.0, group, cache.heads, cache.block_size, dim, cache.value_dim)
+    shape = (options.softcap != 0.0, selected is not None, group, cache.heads, cache.block_size, dim, cache.value_dim)
     tile = (padded(dim), padded(cache.value_dim), block_of(dim, query.element_size()))
     with torch.cuda.device_of(query):
         if sequences > 1 or tokens <= SHORT:
@@ -136,7 +143,7 @@ def attend_long(
 ) -> None:
     """Launch the kernel for sequences of more than SHORT tokens. where, how, tile: arguments of attend_tiles."""
     query, kv_len = where[0], where[-1]
-    group, kv_heads = how[5:7]
+    group, kv_heads = how[6:8]
     least = FEW_ROWS if batch_invariant else ROW_BYTES // query.element_size()
     rows = max(least, triton.next_power_of_2(group))
     grid = (out.shape[0] // (rows // group) + kv_len.shape[0], kv_heads)
@@ -155,8 +162,8 @@ def attend_short(
 ) -> None:
     """Launch the kernels for sequences of at most `most` tokens. where, how, tile: arguments of attend_chunks."""
     tokens, heads, value_dim = out.shape
-    tables, query_start, kv_len = where[5], *where[-2:]
-    sequences, (group, kv_heads, size) = kv_len.shape[0], how[5:8]
+    tables, query_start, kv_len = where[8], *where[-2:]
+    sequences, (group, kv_heads, size) = kv_len.shape[0], how[6:9]
     chunks = chunks_of(tables.shape[1] * size)
     few = max(FEW_ROWS, triton.next_power_of_2(group))
     tiles = triton.cdiv(most, few // group)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from tailrace.kernels.gpu.online_softmax import (
     LOG2E,
+    bits_of,
     chunks_up_to,
     over,
     over_chunks,
@@ -53,13 +54,21 @@ def store_rows(
     tl.store(values + place * VALUE_DIM + e, v.to(values.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["table_stride", "tiles", "most", "place_stride", "chunks", "window", "reach"])
+@triton.jit(
+    do_not_specialize=[
+        *("selected_t", "selected_h", "table_stride"),
+        *("tiles", "most", "place_stride", "chunks", "window", "reach"),
+    ]
+)
 def attend_chunks(
     query,
     query_t,
     query_h,
     keys,
     values,
+    selected,
+    selected_t,
+    selected_h,
     tables,
     table_stride,
     query_start,
@@ -76,6 +85,7 @@ def attend_chunks(
     reach,
     softcap,
     CAPPED: tl.constexpr,
+    SELECTED: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -99,6 +109,7 @@ def attend_chunks(
     token, mine, inside, q, oldest, newest = tile_of(
         query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
     )
+    bits = bits_of(selected, selected_t, selected_h, begin, count, token, head)
     place = tl.where(place_stride == 0, begin, sequence * place_stride) + token
     row = (place.to(tl.int64) * (HEADS * GROUP) + mine) * chunks
     for chunk in range(part, chunks_up_to(newest), parts):
@@ -111,12 +122,14 @@ def attend_chunks(
             tables + sequence.to(tl.int64) * table_stride,
             keys,
             values,
+            bits,
             head,
             scale,
             window,
             reach,
             softcap,
             CAPPED,
+            SELECTED,
             HEADS,
             SIZE,
             DIM,
@@ -184,13 +197,16 @@ def join(
     tl.store(to, mixed.to(out.dtype.element_ty), mask=d < VALUE_DIM)
 
 
-@triton.jit(do_not_specialize=["table_stride", "sequences", "few", "window", "reach"])
+@triton.jit(do_not_specialize=["selected_t", "selected_h", "table_stride", "sequences", "few", "window", "reach"])
 def attend_tiles(
     query,
     query_t,
     query_h,
     keys,
     values,
+    selected,
+    selected_t,
+    selected_h,
     tables,
     table_stride,
     query_start,
@@ -206,6 +222,7 @@ def attend_tiles(
     SINKS: tl.constexpr,
     CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SELECTED: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -238,6 +255,7 @@ def attend_tiles(
     token, mine, inside, q, oldest, newest = tile_of(
         query, query_t, query_h, begin, count, tile, head, before, window, reach, GROUP, DIM, ROWS, DIM_PAD, BLOCK
     )
+    bits = bits_of(selected, selected_t, selected_h, begin, count, token, head)
     sink = tl.full((ROWS,), float("-inf"), tl.float32)
     if SINKS:
         sink = tl.load(sinks + mine, mask=inside, other=0.0) * LOG2E
@@ -251,12 +269,14 @@ def attend_tiles(
             tables + low.to(tl.int64) * table_stride,
             keys,
             values,
+            bits,
             head,
             scale,
             window,
             reach,
             softcap,
             CAPPED,
+            SELECTED,
             HEADS,
             SIZE,
             DIM,
@@ -275,12 +295,14 @@ def attend_tiles(
             tables + low.to(tl.int64) * table_stride,
             keys,
             values,
+            bits,
             head,
             scale,
             window,
             reach,
             softcap,
             CAPPED,
+            SELECTED,
             HEADS,
             SIZE,
             DIM,

@@ -73,6 +73,12 @@ def tile_of(
 
 
 @triton.jit
+def bits_of(selected, selected_t, selected_h, begin, count, token, head):
+    """Return where the words of selected positions begin, for each row of a tile."""
+    return selected + (begin + tl.minimum(token, count - 1)).to(tl.int64) * selected_t + head * selected_h
+
+
+@triton.jit
 def first_seen(at, window, reach):
     """Return the oldest position that a token at `at` sees. It may be negative."""
     return tl.maximum(at - window + 1, at // reach * reach)
@@ -87,12 +93,14 @@ def over(
     table,
     keys,
     values,
+    bits,
     head,
     scale,
     window,
     reach,
     softcap,
     CAPPED: tl.constexpr,
+    SELECTED: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     DIM: tl.constexpr,
@@ -104,7 +112,8 @@ def over(
 ):
     """Compute the online softmax of q [ROWS, DIM_PAD] over the positions first … last − 1.
 
-    The tokens of q are at positions `at`; first is a multiple of BLOCK. Returns top, Σ weight and Σ weight · value. top
+    The tokens of q are at positions `at`; first is a multiple of BLOCK. bits: where the words of each row's selected
+    positions begin, if SELECTED. Returns top, Σ weight and Σ weight · value. top
     is a whole number that is not less than the largest score in units of log 2. So sums are only multiplied by powers
     of two. Such products are exact, so it does not matter when they are taken.
     """
@@ -126,6 +135,9 @@ def over(
             small = tl.exp2(tl.abs(score / softcap) * LOG2E * -2.0)
             score = tl.where(score < 0.0, -softcap, softcap) * ((1.0 - small) / (1.0 + small))
         seen = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= oldest[:, None])
+        if SELECTED:
+            word = tl.load(bits[:, None] + (n // 64)[None, :], mask=there[None, :], other=0)
+            seen = seen & (((word >> (n % 64)[None, :].to(tl.int64)) & 1) != 0)
         score = tl.where(seen, score * LOG2E, float("-inf"))
         higher = tl.maximum(top, tl.ceil(tl.max(score, 1)))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # for a row that sees no position yet
@@ -147,12 +159,14 @@ def over_chunks(
     table,
     keys,
     values,
+    bits,
     head,
     scale,
     window,
     reach,
     softcap,
     CAPPED: tl.constexpr,
+    SELECTED: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     DIM: tl.constexpr,
@@ -179,12 +193,14 @@ def over_chunks(
             table,
             keys,
             values,
+            bits,
             head,
             scale,
             window,
             reach,
             softcap,
             CAPPED,
+            SELECTED,
             HEADS,
             SIZE,
             DIM,

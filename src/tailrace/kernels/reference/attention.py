@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tailrace.kernels.attention_options import AttentionOptions
+from tailrace.kernels.bits import unpack_bits
 from tailrace.kernels.cache import KVCache
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # codes
@@ -72,6 +73,7 @@ def paged_attention(
 ) -> torch.Tensor:
     out = query.new_empty((*query.shape[:2], cache.value_dim))
     sinks = options.check_sinks(query.shape[1], query.device)
+    selected = options.check_selected(query.shape[0], cache.heads, query.device)
     starts, lengths = query_start.tolist(), kv_len.tolist()
     for i, length in enumerate(lengths):
         first, last = starts[i], starts[i + 1]
@@ -91,6 +93,9 @@ def paged_attention(
         if options.chunk:
             hidden |= position < at // options.chunk * options.chunk
         scores = scores.masked_fill(hidden, float("-inf"))
+        if selected is not None:
+            seen = unpack_bits(selected[first:last])[..., :length].transpose(0, 1)  # [1 or Hkv, q, k]
+            scores = scores.masked_fill(~seen.repeat_interleave(query.shape[1] // seen.shape[0], 0), float("-inf"))
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
         weights = scores.softmax(-1)[..., :length]

@@ -1,0 +1,212 @@
+"""Indexers of sparse attention in a flat batch: DeepSeek V3.2's (arXiv 2512.02556) and its kin, and MiniMax M3's.
+
+An indexer scores the positions of its sequence and returns those that each token may see. A module's own code runs
+unchanged, once for each sequence of the batch. In place of transformers' cache it gets the keys of its sequence out of
+our paged memory. Knows nothing of models: an indexer is a module that gives its keys to a cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tailrace.errors import ModelLoadError
+from tailrace.runners import attention
+from tailrace.runners.attention import AttentionState, Span
+
+KEEPS = ("update_indexer", "update_index")  # the methods of transformers' caches that take an indexer's keys
+ATTRIBUTE = "tailrace_indexer"  # where a module carries its IndexerLayer
+CACHES = ("cache", "past_key_values")  # the names of the parameter for the cache, the newest first
+
+
+@dataclass(slots=True)
+class IndexerLayer:
+    """One indexer.
+
+    - index: of its memory in `shared.index_keys`.
+    - forward, parameters: the module's own, and the names of its parameters.
+    - cache_name: its parameter for the cache.
+    - dim, dtype: of a position's key.
+    """
+
+    shared: AttentionState
+    index: int
+    forward: Callable[..., torch.Tensor]
+    parameters: inspect.Signature
+    cache_name: str
+    dim: int = 0
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def position_bytes(self) -> int:
+        """Return the bytes of a position's key."""
+        return self.dim * self.dtype.itemsize
+
+    def select(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Call the module's own `forward` for each sequence of the pass; without a pass, once for a dense one.
+
+        Returns [1, T, K] or [1, H, T, K], positions or blocks, with −1 behind those of a sequence with fewer.
+        """
+        given = self.parameters.bind(*args, **options).arguments
+        with EarliestOfTies():
+            if self.shared.spans is None:
+                return self.forward(**given | {self.cache_name: NotedKeys(self)})
+            found = self.select_each(given, self.shared.spans)
+        most = max(part.shape[-1] for part in found)
+        return torch.cat([F.pad(part, (0, most - part.shape[-1]), value=-1) for part in found], -2)
+
+    def select_each(self, given: dict[str, Any], spans: list[Span]) -> list[torch.Tensor]:
+        """Return what the module's own `forward` returns for each sequence."""
+        hidden, found = given["hidden_states"], []
+        for number, span in enumerate(spans):
+            own = {name: cut_tokens(value, span, hidden.shape[1]) for name, value in given.items()}
+            own[self.cache_name] = PagedKeys(self, number, span)
+            if self.takes_mask:
+                own["attention_mask"] = make_bias(span, hidden)
+            found.append(self.forward(**own))
+        return found
+
+    @property
+    def takes_mask(self) -> bool:
+        """The module's own `forward` takes the mask."""
+        return "attention_mask" in self.parameters.parameters
+
+
+class EarliestOfTies(TorchFunctionMode):
+    """Inside this context topk takes the earliest of equal numbers. torch takes any of them: which ones depends on the
+    tensor's shape, and so on how a prompt is cut. An indexer's scores are often exactly 0."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        chosen = take_earliest if func in (torch.topk, torch.Tensor.topk) else func
+        return chosen(*args, **(kwargs or {}))
+
+
+def take_earliest(values: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Return what torch.topk returns, with the earliest of equal numbers."""
+    order = values.sort(dim=dim, descending=largest, stable=True)
+    return torch.return_types.topk((order.values.narrow(dim, 0, k), order.indices.narrow(dim, 0, k)))
+
+
+@dataclass(slots=True)
+class NotedKeys:
+    """Stands for transformers' cache in a dense pass: the layer notes what a position's key looks like."""
+
+    layer: IndexerLayer
+
+    def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
+        self.layer.dim, self.layer.dtype = keys.shape[-1], keys.dtype
+        return keys
+
+    update_index = update_indexer
+
+    @property
+    def layers(self) -> Any:
+        return AnyLayer(self)
+
+
+@dataclass(slots=True)
+class PagedKeys:
+    """Stands for transformers' cache of one sequence in a flat batch: stores the keys of the pass's tokens, and returns
+    the keys of all positions."""
+
+    layer: IndexerLayer
+    sequence: int
+    span: Span
+
+    def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
+        """[…, tokens of the pass, D] → […, positions, D]."""
+        shared, span = self.layer.shared, self.span
+        step, memory = shared.step, shared.index_keys[self.layer.index]
+        assert step is not None, "an indexer outside of a forward pass"
+        memory.view(-1, self.layer.dim)[step.slot_mapping[span.begin : span.end]] = keys.reshape(-1, self.layer.dim)
+        blocks = step.block_tables[self.sequence, : -(-span.length // memory.shape[1])].long()
+        return memory[blocks].flatten(0, 1)[: span.length].view(*keys.shape[:-2], span.length, self.layer.dim)
+
+    update_index = update_indexer
+
+    @property
+    def layers(self) -> Any:
+        return AnyLayer(self)
+
+
+@dataclass(slots=True)
+class AnyLayer:
+    """The layers of a cache that belongs to a single layer."""
+
+    cache: Any
+
+    def __getitem__(self, index: int) -> Any:
+        return self.cache
+
+
+def cut_tokens(value: Any, span: Span, tokens: int) -> Any:
+    """Return the part of an argument that belongs to the sequence's tokens: tensors [1, tokens, …], also in tuples."""
+    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == tokens:
+        return value[:, span.begin : span.end]
+    if isinstance(value, tuple):
+        return tuple(cut_tokens(part, span, tokens) for part in value)
+    return value
+
+
+def make_bias(span: Span, like: torch.Tensor) -> torch.Tensor:
+    """Return the causal mask of one sequence as an indexer takes it: [1, tokens, positions], 0 or the lowest number."""
+    at = torch.arange(span.length, device=like.device)
+    hidden = at[None] > at[span.length - (span.end - span.begin) :, None]
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(
+        hidden, torch.finfo(like.dtype).min
+    )[None]
+
+
+def is_indexer(module: nn.Module) -> bool:
+    """Return True if the module's own `forward` gives keys to a cache for indexers."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and any(name in code.co_names for name in KEEPS)
+
+
+def attach_indexers(model: Any, shared: AttentionState) -> list[IndexerLayer]:
+    """Let every indexer of the model keep its keys in our memory.
+
+    Raises:
+        ModelLoadError: an indexer's `forward` takes no cache.
+    """
+    layers: list[IndexerLayer] = []
+    for module in model.modules():
+        if not is_indexer(module):
+            continue
+        own = partial(inspect.unwrap(type(module).forward), module)
+        signature = inspect.signature(own)
+        name = next((each for each in CACHES if each in signature.parameters), None)
+        if name is None or "hidden_states" not in signature.parameters:
+            raise ModelLoadError(f"{type(module).__name__} is an indexer that takes no cache, which is not supported")
+        layers.append(layer := IndexerLayer(shared, len(layers), own, signature, name))
+        setattr(module, ATTRIBUTE, layer)
+        module.forward = layer.select
+    prepare_owners(model)
+    return layers
+
+
+def prepare_owners(model: Any) -> None:
+    """Let the attention modules that own an indexer know its blocks, and give them a mask to pass on."""
+    for module in model.modules():
+        layer = getattr(module, attention.ATTRIBUTE, None)
+        for child in module.children():
+            indexer: IndexerLayer | None = getattr(child, ATTRIBUTE, None)
+            if layer is None or indexer is None:
+                continue
+            layer.selected_block = int(getattr(child, "block_size", 0))
+            if indexer.takes_mask:
+                module.register_forward_pre_hook(with_mask, with_kwargs=True)
+
+
+def with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A forward pre-hook: a module whose code takes a part of the mask gets one where there is none."""
+    missing = kwargs.get("attention_mask") is None
+    return (args, kwargs | {"attention_mask": attention.STAND_IN}) if missing else None

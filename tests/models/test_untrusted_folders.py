@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import dynamic_module_utils
+from transformers.integrations import peft
+from transformers.models.auto import auto_factory
 
 from runners.quantized_folder import random_weights, write
 from tailrace.config import ModelConfig
@@ -178,6 +180,19 @@ def test_code_in_pickles_does_not_run(folder: Path, kind: str):
     if kind == "a bare pickle":
         pickle.loads((folder / "adapter_model.bin").read_bytes())
         assert mark.exists()  # so it was a trap
+
+
+def test_an_adapter_in_the_folder_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whether `peft` is installed or not."""
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "../outside"}')
+    (folder / "adapter_model.bin").write_bytes(b"")
+    monkeypatch.setattr(auto_factory, "is_peft_available", lambda: True)
+    monkeypatch.setattr(peft, "is_peft_available", lambda: True)
+    loaded: list[Any] = []
+    monkeypatch.setattr(peft.PeftAdapterMixin, "load_adapter", lambda *args, **kwargs: loaded.append(args))
+    model, _ = start(folder)
+    assert not loaded
+    assert torch.equal(model.model.norm.weight, load_file(folder / "model.safetensors")["model.norm.weight"])
 
 
 # ---- files outside of the folder

@@ -7,6 +7,7 @@ correctly are refused: a trial run compares our logits with those of the model's
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from tailrace import kernels
+from tailrace.base.adapter_files import ADAPTER_CONFIG
 from tailrace.base.extras import require_extra
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError
@@ -48,6 +50,9 @@ from tailrace.runners.transformers import DecodeSteps, TransformersRunner
 from tailrace.runners.trials import TRIAL_TOKENS
 
 log = logging.getLogger(__name__)
+
+# transformers would add an adapter in the model's folder to the model, unchecked, wherever `peft` is installed
+NO_ADAPTER = {"subfolder": os.devnull}
 
 
 def load_transformers(
@@ -143,6 +148,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionInterface.register(NAME, forward_attention)
     AttentionInterface.register(probe.NAME, probe.probe_attention)
     AttentionMaskInterface.register(probe.NAME, made_mask)
+    if (folder / ADAPTER_CONFIG).is_file():
+        log.warning("the adapter in %s is not part of the model; --lora NAME=%s serves it too", folder, folder)
     config: Any = None
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -159,6 +166,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
             attn_implementation=NAME,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            adapter_kwargs=NO_ADAPTER,
         )
         model, report = loaded
         refuse_missing(folder, sorted(report["missing_keys"]))

@@ -68,6 +68,8 @@ def load_transformers(
     code = pick_kv_code(config.kv_cache_dtype, device)
     if device.type == "cpu":
         take_threads(config)
+    if (folder / ADAPTER_CONFIG).is_file():
+        log.warning("the adapter in %s is not part of the model; --lora NAME=%s serves it too", folder, folder)
     model = load_model(folder, getattr(torch, config.dtype), device, config.trust_remote_code)
     with report_nonfinite(folder, model), explain_errors(type(model).__name__):
         paged = attach_memory(model, block_size, config.batch_invariant)
@@ -148,8 +150,6 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionInterface.register(NAME, forward_attention)
     AttentionInterface.register(probe.NAME, probe.probe_attention)
     AttentionMaskInterface.register(probe.NAME, made_mask)
-    if (folder / ADAPTER_CONFIG).is_file():
-        log.warning("the adapter in %s is not part of the model; --lora NAME=%s serves it too", folder, folder)
     config: Any = None
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)

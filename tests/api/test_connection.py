@@ -426,6 +426,34 @@ def test_strangers_cost_users_nothing():
     assert dropped(lines) == [0]
 
 
+@pytest.mark.parametrize("places", [4, 8, 16])
+def test_strangers_from_one_address_close_no_stranger_of_another(places):
+    limits = ConnectionLimits(ServerConfig(max_connections=places), 1000)
+    users = [open_line(limits, "a") for _ in range(places - 2)]
+    Line(limits, "flood")
+    newcomer = Line(limits, "newcomer")
+    for _ in range(100):
+        Line(limits, "flood")
+    assert dropped([*users, newcomer]) == []
+    newcomer.ask("b")
+    assert dropped([*users, newcomer]) == [places - 3]
+
+
+@pytest.mark.parametrize("places", [1, 4])
+def test_strangers_who_are_gone_leave_nothing_behind(places):
+    limits = ConnectionLimits(ServerConfig(max_connections=places), 1000)
+    lines = [open_line(limits, "a")]
+    for number in range(100):
+        with contextlib.suppress(RefusedError):
+            lines.append(Line(limits, str(number)))
+    assert len(lines) == (1 if places == 1 else 101)
+    for line in lines:
+        if not line.dropped:
+            limits.release(line, line.address)
+    assert not limits._crowds  # pyright: ignore[reportPrivateUsage]
+    assert not limits._origins  # pyright: ignore[reportPrivateUsage]
+
+
 def test_many_with_one_slow_request_end_no_request_of_one_with_a_few():
     """Without keys an attacker may have many addresses."""
     limits = sixteen()
@@ -460,17 +488,17 @@ def test_with_keys_a_request_without_one_is_a_strangers(tokenizer, free_port):
     auth = {user: b"Authorization: Bearer key-%s\r\n" % user.encode() for user in "ab"}
     with place(tokenizer, free_port(), tick_s=0.02, **keys) as found:
         found.client.hold = True
-        lines = [connected(found.port) for _ in range(7)]
+        lines = [connected(found.port) for _ in range(6)]
         for line in lines:
             line.sendall(post(asked(), auth["a"]))
-        wait_for(lambda: len(found.client.engine.requests) == 7)
+        wait_for(lambda: len(found.client.engine.requests) == 6)
         for _ in range(10):
             refused(say(found.port, post(asked())), 401)
-        refused(say(found.port, post(asked(), auth["a"])), 429, "this user has 7 of the 7")
+        refused(say(found.port, post(asked(), auth["a"])), 429, "this user has 6 of the 6")
         answer = say(found.port, b"GET /v1/models HTTP/1.1\r\n" + HOST + auth["b"] + b"Connection: close\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200")
         refused(rest(lines[-1]), 429, "its user has most connections")
-        wait_for(lambda: len(found.client.engine.requests) == 6)
+        wait_for(lambda: len(found.client.engine.requests) == 5)
         found.client.hold = False
         for line in lines[:-1]:
             assert line.recv(4096).startswith(b"HTTP/1.1 200")

@@ -26,7 +26,8 @@ class Kitchen:
         self.begun: list[str] = []
         self.go_on: dict[str, asyncio.Event] = {}
         self.ended: dict[str, asyncio.Event] = {}
-        self.line = UserLine(self.answer)
+        self.waits: list[tuple[str, float]] = []
+        self.line = UserLine(self.answer, lambda user, wait_s: self.waits.append((user, wait_s)))
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.clients: dict[str, Client] = {}
 
@@ -105,6 +106,19 @@ async def test_a_prepared_request_gives_its_place_to_the_next(kitchen):
     assert kitchen.begun[PLACES:] == [f"a{PLACES}"]
     await kitchen.prepare("a0", "a2")
     assert kitchen.begun == list_names("a", PLACES + 3)
+    await kitchen.end()
+
+
+async def test_waits_are_observed_by_user(kitchen):
+    await kitchen.send(*list_names("a", PLACES + 1), "b0")
+    assert [wait_s for _, wait_s in kitchen.waits] == [0.0] * (PLACES + 1)
+    await asyncio.sleep(0.01)
+    kitchen.clients[f"a{PLACES}"].messages.put_nowait({"type": "http.disconnect"})
+    await kitchen.send("a-last")
+    await kitchen.prepare("a0")
+    users, waits = zip(*kitchen.waits, strict=True)
+    assert (len(set(users[:PLACES])), users[PLACES] == users[0], users[-2:]) == (1, False, (users[0], users[0]))
+    assert waits[-2] >= 0.01
     await kitchen.end()
 
 
@@ -218,6 +232,20 @@ async def test_requests_in_the_engine_have_no_place(tokenizer, monkeypatch, path
         client.hold = False
         for answer in await asyncio.gather(*asked):
             assert answer.status_code == 200, answer.text
+
+
+async def test_waits_are_in_the_metrics(tokenizer, monkeypatch):
+    monkeypatch.setattr(user_line, "HOLD_S", LONG_S)
+    client = LocalClient(saying(b"aaaa"))
+    async with front_of(client, tokenizer, ServerConfig(metrics_by_user=1)) as front:
+        asked = [front.http.post("/v1/completions", json={"prompt": "x=", "max_tokens": 1}) for _ in range(PLACES * 9)]
+        await asyncio.gather(*asked)
+        text = front.app.state.front.metrics.render_metrics().decode()
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if "preparation_wait_seconds_" in line)
+    of_user = [float(value) for name, value in found.items() if name.startswith("tailrace_user_preparation")]
+    assert float(found["tailrace_request_preparation_wait_seconds_count"]) == PLACES * 9
+    assert of_user == [pytest.approx(float(found["tailrace_request_preparation_wait_seconds_sum"]))]
+    assert of_user[0] > 0
 
 
 @pytest.mark.parametrize("body", [{"prompt": "x", "max_tokens": "many"}, {"prompt": "x", "n": -1}])

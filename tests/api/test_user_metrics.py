@@ -124,7 +124,7 @@ def test_thousands_of_addresses_have_few_labels(most: int):
     found = own_samples(metrics)
     labels = {user for _, user, _ in found}
     assert labels == {"other", *(user[:16] for user in users[:most])}
-    assert len(found) == 6 * (most + 1)
+    assert len(found) == 7 * (most + 1)
     expected = {"requests_total": 2, "prompt_tokens_total": 6, "requests_refused_total": 2, "requests_waiting": 1}
     for name, each in expected.items():
         own = {user: value for (known, user, _), value in found.items() if known == name}

@@ -245,5 +245,5 @@ def make_middleware(front: FrontEnd) -> list[Middleware]:
     found.append(Middleware(ClaimedConnections, keyed=bool(keys)))
     if front.limits is not None:
         found.append(Middleware(UserAdmission, limits=front.limits))
-    found.append(Middleware(UserLine))
+    found.append(Middleware(UserLine, observe_wait=front.observe_wait))
     return found

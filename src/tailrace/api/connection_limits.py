@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,9 +21,12 @@ from tailrace.api.user import USER, make_weigher, user_of
 from tailrace.config import ServerConfig
 from tailrace.errors import OverloadedError
 
-LOBBY = 1 / 8  # of all places
+LOBBY = 1 / 8  # of all places, but at least LOBBY_PLACES if users have as many
+LOBBY_PLACES = 2  # so that a newcomer need not be the one that makes room for the next newcomer
+LOOKED_AT = 64  # strangers, those that have waited longest, of which one makes room
 STRANGERS = ""  # whose connections are that have no user yet
 CLAIM = "tailrace.claim"  # where the ASGI scope has a function that says whose the connection is
+MOST = "its user has most connections, and another request needs one"
 
 
 class Droppable(Protocol):
@@ -65,16 +69,20 @@ class ConnectionLimits:
     def __init__(self, config: ServerConfig, max_files: int) -> None:
         self.config, self.waits = config, list_waits(config)
         self.limit = max(1, min(config.max_connections, max_files))
-        self._most_of_users = self.limit - max(1, int(LOBBY * self.limit)) if self.limit > 1 else 1
+        lobby = max(min(LOBBY_PLACES, self.limit // 2), int(LOBBY * self.limit))
+        self._most_of_users = max(1, self.limit - lobby)
         self._weigh = make_weigher(config)
         self._strangers = Holder()
+        self._origins: dict[Droppable, str] = {}  # a stranger's address
+        self._crowds: Counter[str] = Counter()  # strangers by address
         self._users: dict[str, Holder] = {}
         self._owners: dict[Droppable, str] = {}
         self._addresses: Counter[str] = Counter()
         self._open = 0
 
     def acquire(self, connection: Droppable, address: str) -> None:
-        """Count one more connection. Where there is no room, the stranger that has waited longest is closed.
+        """Count one more connection. Where there is no room, a stranger is closed: of the address with the most
+        strangers, the one that has waited longest.
 
         Raises:
             RefusedError: none can be closed, or this address has as many as it may. The connection is not counted then,
@@ -83,13 +91,13 @@ class ConnectionLimits:
         most = self.config.max_connections_per_address
         if most and self._addresses[address] >= most:
             raise RefusedError(429, f"more than {most} connections from one address")
-        if self._open >= self.limit:
-            strangers = self._strangers
-            if not self._drop_first(strangers.waiting or strangers.busy):
-                raise RefusedError(503, f"all {self.limit} connections are in use")
+        self._crowds[address] += 1
+        if self._open >= self.limit and not self._drop_stranger():
+            self._leave_crowd(address)
+            raise RefusedError(503, f"all {self.limit} connections are in use")
         self._open += 1
         self._addresses[address] += 1
-        self._owners[connection] = STRANGERS
+        self._owners[connection], self._origins[connection] = STRANGERS, address
         self._strangers.waiting[connection] = None
 
     def release(self, connection: Droppable, address: str) -> None:
@@ -149,6 +157,14 @@ class ConnectionLimits:
         else:
             raise OverloadedError(f"all {self._most_of_users} connections for users are in use")
 
+    def _drop_stranger(self) -> bool:
+        """Close a stranger. Return whether there is one."""
+        waiting = islice(self._strangers.waiting or self._strangers.busy, LOOKED_AT)
+        found = max(waiting, key=lambda stranger: self._crowds[self._origins[stranger]], default=None)
+        if found is not None:
+            self._drop(found, "another connection needs the place of this one, whose user is not known yet")
+        return found is not None
+
     def _drop_first(self, connections: dict[Droppable, None]) -> bool:
         """Close the first one. Return whether there is one."""
         for connection in connections:
@@ -156,9 +172,9 @@ class ConnectionLimits:
             return True
         return False
 
-    def _drop(self, connection: Droppable) -> None:
+    def _drop(self, connection: Droppable, why: str = MOST) -> None:
         self._forget(connection)
-        connection.drop(RefusedError(429, "its user has most connections, and another request needs one"))
+        connection.drop(RefusedError(429, why))
 
     def _forget(self, connection: Droppable) -> None:
         """Forget whose a connection is."""
@@ -167,8 +183,15 @@ class ConnectionLimits:
             return
         holder = self._strangers if owner == STRANGERS else self._users[owner]
         holder.remove(connection)
-        if owner != STRANGERS and not holder:
+        if owner == STRANGERS:
+            self._leave_crowd(self._origins.pop(connection))
+        elif not holder:
             del self._users[owner]
+
+    def _leave_crowd(self, address: str) -> None:
+        self._crowds[address] -= 1
+        if not self._crowds[address]:
+            del self._crowds[address]
 
 
 class ClaimedConnections:

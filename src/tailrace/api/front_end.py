@@ -72,13 +72,13 @@ class FrontEnd:
         self.limits = UserLimits(config, table) if table is not None and config.limits_users else None
         self._counted: dict[str, Metrics] = {}
         self.metrics = Exposition(self._counted)
-        user_metrics = None
+        self._user_metrics = None
         if table is not None and config.metrics_by_user:
-            user_metrics = UserMetrics(config, table)
-            self.metrics.register(user_metrics)
+            self._user_metrics = UserMetrics(config, table)
+            self.metrics.register(self._user_metrics)
             if self.limits is not None:
-                self.limits.on_refused = user_metrics.count_refusal
-        self._shared = Shared(config, self.work_queue, self.observer, named, user_metrics)
+                self.limits.on_refused = self._user_metrics.count_refusal
+        self._shared = Shared(config, self.work_queue, self.observer, named, self._user_metrics)
         for name, text, held in (
             ("num_responses_stored", "Responses kept for retrieval.", lambda: self.count_stored()[0]),
             ("responses_stored_bytes", "Bytes that they take.", lambda: self.count_stored()[1]),
@@ -152,6 +152,12 @@ class FrontEnd:
             known = ", ".join(map(format_json, self.served))
             raise ModelNotFoundError(f"the model {format_json(name, 200)} does not exist; there is {known}", "model")
         return self.served[name]
+
+    def observe_wait(self, user: str, wait_s: float) -> None:
+        """Note that a request of a user has waited so long until it was prepared."""
+        self.metrics.preparation_wait.observe(wait_s)
+        if self._user_metrics is not None and wait_s:
+            self._user_metrics.add_wait(user, wait_s)
 
     async def keep(self, service: Service) -> None:
         """Start the model's engine and supervise it until it is gone for good."""

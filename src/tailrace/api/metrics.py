@@ -91,6 +91,12 @@ class Exposition:
             DURATION_EDGES_S,
         )
         self._registry.register(self.event_loop_lag)
+        self.preparation_wait = FastHistogram(
+            "tailrace_request_preparation_wait_seconds",
+            "From the end of a request's body until the front end prepares it, while others of its user are prepared.",
+            FIRST_TOKEN_S,
+        )
+        self._registry.register(self.preparation_wait)
         self._registry.register(
             LabelledCollector(lambda: {name: metrics.collect() for name, metrics in models.items()})
         )

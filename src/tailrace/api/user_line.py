@@ -55,10 +55,14 @@ class PreparationPlace:
 
 class UserLine:
     """The middleware that lets at most PLACES requests of each user be prepared at once. Requests that cost nothing
-    (route_costs.py) never wait."""
+    (route_costs.py) never wait.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Args:
+        observe_wait: called with the user and the seconds that a request has waited for its place.
+    """
+
+    def __init__(self, app: ASGIApp, observe_wait: Callable[[str, float], None] = lambda user, wait_s: None) -> None:
+        self._app, self._observe_wait = app, observe_wait
         self._line: FairLine[asyncio.Future[None]] = FairLine(PLACES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +85,7 @@ class UserLine:
             leave_place(scope)
 
     async def _take_place(self, user: str, receive: Receive) -> None:
-        """Wait for a place.
+        """Wait for a place. A client that leaves has waited too.
 
         Raises:
             ClientDisconnect: the client has left.
@@ -90,13 +94,16 @@ class UserLine:
         self._line.add(user, turn)
         self._give_places()
         if turn.done():
-            return
+            return self._observe_wait(user, 0.0)
+        begun_s = asyncio.get_running_loop().time()
         try:
             await unless_disconnected(receive, turn, lambda: None)
         except BaseException:
             if not turn.cancelled():  # it got the place in the same turn of the loop
                 self._free_place(user)
             raise
+        finally:
+            self._observe_wait(user, asyncio.get_running_loop().time() - begun_s)
 
     def _free_place(self, user: str) -> None:
         """Take a place of the user back."""

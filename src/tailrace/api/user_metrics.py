@@ -30,13 +30,15 @@ class UserCounts:
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    wait_s: float = 0.0
     refused: Counter[str] = field(default_factory=Counter[str])
 
 
-COUNTERS: tuple[tuple[str, str, Callable[[UserCounts], int]], ...] = (
+COUNTERS: tuple[tuple[str, str, Callable[[UserCounts], float]], ...] = (
     ("requests", "Requests that have ended, by user.", lambda counts: counts.requests),
     ("prompt_tokens", "Tokens of their prompts.", lambda counts: counts.prompt_tokens),
     ("generation_tokens", "Tokens of their outputs.", lambda counts: counts.output_tokens),
+    ("preparation_wait_seconds", "Time that requests waited until they were prepared.", lambda counts: counts.wait_s),
 )
 
 
@@ -69,6 +71,10 @@ class UserMetrics(Collector):
     def count_refusal(self, user: str, limit: str) -> None:
         """Count a request that a limit has refused."""
         self._counts_of(user).refused[limit] += 1
+
+    def add_wait(self, user: str, wait_s: float) -> None:
+        """Add the time that a request of a user has waited until it was prepared."""
+        self._counts_of(user).wait_s += wait_s
 
     def describe(self) -> list[Metric]:
         """Nothing: duplicates are not looked for before the first scrape."""

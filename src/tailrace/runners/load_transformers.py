@@ -51,8 +51,9 @@ from tailrace.runners.trials import TRIAL_TOKENS
 
 log = logging.getLogger(__name__)
 
-# transformers would add an adapter in the model's folder to the model, unchecked, wherever `peft` is installed
-NO_ADAPTER = {"subfolder": os.devnull}
+# Wherever `peft` is installed, transformers would add an adapter in the folder to the model, unchecked. It looks in the
+# subfolder.
+LOAD_FLAGS: dict[str, Any] = {"output_loading_info": True, "adapter_kwargs": {"subfolder": os.devnull}}
 
 
 def load_transformers(
@@ -165,8 +166,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
             dtype=dtype,
             attn_implementation=NAME,
             trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            adapter_kwargs=NO_ADAPTER,
+            **LOAD_FLAGS,
         )
         model, report = loaded
         refuse_missing(folder, sorted(report["missing_keys"]))

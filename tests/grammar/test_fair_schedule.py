@@ -196,6 +196,23 @@ def test_medium_grammars_of_others_do_not_starve_a_long_one():
     assert "a" in [name for _, name in world.log]
 
 
+def test_a_running_grammar_passes_none_that_waits():
+    """Else two users who always have long ones keep the slow lane for ever."""
+    schedule = FairSchedule((Lane(3, 2, SLICE_S), Lane(2, 1, MEDIUM_S), Lane(1, 1)), 1000)
+    first, second, other = Job(0, lane=2), Job(0, lane=1), Job(0, lane=2)
+    for job, user in ((first, "a"), (second, "a"), (other, "z")):
+        schedule.add(job, user)
+        if job is not other:
+            assert schedule.take() is job
+    schedule.finish(first, 10.0)
+    assert schedule.may_continue(second, MEDIUM_S), "nobody waits for the medium lane"
+    assert second.lane == 1
+    assert schedule.take() is other
+    schedule.finish(other, 10.0)
+    assert schedule.may_continue(second, MEDIUM_S)
+    assert second.lane == 2
+
+
 def test_a_long_grammar_keeps_its_place_until_another_user_wants_it():
     world = World(FairSchedule(make_lanes(2), 1000))
     fill_lanes(world, "abcd", each=1)

@@ -154,8 +154,9 @@ class FairSchedule:
         lane has a place for it. False: it must be stopped, because its place is another's."""
         while used_s >= self._lanes[job.lane].slice_s:
             account, number = self._pay(job), job.lane + 1
-            if self._is_full(number) or account.count_running(number) >= self._lanes[number].per_user:
-                return job.slow and not self._is_wanted(job.lane, account)
+            full = self._is_full(number) or account.count_running(number) >= self._lanes[number].per_user
+            if full or self._is_awaited(number, account):  # no running job passes those that wait
+                return job.slow and not (self._is_full(job.lane) and self._is_awaited(job.lane, account))
             job.lane = number
         return True
 
@@ -182,9 +183,9 @@ class FairSchedule:
         running = sum(account.count_running(number) for account in self._accounts.values())
         return running >= self._lanes[number].places
 
-    def _is_wanted(self, number: int, holder: Account) -> bool:
+    def _is_awaited(self, number: int, holder: Account) -> bool:
         """Return whether a user other than the holder waits for a place of the lane, and may have it."""
-        return self._is_full(number) and any(
+        return any(
             account.count_running(number) < self._lanes[number].per_user and account.first(number) is not None
             for account in self._accounts.values()
             if account is not holder

@@ -39,18 +39,18 @@ def run(*command: str) -> None:
     print(done.stdout.strip() or "", done.stderr.strip().splitlines()[-1] if done.returncode else "", flush=True)
 
 
-def logits_here(file: Path, weights: str) -> torch.Tensor:
+def logits_here(file: Path, weights: str, ids: np.ndarray = IDS) -> torch.Tensor:
     """Of the file, converted and served here."""
     folder = file.with_suffix(f".{weights}")
     folder.mkdir()
     with contextlib.redirect_stderr(io.StringIO()):
         convert_here(file, folder, ("float32", weights))
     config: Any = ModelConfig(model=str(file), weights=weights, dtype="float32", device="cpu")  # type: ignore[arg-type]
-    runner, blocks, flat = load_transformers(config, folder, block_size=16), -(-LENGTH // 16), FlatTokens()
-    runner.allocate_states(1, LENGTH, 0)
+    runner, blocks, flat = load_transformers(config, folder, block_size=16), -(-len(ids) // 16), FlatTokens()
+    runner.allocate_states(1, len(ids), 0)
     runner.allocate(blocks)
-    flat.add(IDS.tolist(), LENGTH)
-    flat.wanted = list(range(LENGTH))
+    flat.add(ids.tolist(), len(ids))
+    flat.wanted = list(range(len(ids)))
     return runner.forward(flat.make_batch(np.arange(blocks, dtype=np.int32)[None], 16, slots=[0])).float()
 
 

@@ -5,6 +5,7 @@ converter itself judges in `make test-gguf`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from gguf import (
     MODEL_ARCH_NAMES,
     ExpertGatingFuncType,
     GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
     GGUFWriter,
     RopeScalingType,
     get_tensor_name_map,
@@ -114,6 +117,30 @@ def write_model(model: Any, path: Path, kind: Type = Type.F32, more: dict[str, A
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rewrite(source: Path, path: Path, changes: Mapping[str, Any]) -> Path:
+    """The file with other fields. changes: a value and its type, and the type of a list's entries; None: none of it."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture" and name not in changes:
+            writer.add_key_value(name, field.contents(), *kinds_of(field))
+    for name, given in changes.items():
+        if given is not None:
+            writer.add_key_value(name, *given)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def kinds_of(field: Any) -> tuple[Any, ...]:
+    """The type of a field's value, and the type of a list's entries."""
+    return (field.types[0], field.types[-1]) if field.types[0] == GGUFValueType.ARRAY else (field.types[0],)
 
 
 def add(writer: GGUFWriter, name: str, tensor: torch.Tensor, kind: Type) -> None:

@@ -7,43 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType
 from tokenizers import Tokenizer
 
 from gguf_judge.models import VOCAB, WORDS, make_model
-from models.gguf_writer import write_model
+from models.gguf_writer import rewrite, write_model
 from tailrace.errors import ModelLoadError
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_tokenizer import convert_tokenizer
 
 V = GGUFValueType
 GGML = "tokenizer.ggml."
-GONE = object()
+GONE = None
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(make_model("llama"), tmp_path_factory.mktemp("whole") / "tiny.gguf")
-
-
-def rewrite(source: Path, path: Path, fields: dict[str, Any]) -> Path:
-    """The file with other values of fields: GONE, or a value and its type."""
-    reader, writer = GGUFReader(source), GGUFWriter(path, "llama")
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture" or name in fields:
-            continue
-        kind = field.types[0]
-        writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == V.ARRAY else None)
-    for name, given in fields.items():
-        if given is not GONE:
-            writer.add_key_value(name, *given)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def convert_with(source: Path, tmp_path: Path, fields: dict[str, Any]) -> Path:

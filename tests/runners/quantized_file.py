@@ -15,7 +15,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from tailrace.config import ModelConfig
 from tailrace.models import convert, gguf, resolve
-from tailrace.models.gguf_fields import Fields
 
 VOCAB, WIDTH, INNER, LAYERS = 257, 256, 512, 2
 # K types have no quantizer in Python: their blocks are random, with factors of this size
@@ -95,9 +94,7 @@ def converted(config: ModelConfig) -> Path:
 
 
 def convert_here(path: Path, folder: Path, precision: gguf.Precision, *_: object) -> dict[str, Any]:
-    fields = Fields(path)
-    convert.convert_tokenizer(fields, folder)
-    convert.convert_weights(fields, folder, precision[0], precision[1] == "quantized")
+    convert.convert_file(path, folder, *precision)
     return {"source": str(path), "dtype": precision[0], "weights": precision[1], "format": gguf.FORMAT}
 
 

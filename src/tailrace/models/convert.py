@@ -78,23 +78,29 @@ def add_sampling(path: Path, fields: Fields) -> None:
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def main(arguments: list[str]) -> int:
-    """Exit code 0, or 1 after a line "error: …"."""
+def convert_file(source: Path, folder: Path, dtype: str, weights: str) -> None:
+    """Write a file's folder.
+
+    Raises:
+        ModelLoadError: the file is damaged, or something in it is not supported.
+    """
     from tailrace.models.gguf_architectures import read_settings
 
+    check_layout(source)
+    check_transformers()
+    fields = Fields(source)
+    read_settings(fields)  # what is refused is refused before the tokenizer, which adapters lack
+    send_line("stage", "reading the tokenizer")
+    convert_tokenizer(fields, folder)
+    fields.refuse_unread()
+    send_line("stage", f"dequantizing to {dtype}")
+    convert_weights(fields, folder, dtype, weights == "quantized")
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 1 after a line "error: …"."""
     source, folder, dtype, weights = Path(arguments[0]), Path(arguments[1]), arguments[2], arguments[3]
-
-    def convert_file() -> None:
-        check_layout(source)
-        check_transformers()
-        fields = Fields(source)
-        read_settings(fields)  # what is refused is refused before the tokenizer, which adapters lack
-        send_line("stage", "reading the tokenizer")
-        convert_tokenizer(fields, folder)
-        send_line("stage", f"dequantizing to {dtype}")
-        convert_weights(fields, folder, dtype, weights == "quantized")
-
-    return run_work(convert_file)
+    return run_work(lambda: convert_file(source, folder, dtype, weights))
 
 
 if __name__ == "__main__":

@@ -223,5 +223,5 @@ def read_settings(fields: Fields) -> tuple[Architecture, Settings]:
     for name in BY_LAYER:
         settings.pop(name)
     settings["max_position_embeddings"] = context_length(settings)
-    fields.refuse_unread()
+    fields.refuse_unread(fields.name(""))
     return architecture, settings

@@ -1,6 +1,6 @@
-"""The values of a GGUF file's metadata fields. A field that the conversion reads is marked. A field of the architecture
-that the conversion does not read is refused, because it may change the arithmetic. Part of convert.py's process; knows
-no architecture.
+"""The values of a GGUF file's metadata fields. A field that the conversion reads is marked. A field that the conversion
+does not read is refused, because it may change tokens, unless gguf_without_effect.py has it. Part of convert.py's
+process; knows no architecture.
 
 llama.cpp's names: gguf.constants.Keys.
 """
@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gguf import GGUFReader
@@ -19,29 +19,10 @@ from gguf import GGUFReader
 from tailrace.errors import ModelLoadError
 from tailrace.models.check_weights import MAX_SIZE
 from tailrace.models.gguf import list_parts
+from tailrace.models.gguf_without_effect import has_effect
 
 REQUIRED: Any = object()
-# fields that no computation uses: sizes that tensors state themselves, and how a file was made
-IRRELEVANT = frozenset({"vocab_size", "rope.scaling.finetuned", "attention.temperature_length"})
 SIGNED = ("rope.scaling.yarn_ext_factor",)  # −1: not set
-OFF = (0, False)
-ONE = (0, 1)  # llama.cpp takes 0 for "not set"
-# values that leave the arithmetic as it is, of fields that are refused otherwise unless an architecture reads them
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), OFF),
-    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "attention.output_scale"), ONE),
-    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), OFF),
-    **dict.fromkeys(("attention.sliding_window", "attention.temperature_scale", "attention.shared_kv_layers"), OFF),
-    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "expert_gating_func"), OFF),
-    **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), OFF),
-    **dict.fromkeys(("expert_weights_norm", "leading_dense_block_count", "interleave_moe_layer_step"), OFF),
-    **dict.fromkeys(("expert_group_count", "expert_group_used_count", "expert_weights_scale"), ONE),
-    **dict.fromkeys(("nextn_predict_layers", "n_deepstack_layers", "pooling_type", "swin_norm"), OFF),
-    **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp", "rescale_every_n_layers"), OFF),
-    **dict.fromkeys(("rope.scaling.alpha", "rope.dimension_sections", "rope.dimension_count_swa"), OFF),
-    "attention.causal": (True,),
-    "tensor_data_layout": ("Meta AI original pth",),  # of llama's queries and keys, as in every file
-}
 
 
 def is_count(value: Any, least: int) -> bool:
@@ -116,7 +97,8 @@ class Fields:
         self.architecture: str = self.get_field("general.architecture", "")
 
     def get_field(self, name: str, default: Any = None) -> Any:
-        """Return the value of a field by its whole name."""
+        """Return the value of a field by its whole name, and mark the field as read."""
+        self._read.add(name)
         return plain_value(self._fields[name].contents()) if name in self._fields else default
 
     def name(self, key: str) -> str:
@@ -128,14 +110,12 @@ class Fields:
         return list(self._fields)
 
     def each(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return the value of a field of the architecture, and mark the field as read. A list has an entry for each
-        layer.
+        """Return the value of a field of the architecture. A list has an entry for each layer.
 
         Raises:
             ModelLoadError: the file lacks the field.
         """
         name = self.name(key)
-        self._read.add(name)
         value = self.get_field(name, default)
         if value is REQUIRED:
             raise ModelLoadError(f"the field {name} is missing")
@@ -221,14 +201,14 @@ class Fields:
         if value not in accepted:
             self.refuse(key, value)
 
-    def refuse(self, key: str, value: Any) -> None:
-        """Raise ModelLoadError for a value that is not supported."""
-        raise self.refusal(key, value)
+    def refuse(self, key: str, value: Any) -> NoReturn:
+        """Raise ModelLoadError for a value of a field of the architecture that is not supported."""
+        self.refuse_field(self.name(key), value)
 
-    def refusal(self, key: str, value: Any) -> ModelLoadError:
-        """Return the error for a value that is not supported."""
-        return ModelLoadError(
-            f"the field {self.name(key)} is {value!r:.80}, which is not supported for {self.architecture}: "
+    def refuse_field(self, name: str, value: Any) -> NoReturn:
+        """Raise ModelLoadError for a value that is not supported. name: the field's whole name."""
+        raise ModelLoadError(
+            f"the field {name} is {value!r:.80}, which is not supported for {self.architecture}: "
             "its tokens would be wrong"
         )
 
@@ -263,14 +243,11 @@ class Fields:
                 return int(tensor.shape[1])
         raise ModelLoadError(f"the tensor {stem} is missing")
 
-    def refuse_unread(self) -> None:
-        """Raise ModelLoadError for an unread field of the architecture, unless the field changes nothing."""
-        prefix = f"{self.architecture}."
+    def refuse_unread(self, start: str = "") -> None:
+        """Raise ModelLoadError for an unread field, unless the field changes nothing. start: of the fields' names."""
         for name in self._fields:
-            key = name.removeprefix(prefix)
-            if not name.startswith(prefix) or name in self._read or key in IRRELEVANT:
+            if not name.startswith(start) or name in self._read:
                 continue
-            value = self.get_field(name)
-            values = value if isinstance(value, list) else [value]
-            if any(entry not in NEUTRAL.get(key, ()) for entry in values):
-                self.refuse(key, value)
+            key, value = name.removeprefix(f"{self.architecture}."), plain_value(self._fields[name].contents())
+            if has_effect(key, value):
+                self.refuse_field(name, value)

@@ -67,7 +67,7 @@ def read_sections(fields: Fields, settings: Settings) -> None:
     """Read which frequencies are of times, heights and widths."""
     sections = fields.each("rope.dimension_sections", SECTIONS)
     if not isinstance(sections, list) or not all(is_count(section, 0) for section in sections):
-        raise fields.refusal("rope.dimension_sections", sections)
+        fields.refuse("rope.dimension_sections", sections)
     if 2 * sum(sections) != fields.size("rope.dimension_count", settings["head_dim"]):
         fields.refuse("rope.dimension_sections", sections)
     named = {"mrope_section": [section for section in sections if section], "mrope_interleaved": True}

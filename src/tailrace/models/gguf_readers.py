@@ -104,7 +104,7 @@ def read_windows(fields: Fields, settings: Settings, period: int) -> bool:
     if is_count(pattern, 0):
         pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers)]
     if not are_flags(pattern, layers):
-        raise fields.refusal("attention.sliding_window_pattern", pattern)
+        fields.refuse("attention.sliding_window_pattern", pattern)
     slides = [bool(window) and bool(each) for each in pattern[:layers]]
     settings["layer_types"] = [SLIDING if each else FULL for each in slides]
     settings["sliding_window"] = window or None

@@ -14,6 +14,9 @@ from gguf_judge.models import make_model
 from models.gguf_writer import rewrite, write_model
 from runners.quantized_file import convert_here
 from tailrace.errors import ModelLoadError
+from tailrace.models.gguf_architectures import read_settings
+from tailrace.models.gguf_fields import Fields
+from tailrace.models.gguf_hybrids import read_gemma4
 from tailrace.models.gguf_without_effect import PATTERNS, WITHOUT_EFFECT, list_reasons
 
 PAGE = Path(__file__).parents[2] / "docs" / "gguf.md"
@@ -90,3 +93,68 @@ def test_a_pattern_matches_a_whole_name():
 
 def test_the_page_shows_the_table():
     assert "\n".join(list_reasons()) in PAGE.read_text()
+
+
+# model, the field that is missing → settings of llama.cpp's value
+MISSING: dict[tuple[str, str], dict[str, Any]] = {
+    ("gemma2", "attn_logit_softcapping"): {"attn_logit_softcapping": 50.0},
+    ("gemma2", "final_logit_softcapping"): {"final_logit_softcapping": 30.0},
+    ("gemma2", "attention.sliding_window"): {"sliding_window": 4096},
+    ("gemma3", "attention.sliding_window"): {"sliding_window": None},
+    ("olmo3", "attention.sliding_window"): {"sliding_window": None, "model_type": "olmo2"},
+    ("exaone4", "attention.sliding_window"): {"sliding_window": None},
+    ("command-r", "logit_scale"): {"logit_scale": 1.0},
+    ("llama", "attention.head_count_kv"): {"num_key_value_heads": 4},
+    ("granite", "attention.scale"): {"attention_multiplier": 32**-0.5},
+    ("deepseek2 v3", "expert_gating_func"): {"model_type": "deepseek_v3"},
+    ("glm4moe", "expert_weights_norm"): {"norm_topk_prob": False},
+}
+NEEDED = {
+    "cohere2": ("attention.sliding_window", "attention.layer_norm_epsilon"),
+    "gpt-oss": ("attention.sliding_window", "attention.layer_norm_rms_epsilon"),
+    "granite": ("logit_scale",),
+    "llama": ("context_length", "block_count", "embedding_length", "attention.head_count"),
+}
+
+
+def without(name: str, key: str, folder: Path) -> Fields:
+    file = write_model(make_model(name), folder / "whole.gguf")
+    whole = Fields(file).name(key)
+    assert whole in Fields(file).names()
+    return Fields(rewrite(file, folder / "tiny.gguf", {whole: None}))
+
+
+@pytest.mark.parametrize(("name", "key"), MISSING)
+def test_a_missing_field_has_llama_cpps_value(name: str, key: str, tmp_path: Path):
+    found = read_settings(without(name, key, tmp_path))[1]
+    expected = MISSING[name, key]
+    assert {setting: found[setting] for setting in expected} == expected
+    if "sliding_window" in expected:
+        assert ("sliding_attention" in found["layer_types"]) == bool(found["sliding_window"])
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in NEEDED.items() for key in keys])
+def test_a_file_without_a_needed_field_is_refused(name: str, key: str, tmp_path: Path):
+    with pytest.raises(ModelLoadError, match=rf"^the field [\w-]+\.{re.escape(key)} is missing"):
+        read_settings(without(name, key, tmp_path))
+
+
+def test_gemma4s_missing_fields_have_llama_cpps_values():
+    """Its files have all others, which the writer of these tests does not write."""
+    fields = FakeGemma4({"attention.sliding_window": 4, "attention.key_length": 8, "attention.key_length_swa": 4})
+    settings: dict[str, Any] = {"num_hidden_layers": 6, "kv_heads_by_layer": [1] * 6, "feed_forward_by_layer": [8] * 6}
+    read_gemma4(fields, settings)
+    assert settings["final_logit_softcapping"] == 30.0
+    assert settings["rope_parameters"]["sliding_attention"]["rope_theta"] == 10000.0
+    assert settings["rope_parameters"]["full_attention"]["rope_theta"] == 10000.0
+
+
+class FakeGemma4(Fields):
+    """Fields of a file of Gemma 4, by the architecture's names."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.architecture, self.tensors, self.taken, self._read = "gemma4", {"blk.5.attn_v.weight": None}, set(), set()
+        self._given = {f"gemma4.{key}": value for key, value in given.items()}
+
+    def get_field(self, name: str, default: Any = None) -> Any:
+        return self._given.get(name, default)

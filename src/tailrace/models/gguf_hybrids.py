@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailrace.models.gguf_fields import Fields, are_flags, is_count
-from tailrace.models.gguf_readers import FULL, Settings, read_windows
+from tailrace.models.gguf_readers import FINAL_CAP, FULL, LOCAL_THETA, Settings, read_windows
 from tailrace.models.gguf_rope import FREQUENCIES, plain_rope, read_rope
 
 SECTIONS = [11, 11, 10, 0]  # Qwen 3.5's numbers of frequencies for times, heights and widths
@@ -83,7 +83,7 @@ def read_gemma4(fields: Fields, settings: Settings) -> None:
     fields.expect("attention.value_length_swa", local)
     fields.expect("rope.dimension_count_swa", local)
     settings |= {"head_dim": local, "global_head_dim": full, "eos_token_id": GEMMA4_ENDS}
-    settings["final_logit_softcapping"] = fields.number("final_logit_softcapping", None) or None
+    settings["final_logit_softcapping"] = fields.number("final_logit_softcapping", FINAL_CAP) or None
     settings["hidden_size_per_layer_input"] = fields.count("embedding_length_per_layer_input", 0)
     if "per_layer_token_embd.weight" in fields.tensors:
         settings["vocab_size_per_layer_input"] = fields.rows("per_layer_token_embd.weight")
@@ -98,7 +98,7 @@ def read_gemma4(fields: Fields, settings: Settings) -> None:
         fields.refuse("rope.dimension_count", f"{full} with other factors in {FREQUENCIES}")
     whole = plain_rope(fields, full)
     proportional = {"rope_type": "proportional", "partial_rotary_factor": turned / len(factors)}
-    theta = fields.positive("rope.freq_base_swa", whole["rope_theta"])
+    theta = fields.positive("rope.freq_base_swa", LOCAL_THETA)
     settings["rope_parameters"] = {
         FULL: whole | proportional,
         "sliding_attention": {"rope_type": "default", "rope_theta": theta},

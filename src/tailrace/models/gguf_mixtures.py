@@ -1,10 +1,10 @@
-"""Readers of a GGUF file's fields for further mixtures of experts. Part of convert.py's process; knows nothing of
+"""Readers of a GGUF file's fields for mixtures of experts. Part of convert.py's process; knows nothing of
 weights."""
 
 from __future__ import annotations
 
 from tailrace.models.gguf_fields import Fields
-from tailrace.models.gguf_readers import SIGMOID, Settings
+from tailrace.models.gguf_readers import SIGMOID, SOFTMAX, Settings
 
 LLAMA4_CHUNK = 8192
 MAVERICK = 128
@@ -53,3 +53,43 @@ def read_llama4(fields: Fields, settings: Settings) -> None:
     settings["use_qk_norm"] = settings["num_local_experts"] != MAVERICK
     settings["attention_chunk_size"] = LLAMA4_CHUNK
     fields.expect("attention.sliding_window", LLAMA4_CHUNK)
+
+
+def read_minimax(fields: Fields, settings: Settings) -> None:
+    """Read MiniMax, whose routers are a sigmoid with corrections, as DeepSeek's."""
+    fields.expect("expert_gating_func", SIGMOID, 0)
+    settings["intermediate_size"] = settings.pop("moe_intermediate_size")
+    settings["rotary_dim"] = fields.count("rope.dimension_count", settings["head_dim"])
+
+
+def read_granite_moe(fields: Fields, settings: Settings) -> None:
+    settings["intermediate_size"] = settings.pop("moe_intermediate_size")
+
+
+def read_routing(fields: Fields, settings: Settings) -> None:
+    """Read routers of DeepSeek's kind: groups, a factor, shared experts after some dense layers."""
+    settings["n_shared_experts"] = fields.count("expert_shared_count", 0)
+    settings["first_k_dense_replace"] = fields.count("leading_dense_block_count", 0)
+    settings["routed_scaling_factor"] = fields.number("expert_weights_scale", 0) or 1.0
+    settings["norm_topk_prob"] = fields.flag("expert_weights_norm", False)
+    settings["n_group"] = fields.count("expert_group_count", 0) or 1
+    settings["topk_group"] = fields.count("expert_group_used_count", 0) or 1
+
+
+def read_glm4_moe(fields: Fields, settings: Settings) -> None:
+    fields.expect("expert_gating_func", SIGMOID, 0)
+    settings["use_qk_norm"] = fields.has_tensor("attn_q_norm.weight")
+
+
+def read_deepseek2(fields: Fields, settings: Settings) -> None:
+    """Read DeepSeek V2, which has a softmax, or V3, which has a sigmoid with corrections."""
+    gate = fields.count("expert_gating_func", 0) or (SIGMOID if fields.has_tensor("exp_probs_b.bias") else SOFTMAX)
+    if gate == SOFTMAX:
+        greedy = settings["n_group"] == 1
+        settings["topk_method"] = "greedy" if greedy else "group_limited_greedy"
+        if settings["norm_topk_prob"]:
+            fields.refuse("expert_weights_norm", True)
+    elif gate == SIGMOID:
+        settings |= {"model_type": "deepseek_v3", "rope_interleave": True}
+    else:
+        fields.refuse("expert_gating_func", gate)

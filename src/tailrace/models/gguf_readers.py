@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.models.gguf_fields import Fields, are_flags, is_count
+from tailrace.models.gguf_fields import REQUIRED, Fields, are_flags, is_count
 from tailrace.models.gguf_rope import plain_rope, read_rope
 
 Settings = dict[str, Any]
@@ -29,7 +29,9 @@ MTP = (
     "cohere2moe",
 )  # architectures with layers that predict further tokens
 BY_LAYER = ("kv_heads_by_layer", "feed_forward_by_layer")  # settings for further readers, and none of transformers'
-LOCAL_THETA = 10000.0  # of Gemma 3's sliding layers
+LOCAL_THETA = 10000.0  # of sliding layers of Gemma 3 and 4, where a file states none
+WINDOW, ATTENTION_CAP, FINAL_CAP = 4096, 50.0, 30.0  # of Gemma's, where a file states none
+EXAONE_32B = 64  # layers
 
 
 def read_common(fields: Fields, settings: Settings) -> None:
@@ -96,10 +98,10 @@ def read_layer_ropes(fields: Fields, settings: Settings, local: float | None = N
     settings["rope_parameters"] = {FULL: full, SLIDING: plain_rope(fields, settings["head_dim"], theta)}
 
 
-def read_windows(fields: Fields, settings: Settings, period: int) -> bool:
+def read_windows(fields: Fields, settings: Settings, period: int, window: Any = REQUIRED) -> bool:
     """Read the sliding window, and which layers have it: the file's pattern, or all but every `period`-th. Return False
-    if no layer slides."""
-    window = fields.count("attention.sliding_window", 0)
+    if no layer slides. window: the size that llama.cpp takes if the file states none."""
+    window = fields.count("attention.sliding_window", window)
     pattern, layers = fields.each("attention.sliding_window_pattern", period), settings["num_hidden_layers"]
     if is_count(pattern, 0):
         pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers)]
@@ -117,26 +119,31 @@ def read_gemma(fields: Fields, settings: Settings) -> None:
     divisor = settings["hidden_size"] // settings["num_attention_heads"] if big else settings["head_dim"]
     scale = fields.number("attention.scale", 0)
     settings["query_pre_attn_scalar"] = scale**-2 if scale else divisor
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        settings[name] = fields.number(name, None) or None
-    if fields.architecture == "gemma3" and settings["attn_logit_softcapping"]:
-        fields.refuse("attn_logit_softcapping", settings["attn_logit_softcapping"])
+
+
+def read_caps(fields: Fields, settings: Settings, attention: float, final: float) -> None:
+    """Read caps of logits. attention, final: llama.cpp's, if the file states none; 0: no cap."""
+    for name, default in (("attn_logit_softcapping", attention), ("final_logit_softcapping", final)):
+        settings[name] = fields.number(name, default) or None
 
 
 def read_gemma2(fields: Fields, settings: Settings) -> None:
-    settings["sliding_window"] = fields.count("attention.sliding_window", 4096)
-    read_windows(fields, settings, 2)
+    read_caps(fields, settings, ATTENTION_CAP, FINAL_CAP)
+    read_windows(fields, settings, 2, WINDOW)
     read_one_rope(fields, settings)
 
 
 def read_gemma3(fields: Fields, settings: Settings) -> None:
-    read_windows(fields, settings, 6)
+    read_caps(fields, settings, 0, 0)
+    if settings["attn_logit_softcapping"]:
+        fields.refuse("attn_logit_softcapping", settings["attn_logit_softcapping"])
+    read_windows(fields, settings, 6, window=0)
     read_layer_ropes(fields, settings, LOCAL_THETA)
 
 
 def read_olmo2(fields: Fields, settings: Settings) -> None:
     """Read Olmo 2; with windows it is Olmo 3."""
-    if read_windows(fields, settings, 4):
+    if read_windows(fields, settings, 4, window=0):
         settings["model_type"] = "olmo3"
         read_layer_ropes(fields, settings)
     else:
@@ -213,14 +220,20 @@ def read_phi3(fields: Fields, settings: Settings) -> None:
     )
 
 
-def read_windows_and_rope(fields: Fields, settings: Settings) -> None:
-    """Read Cohere 2 and EXAONE 4: if some layers slide, llama.cpp and transformers turn positions in these alone."""
+def read_cohere2(fields: Fields, settings: Settings) -> None:
+    """Read Cohere 2: if some layers slide, llama.cpp and transformers turn positions in these alone."""
     read_windows(fields, settings, 4)
     read_one_rope(fields, settings)
 
 
+def read_exaone4(fields: Fields, settings: Settings) -> None:
+    """Read EXAONE 4, which turns positions as Cohere 2 does. Files of 64 layers slide also if they do not state it."""
+    read_windows(fields, settings, 4, WINDOW if settings["num_hidden_layers"] == EXAONE_32B else 0)
+    read_one_rope(fields, settings)
+
+
 def read_logit_scale(fields: Fields, settings: Settings) -> None:
-    settings["logit_scale"] = fields.number("logit_scale")
+    settings["logit_scale"] = fields.number("logit_scale", 0) or 1.0
 
 
 def read_gpt2(fields: Fields, settings: Settings) -> None:
@@ -229,51 +242,11 @@ def read_gpt2(fields: Fields, settings: Settings) -> None:
     settings["max_position_embeddings"] = fields.rows("position_embd.weight")
 
 
-def read_minimax(fields: Fields, settings: Settings) -> None:
-    """Read MiniMax, whose routers are a sigmoid with corrections, as DeepSeek's."""
-    fields.expect("expert_gating_func", SIGMOID, 0)
-    settings["intermediate_size"] = settings.pop("moe_intermediate_size")
-    settings["rotary_dim"] = fields.count("rope.dimension_count", settings["head_dim"])
-
-
-def read_granite_moe(fields: Fields, settings: Settings) -> None:
-    settings["intermediate_size"] = settings.pop("moe_intermediate_size")
-
-
 def read_stablelm(fields: Fields, settings: Settings) -> None:
     """Read StableLM. Its tensors show what the file does not say."""
     settings["use_qkv_bias"] = settings["attention_bias"]
     settings["use_parallel_residual"] = not fields.has_tensor("ffn_norm.weight")
     fields.expect("use_parallel_residual", True, False)
-
-
-def read_routing(fields: Fields, settings: Settings) -> None:
-    """Read routers of DeepSeek's kind: groups, a factor, shared experts after some dense layers."""
-    settings["n_shared_experts"] = fields.count("expert_shared_count", 0)
-    settings["first_k_dense_replace"] = fields.count("leading_dense_block_count", 0)
-    settings["routed_scaling_factor"] = fields.number("expert_weights_scale", 0) or 1.0
-    settings["norm_topk_prob"] = fields.flag("expert_weights_norm", False)
-    settings["n_group"] = fields.count("expert_group_count", 0) or 1
-    settings["topk_group"] = fields.count("expert_group_used_count", 0) or 1
-
-
-def read_glm4_moe(fields: Fields, settings: Settings) -> None:
-    fields.expect("expert_gating_func", SIGMOID, 0)
-    settings["use_qk_norm"] = fields.has_tensor("attn_q_norm.weight")
-
-
-def read_deepseek2(fields: Fields, settings: Settings) -> None:
-    """Read DeepSeek V2, which has a softmax, or V3, which has a sigmoid with corrections."""
-    gate = fields.count("expert_gating_func", 0) or (SIGMOID if fields.has_tensor("exp_probs_b.bias") else SOFTMAX)
-    if gate == SOFTMAX:
-        greedy = settings["n_group"] == 1
-        settings["topk_method"] = "greedy" if greedy else "group_limited_greedy"
-        if settings["norm_topk_prob"]:
-            fields.refuse("expert_weights_norm", True)
-    elif gate == SIGMOID:
-        settings |= {"model_type": "deepseek_v3", "rope_interleave": True}
-    else:
-        fields.refuse("expert_gating_func", gate)
 
 
 def read_neutral_scale(fields: Fields, settings: Settings) -> None:

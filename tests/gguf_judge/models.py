@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -281,10 +283,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(name: str) -> Any:
-    """The model, in float32."""
+def make_model(name: str, more: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """The model, in float32. more: further settings."""
     kind, settings = MODELS[name]
-    config = getattr(t, f"{kind}Config")(**(COMMON | settings))
+    config = getattr(t, f"{kind}Config")(**(COMMON | settings | more))
     torch.manual_seed(0)
     model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -296,9 +298,9 @@ def make_model(name: str) -> Any:
     return model
 
 
-def make_folder(name: str, folder: Path) -> Any:
+def make_folder(name: str, folder: Path, more: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Write the folder of a model → the model."""
-    model = make_model(name)
+    model = make_model(name, more)
     model.save_pretrained(folder)
     words = {word: number for number, word in enumerate(WORDS)}
     tokenizer = Tokenizer(BPE(words, [("Ġ", "Ġ")]))

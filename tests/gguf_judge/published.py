@@ -1,21 +1,156 @@
+"""`python -m gguf_judge.published SOURCE PYTHON [name…]`: tiny files of the most downloaded architectures as llama.cpp
+quantizes them. The greedy tokens behind a prompt are compared: those of transformers on the original folder with the
+rounded weights, of llama.cpp on the file, and of tailrace on both ways of conversion. SOURCE and PYTHON: as of
+`python -m gguf_judge`.
+
+Which entry of a tensor belongs to which entry of a weight is found with the converter itself: it converts a second
+folder, whose weights are numbered.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader, dequantize
+
+from gguf_judge.__main__ import logits_here, run
+from gguf_judge.models import MODELS, VOCAB, make_folder
+
+HERE = Path(__file__).parent
 POPULAR = (
-    "llama llama3",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3moe",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "phi3",
-    "gpt-oss",
-    "deepseek2 lite",
-    "deepseek2 v3",
-    "glm4",
-    "glm4moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-    "granite",
-    "lfm2",
+    *("llama llama3", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt-oss", "granite"),
+    *("deepseek2 lite", "deepseek2 v3", "glm4", "glm4moe", "qwen35", "qwen35moe", "lfm2", "lfm2moe", "mixtral"),
 )
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole blocks
+NARROW = {"moe_intermediate_size": 256, "kv_lora_rank": 256, "q_lora_rank": 256, "shared_expert_intermediate_size": 256}
+PADDED = {"vocab_size": VOCAB + 12}  # rows of the embedding without a token
+TYPES = (
+    *("Q4_K_M", "IQ4_XS", "Q6_K", "IQ3_XXS", "Q5_K_M", "IQ2_XXS", "Q3_K_M", "IQ4_NL", "Q2_K", "IQ3_S", "Q8_0"),
+    *("IQ1_S", "Q4_K_S", "IQ2_S", "Q4_0", "IQ1_M", "Q5_1", "IQ2_XS", "MXFP4_MOE"),
+)
+EACH = 3  # types of a model's files
+PROMPT, STEPS = np.random.default_rng(1).integers(0, VOCAB - 3, 60), 24
+SAME = 1e-3  # of logits
+ROUNDED = 0.08  # of a logit's standard deviation: both kinds of kernels round inputs to eight bits
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the settings of a model whose rows are whole blocks. Every second vocabulary is padded."""
+    given = MODELS[name][1]
+    padded = PADDED if list(MODELS).index(name) % 2 else {}
+    return WIDE | padded | {key: value for key, value in NARROW.items() if given.get(key)}
+
+
+def number_weights(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Write a folder whose matrices' entries are numbers from 1 on. Return the numbers of each matrix."""
+    first, numbers = 1, {}
+    for name, value in model.state_dict().items():
+        if value.dim() > 1:
+            numbers[name] = torch.arange(first, first + value.numel(), dtype=torch.float64).reshape(value.shape)
+            first += value.numel()
+    assert first < 1 << 24, "float32 has no further whole numbers"
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict({**kept, **{name: value.float() for name, value in numbers.items()}})
+    model.save_pretrained(folder)
+    model.load_state_dict(kept)
+    return numbers
+
+
+def round_weights(model: Any, numbers: dict[str, torch.Tensor], numbered: Path, file: Path) -> int:
+    """Give a model the rounded weights of a file. Return how many tensors are in blocks."""
+    places = {tensor.name: np.asarray(tensor.data).reshape(-1) for tensor in GGUFReader(numbered).tensors}
+    last = max(int(value.max()) for value in numbers.values())
+    entries, found = np.full(last + 1, np.nan, np.float32), 0
+    for tensor in GGUFReader(file).tensors:
+        if tensor.data.dtype == np.uint8 or tensor.data.dtype.kind not in "fu":
+            place = places[tensor.name].astype(np.int64)
+            assert (place == places[tensor.name]).all(), tensor.name
+            entries[place] = dequantize(tensor.data, tensor.tensor_type).reshape(-1)
+            found += 1
+    state = model.state_dict()
+    for name, value in numbers.items():
+        rounded = torch.from_numpy(entries[value.numpy().astype(np.int64)])
+        known = ~rounded.isnan()
+        state[name][known] = rounded[known]
+    return found
+
+
+def follow(model: Any) -> tuple[np.ndarray, torch.Tensor]:
+    """Return the prompt with the greedy tokens of transformers behind it, and the logits that they were chosen by."""
+    ids = PROMPT.tolist()
+    with torch.no_grad():
+        for _ in range(STEPS):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1, : VOCAB - 3].argmax()))
+        logits = model(torch.tensor([ids])).logits[0]
+    return np.array(ids), logits[len(PROMPT) - 1 : -1, : VOCAB - 3]
+
+
+def count_others(found: torch.Tensor, wanted: torch.Tensor, near: float) -> int:
+    """Return how many tokens another model chooses, though the difference is no near tie."""
+    chosen = found[len(PROMPT) - 1 : -1, : VOCAB - 3].argmax(-1)
+    lost = wanted.amax(-1) - wanted.gather(-1, chosen[:, None])[:, 0]
+    return int((lost > near).sum())
+
+
+def judge(file: Path, model: Any, ids: Path, python: str) -> list[str]:
+    """Return what chooses other tokens than transformers."""
+    sequence, wanted = follow(model)
+    near = ROUNDED * float(wanted.std())
+    np.save(ids, sequence)
+    run(python, str(HERE / "greedy.py"), str(ids), "0", str(file))
+    outcome, wrong = Path(f"{file}.npz"), []
+    if not outcome.exists():
+        wrong.append("llama.cpp does not run it")
+    elif others := count_others(torch.from_numpy(np.load(outcome)["logits"]), wanted, near):
+        wrong.append(f"llama.cpp: {others} of {STEPS} tokens differ")
+    for weights, limit in (("dequantized", SAME), ("quantized", near)):
+        try:
+            others = count_others(logits_here(file, weights, sequence), wanted, limit)
+        except Exception as failure:  # whatever stands in the way is the outcome
+            wrong.append(f"tailrace, {weights}: {type(failure).__name__}: {failure!s:.200}")
+        else:
+            wrong += [f"tailrace, {weights}: {others} of {STEPS} tokens differ"] if others else []
+    return wrong
+
+
+def judge_model(number: int, name: str, work: Path, source: str, python: str) -> list[str]:
+    """Return what is wrong with a model's files."""
+    folder, numbered = work / "plain", work / "numbered"
+    model = make_folder(name, folder, settings_of(name))
+    shutil.copytree(folder, numbered)
+    numbers = number_weights(model, numbered)
+    run(python, str(HERE / "converter.py"), source, "f32", str(folder), str(numbered))
+    kinds = [TYPES[(EACH * number + each) % len(TYPES)] for each in range(EACH)]
+    run(python, str(HERE / "quantize.py"), source, f"{folder}.f32.gguf", *kinds)
+    found = []
+    for kind in kinds:
+        file = Path(f"{folder}.f32.gguf.{kind}.gguf")
+        blocks = round_weights(model, numbers, Path(f"{numbered}.f32.gguf"), file)
+        wrong = judge(file, model, work / "ids.npy", python)
+        print(f"{name}, {kind} ({blocks} tensors in blocks):", "; ".join(wrong) or "same tokens", flush=True)
+        found += wrong
+    return found
+
+
+def main(source: str, python: str, names: list[str]) -> int:
+    """Exit code 1 if tailrace chooses other tokens."""
+    found = []
+    for number, name in enumerate(POPULAR):
+        if names and name not in names:
+            continue
+        work = Path(tempfile.mkdtemp(prefix="gguf-published-"))
+        try:
+            found += judge_model(number, name, work, source, python)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return int(any(each.startswith("tailrace") for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

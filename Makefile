@@ -150,19 +150,26 @@ test-vllm-ray: install $(VLLM_RAY)/.stamp
 	$(call install-wheel,vllm-ray,$(VLLM_RAY))
 	cd tests/vllm_ray && ../../$(VLLM_RAY)/bin/python -m pytest -W ignore $(ARGS)
 
-# tailrace in llama-cpp-python, which is built here (minutes), on the default model's file (docs/integrations/llama-cpp.md).
+# tailrace in llama-cpp-python, which is built here (minutes), on the default model's file (docs/integrations/llama-cpp.md). Then what both
+# make of tiny files: texts for each pre-tokenizer, quantized weights, and each field (docs/gguf.md).
 # Its tiles (AMX) crash as GCC 12 compiles them, so they are left out; bench gguf wants them (docs/quantized.md).
 LLAMA_CPP := .venv-llama-cpp
+GGUF_SOURCE := build/llama-cpp-source
+GGUF_JUDGE = PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m gguf_judge
+GGUF_PEER = $(GGUF_SOURCE)/vendor/llama.cpp $(LLAMA_CPP)/bin/python
 LLAMA_CPP_BUILD := $(shell grep -qsw amx_int8 /proc/cpuinfo && echo CMAKE_ARGS=-DGGML_NATIVE=OFF)
 $(LLAMA_CPP)/.stamp: | $(BIN)/pip
 	@rm -rf $(LLAMA_CPP); $(BIN)/python -m venv $(LLAMA_CPP)
 	$(LLAMA_CPP_BUILD) $(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet llama-cpp-python==0.3.36 torch==2.13.0 msgspec pytest
 	@touch $@
 
-test-llama-cpp: install $(LLAMA_CPP)/.stamp
+test-llama-cpp: install $(LLAMA_CPP)/.stamp $(GGUF_SOURCE)/.stamp
 	$(call install-wheel,llama-cpp,$(LLAMA_CPP))
 	export TAILRACE_GGUF="$$($(BIN)/python -c "from pathlib import Path; from tailrace.config import ModelConfig; from tailrace.models.default import fetch_default; from tailrace.models.progress import Progress; print(fetch_default(Path(ModelConfig().cache_dir), Progress(False)))")"; \
 	cd tests/llama_cpp_plugin && ../../$(LLAMA_CPP)/bin/python -m pytest -W ignore $(ARGS)
+	$(GGUF_JUDGE).texts $(LLAMA_CPP)/bin/python
+	$(GGUF_JUDGE).published $(GGUF_PEER)
+	$(GGUF_JUDGE).fields $(GGUF_PEER)
 
 # tailrace in transformers' generate and continuous batching (docs/integrations/transformers.md), in the environment of all tests.
 test-transformers: install
@@ -190,7 +197,6 @@ test-exllamav3: install $(EXLLAMAV3_FILES)/.stamp
 
 # GGUF files of tiny models as llama.cpp's own converter writes them, against transformers and llama.cpp; writes docs/gguf.md. The converter
 # comes with llama-cpp-python's source. ARGS="'llama llama3' gpt-oss" judges these.
-GGUF_SOURCE := build/llama-cpp-source
 $(GGUF_SOURCE)/.stamp: $(LLAMA_CPP)/.stamp
 	@rm -rf $(GGUF_SOURCE); mkdir -p $(GGUF_SOURCE)
 	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest $(GGUF_SOURCE) llama-cpp-python==0.3.36
@@ -199,7 +205,7 @@ $(GGUF_SOURCE)/.stamp: $(LLAMA_CPP)/.stamp
 	@touch $@
 
 test-gguf: install $(GGUF_SOURCE)/.stamp
-	PYTHONPATH=tests $(BIN)/python -m gguf_judge $(GGUF_SOURCE)/vendor/llama.cpp $(LLAMA_CPP)/bin/python $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m gguf_judge $(GGUF_PEER) $(ARGS)
 
 # tailrace as SGLang's sampling backend: SGLang's own classes and whole servers on a CPU (docs/integrations/sglang.md).
 SGLANG := .venv-sglang

@@ -44,6 +44,8 @@ TYPES = {
     "string": (V.STRING,),
     "array": (V.ARRAY, V.INT32),
 }
+# end of a field's name → why tailrace does not follow llama.cpp
+KNOWN = {"phi3.attention.sliding_window": "llama.cpp leaves Phi 3's windows out, and the original has them"}
 LENGTHS = "max_position_embeddings"  # no token depends on it
 ADDED = re.compile(r"self\.add_(uint32|float32|bool|string|array)\(\s*Keys\.([\w.]+)\.format\(arch=")
 
@@ -123,8 +125,8 @@ def judge_file(file: Path, python: str, ids: Path) -> list[str]:
     for path, (_, changes) in variants.items():
         rewrite(file, path, changes)
     subprocess.run([*run_there, *(str(path) for path in variants if read_here(path) is not None)], check=True)
-    for path, (name, _) in variants.items():
-        if (reason := compare(path, plain, logits, near)) is not None:
+    for path, (name, changes) in variants.items():
+        if KNOWN.keys().isdisjoint(changes) and (reason := compare(path, plain, logits, near)) is not None:
             wrong.append(f"{name}: {reason}")
         for left in path.parent.glob(f"{path.stem}.*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -38,6 +38,7 @@ EACH = 3  # types of a model's files
 PROMPT, STEPS = np.random.default_rng(1).integers(0, VOCAB - 3, 60), 24
 SAME = 1e-3  # of logits
 ROUNDED = 0.08  # of a logit's standard deviation: both kinds of kernels round inputs to eight bits
+FEW = 4  # of STEPS: rounded inputs turn near ties of routers, and wrong rows change nearly all tokens
 
 
 def settings_of(name: str) -> dict[str, Any]:
@@ -107,15 +108,15 @@ def judge(file: Path, model: Any, ids: Path, python: str) -> list[str]:
     outcome, wrong = Path(f"{file}.npz"), []
     if not outcome.exists():
         wrong.append("llama.cpp does not run it")
-    elif others := count_others(torch.from_numpy(np.load(outcome)["logits"]), wanted, near):
+    elif (others := count_others(torch.from_numpy(np.load(outcome)["logits"]), wanted, near)) > FEW:
         wrong.append(f"llama.cpp: {others} of {STEPS} tokens differ")
-    for weights, limit in (("dequantized", SAME), ("quantized", near)):
+    for weights, limit, most in (("dequantized", SAME, 0), ("quantized", near, FEW)):
         try:
             others = count_others(logits_here(file, weights, sequence), wanted, limit)
         except Exception as failure:  # whatever stands in the way is the outcome
             wrong.append(f"tailrace, {weights}: {type(failure).__name__}: {failure!s:.200}")
         else:
-            wrong += [f"tailrace, {weights}: {others} of {STEPS} tokens differ"] if others else []
+            wrong += [f"tailrace, {weights}: {others} of {STEPS} tokens differ"] if others > most else []
     return wrong
 
 

@@ -33,7 +33,7 @@ class AttentionStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SequenceSpan:
     """One sequence of a pass: its tokens begin … end − 1 of the flat batch are the last of `length` positions."""
 
     begin: int
@@ -55,7 +55,7 @@ class AttentionState:
     caches: list[kernels.KVCache] = field(default_factory=list)
     own_keys: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     batch_invariant: bool = False
-    spans: list[Span] | None = None
+    spans: list[SequenceSpan] | None = None
     index_keys: list[torch.Tensor] = field(default_factory=list)
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from tailrace.errors import ModelLoadError
 from tailrace.runners import attention
-from tailrace.runners.attention import AttentionState, Span
+from tailrace.runners.attention import AttentionState, SequenceSpan
 
 KEEPS = ("update_indexer", "update_index")  # the methods of transformers' caches that take an indexer's keys
 ATTRIBUTE = "tailrace_indexer"  # where a module carries its IndexerLayer
@@ -63,7 +63,7 @@ class IndexerLayer:
         most = max(part.shape[-1] for part in found)
         return torch.cat([F.pad(part, (0, most - part.shape[-1]), value=-1) for part in found], -2)
 
-    def select_each(self, given: dict[str, Any], spans: list[Span]) -> list[torch.Tensor]:
+    def select_each(self, given: dict[str, Any], spans: list[SequenceSpan]) -> list[torch.Tensor]:
         """Return what the module's own `forward` returns for each sequence."""
         hidden, found = given["hidden_states"], []
         for number, span in enumerate(spans):
@@ -119,7 +119,7 @@ class PagedKeys:
 
     layer: IndexerLayer
     sequence: int
-    span: Span
+    span: SequenceSpan
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
         """[…, tokens of the pass, D] → […, positions, D]."""
@@ -147,7 +147,7 @@ class AnyLayer:
         return self.cache
 
 
-def cut_tokens(value: Any, span: Span, tokens: int) -> Any:
+def cut_tokens(value: Any, span: SequenceSpan, tokens: int) -> Any:
     """Return the part of an argument that belongs to the sequence's tokens: tensors [1, tokens, …], also in tuples."""
     if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == tokens:
         return value[:, span.begin : span.end]
@@ -156,7 +156,7 @@ def cut_tokens(value: Any, span: Span, tokens: int) -> Any:
     return value
 
 
-def make_bias(span: Span, like: torch.Tensor) -> torch.Tensor:
+def make_bias(span: SequenceSpan, like: torch.Tensor) -> torch.Tensor:
     """Return the causal mask of one sequence as an indexer takes it: [1, tokens, positions], 0 or the lowest number."""
     at = torch.arange(span.length, device=like.device)
     hidden = at[None] > at[span.length - (span.end - span.begin) :, None]

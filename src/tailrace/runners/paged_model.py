@@ -18,7 +18,7 @@ from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.kernels import Walk
 from tailrace.models.context import context_length
-from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, Span, attach_layers
+from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, SequenceSpan, attach_layers
 from tailrace.runners.base import Batch
 from tailrace.runners.indexers import IndexerLayer, attach_indexers
 from tailrace.runners.inputs import move_batch
@@ -107,7 +107,9 @@ class PagedModel:
             self.states.walk = Walk(batch.query_start, batch.kv_len, batch.slots, self.states.rows, self.device)
         if self.indexers:
             bounds = batch.query_start.tolist()
-            self.layers.spans = [Span(*each) for each in zip(bounds, bounds[1:], batch.kv_len.tolist(), strict=False)]
+            self.layers.spans = [
+                SequenceSpan(*each) for each in zip(bounds, bounds[1:], batch.kv_len.tolist(), strict=False)
+            ]
         try:
             return self.run(move_batch(batch, self.device))
         finally:

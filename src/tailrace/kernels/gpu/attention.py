@@ -22,8 +22,9 @@ import triton
 
 from tailrace.kernels.attention_options import AttentionOptions
 from tailrace.kernels.cache import KVCache, check_attention
-from tailrace.kernels.gpu.attention_kernels import attend_chunks, attend_tiles, join, store_rows
+from tailrace.kernels.gpu.attention_kernels import attend_chunks, attend_tiles, join
 from tailrace.kernels.gpu.online_softmax import MOST, start_of
+from tailrace.kernels.gpu.store_kernel import store_rows
 
 SHORT = 8  # Most tokens of a short sequence.
 FEW_ROWS = 16  # Rows in a tile of a short sequence: the fewest that tensor cores accept.

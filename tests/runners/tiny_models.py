@@ -145,6 +145,13 @@ MODELS: dict[str, Any] = {
         moe_topk=2,
     ),
     "olmo hybrid": lambda: t.OlmoHybridConfig(**COMMON, **DELTA),
+    "minimax": lambda: t.MiniMaxConfig(
+        **COMMON,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        block_size=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
     "lfm2": lambda: t.Lfm2Config(**COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"]),
     "granite 4": lambda: t.GraniteMoeHybridConfig(
         **COMMON,

@@ -134,6 +134,31 @@ def mamba(
     return (out if gate is None else out * F.silu(gate[0].T)).T[None]
 
 
+def attend_lightning(
+    layer: RecurrentLayer, module: Any, rate: torch.Tensor, hidden_states: torch.Tensor, *rest: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Compute MiniMax's lightning attention (arXiv 2501.08313): `forward` of its module.
+
+    rate: float32 [H], by which a head's state decays. hidden_states: [1, T, hidden]. State: [H, D, D].
+    """
+    heads, width = len(rate), module.head_dim
+    if layer.shared.walk is None:
+        layer.note("attention", (heads, width, width), torch.float32)
+        return type(module).forward(module, hidden_states, *rest, **options)
+    mixed = module.act_fn(module.qkv_proj(hidden_states))[0].unflatten(-1, (heads, 3 * width))
+    query, key, value = mixed.split(width, -1)
+    decay = (-rate).expand(len(mixed), -1)
+    given = kernels.HeadScan(query, key, value, decay, torch.ones_like(decay), value.dtype)
+    out = module.norm(kernels.scan_heads(given, *layer.find_states("attention")).flatten(1)[None])
+    return module.out_proj(torch.sigmoid(module.output_gate(hidden_states)) * out), None
+
+
+def read_rate(module: Any) -> torch.Tensor:
+    """Return the decay rates of a lightning attention in float32, [H]. A loaded model has rounded them."""
+    exact, loaded = module.get_slope_rate(module.slope_rate.device), module.slope_rate
+    return (exact if torch.equal(exact.to(loaded.dtype), loaded) else loaded).float().flatten()
+
+
 ACTIVATIONS = (None, "silu", "swish")
 
 # The name in transformers → ours. Scans come in two forms there; a module that is given no cache calls this one.
@@ -144,6 +169,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
 }
+
+
+# Modules whose scan is no function of its own.
+LIGHTNING = "MiniMaxLightningAttention"
 
 
 class KeptLinear(nn.Linear):
@@ -163,7 +192,7 @@ def operations_of(module: nn.Module) -> set[str]:
 
 def has_state(module: nn.Module) -> bool:
     """Return True if the module keeps a state, whatever its name (KimiLinearDeltaAttention)."""
-    return bool(operations_of(module))
+    return type(module).__name__ == LIGHTNING or bool(operations_of(module))
 
 
 def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]:
@@ -174,14 +203,19 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
     """
     layers: list[RecurrentLayer] = []
     for module in model.modules():
-        if not (called := operations_of(module)):
+        if not has_state(module):
             continue
+        called = operations_of(module)
         if getattr(module, "activation", None) not in ACTIVATIONS:
             raise ModelLoadError(
                 f"{type(module).__name__} has the activation {module.activation}, which is not supported"
             )
         layer = RecurrentLayer(shared, len(layers), type(module).__name__)
         layers.append(layer)
+        module.register_forward_pre_hook(partial(clear_notes, layer))
+        if not called:
+            module.forward = partial(attend_lightning, layer, module, read_rate(module))
+            continue
         forward = inspect.unwrap(type(module).forward)
         ours = {name: partial(OPERATIONS[name], layer, forward.__globals__[name]) for name in called}
         bound = FunctionType(
@@ -189,7 +223,6 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
         )
         bound.__kwdefaults__ = forward.__kwdefaults__
         module.forward = MethodType(bound, module)
-        module.register_forward_pre_hook(partial(clear_notes, layer))
         if "mamba_selective_scan" in called and isinstance(getattr(module, "dt_proj", None), nn.Linear):
             module.dt_proj.__class__ = KeptLinear
     return layers

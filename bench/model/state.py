@@ -80,7 +80,7 @@ class Ours:
             ModelConfig(dtype="bfloat16", threads=threads, device="cpu"), folder, block_size=BLOCK
         )
         if self.runner.state_bytes:
-            self.runner.allocate_states(streams, 2)
+            self.runner.allocate_states(streams, 2, 0)
         width = -(-positions // BLOCK)
         self.tables = np.arange(streams * width, dtype=np.int32).reshape(streams, width)
         self.runner.allocate(max(streams * width, 64))

@@ -20,7 +20,8 @@ from tailrace.runners import load_runner
 from tailrace.runners.base import Batch
 from tailrace.runners.decode_steps import record_calls
 from tailrace.runners.paged_model import PagedModel
-from tailrace.runners.recorded import RecordedSteps, StepMemory, StepRecorder, out_variant
+from tailrace.runners.recorded import RecordedSteps
+from tailrace.runners.step_recorder import StepMemory, StepRecorder, out_variant
 from tailrace.runners.transformers import TransformersRunner
 
 aten = torch.ops.aten
@@ -153,6 +154,51 @@ def test_variants_that_write_to_a_given_place():
     assert out_variant(aten.add.Tensor) == (aten.add.out, "out")
     assert out_variant(aten.index_select.default) == (aten.index_select.out, "out")
     assert out_variant(aten._to_copy.default) is None  # its variant takes no dtype
+
+
+def record_with(
+    weight: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> tuple[torch.Tensor, StepRecorder]:
+    recorder = StepRecorder(StepMemory(), [], [weight])
+    with torch.inference_mode(), noting(recorder.calls), recorder:
+        result = function(x)
+    return recorder.memory.view_unowned(result), recorder
+
+
+def decays(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Constants of which the last has the size of temporary tensors before and behind it."""
+    for _ in range(3):
+        x = (x * 2).sigmoid() * -weight.float().exp()
+    return x.tanh() + weight[:4].float().repeat(2)
+
+
+def changed_constants(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Constants that a later call writes to, and results of such constants."""
+    first, second = weight.exp(), weight.cos()
+    early = first + 1
+    first.add_(x)
+    torch.mul(second, x, out=second)
+    return first.sin() + second + early + weight.neg()
+
+
+@pytest.mark.parametrize(("function", "left_out"), [(decays, 11), (changed_constants, 2)])
+def test_constants_are_computed_once(function, left_out):
+    torch.manual_seed(0)
+    weight, x = torch.randn(8).to(torch.bfloat16 if function is decays else torch.float32), torch.randn(8)
+    place, recorder = record_with(weight, partial(function, weight), x)
+    assert len(recorder.calls) - len(recorder.repeated) == left_out
+    for _ in range(3):
+        x.copy_(torch.randn(8))
+        with torch.inference_mode():
+            for call in recorder.repeated:
+                call()
+        assert torch.equal(place, function(weight, x))
+
+
+def test_large_constants_are_computed_in_every_step():
+    weight = torch.randn(1 << 19)
+    _, recorder = record_with(weight, lambda x: x[0] * (weight + 1) + weight[:9].exp().sum(), torch.randn(8))
+    assert len(recorder.calls) - len(recorder.repeated) == 2  # exp and sum
 
 
 # ---- a model's

@@ -18,6 +18,7 @@ from tailrace.config import ModelConfig
 from tailrace.kernels import Walk
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
+from tailrace.runners.recorded import RecordedSteps
 from tailrace.runners.states import RecurrentState, join_pairs
 from tailrace.runners.transformers import TransformersRunner
 
@@ -53,7 +54,7 @@ class Sequences:
         return list(self.runner.forward(batch).clone().split([end - first for _, first, end in parts]))
 
 
-KINDS = ["qwen3.5", "lfm2", "mamba2", "mamba", "gemma3 text"]
+KINDS = ["qwen3.5", "lfm2", "mamba2", "mamba", "minimax", "gemma3 text"]
 WITH_EXPERTS = ["gpt-oss", "deepseek-v3", "llama4 text", "nemotron h", "jamba", "kimi linear", "longcat flash"]
 
 
@@ -104,6 +105,58 @@ def test_copied_states_go_on_alone(sequences):
     sequences.ids[1] = sequences.ids[0]
     [copy] = sequences.step((1, 30, 50))
     torch.testing.assert_close(copy, alone[30:], atol=0, rtol=0)
+
+
+@pytest.mark.few(2)
+def test_recorded_steps_have_the_models_bits(sequences):
+    """In any order of the sequences, from their first token on, with slots that change their owners."""
+    runner = sequences.begin(3).runner
+    if not isinstance(runner.decode_steps, RecordedSteps):
+        pytest.skip("its experts are called by the numbers of their tokens")
+    place = {0: 0, 1: 7, 2: 20}
+    sequences.step((1, 0, 7), (2, 0, 20))
+    for which in ([0, 1, 2], [2, 0], [1], [1, 2, 0], [0, 1, 2], [2, 1]):
+        parts = [(i, place[i], place[i] + 1) for i in which]
+        recorded = sequences.step(*parts)
+        steps, runner.decode_steps = runner.decode_steps, None
+        plain = sequences.step(*parts)
+        runner.decode_steps = steps
+        assert all(map(torch.equal, recorded, plain))
+        place |= {i: place[i] + 1 for i in which}
+    assert sorted(runner.decode_steps.steps) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "minimax"])
+def test_models_with_states_have_recorded_steps(name, tmp_path, monkeypatch):
+    """The planted fault: a walk that stays where it was recorded."""
+    sequences = Sequences(save(name, tmp_path)).begin()
+    assert isinstance(sequences.runner.decode_steps, RecordedSteps)
+    [alone] = sequences.step((0, 0, 30))
+    together = [sequences.step((0, at, at + 1))[0] for at in range(30)]
+    assert torch.equal(torch.cat(together), alone)
+    monkeypatch.setattr(Walk, "move", lambda *_: None)
+    stays = [sequences.step((0, at, at + 1))[0] for at in range(30)]
+    assert torch.equal(torch.cat(stays), alone) == (name == "gemma3 text")  # which has no state
+
+
+def test_a_walk_moves_to_places_that_exist():
+    walk = Walk(torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([1, 5]), None, 2, torch.device("cpu"))
+    kept = walk.first.ctypes.data, walk.slots.ctypes.data
+    assert walk.read.tolist() == [0, 2]
+    walk.move(torch.tensor([9, 1]), torch.tensor([4, 1]))
+    assert (walk.first.ctypes.data, walk.slots.ctypes.data) == kept
+    assert walk.read.tolist() == [8, 2]
+    assert walk.fresh.tolist() == [False, True]
+    for ends, slots in (([9, 0], [4, 1]), ([9, 1], [4, 4])):
+        with pytest.raises(ValueError, match="a slot of its own and positions from 0 on"):
+            walk.move(torch.tensor(ends), torch.tensor(slots))
+    state = RecurrentState(memory={(0, "a"): torch.zeros(8)}, shapes={(0, "a"): ((), torch.float32)}, rows=2)
+    flat = FlatTokens()
+    flat.add([1], 9)
+    flat.add([1], 9)
+    batch = flat.make_batch(torch.zeros(2, 2, dtype=torch.int32).numpy(), SIZE, slots=[0, 4])
+    with pytest.raises(ValueError, match="at least 10 entries, got 8"):
+        state.plan_walk(batch, torch.device("cpu"), walk)
 
 
 def test_joined_copies_are_those_made_one_by_one():

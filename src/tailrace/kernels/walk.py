@@ -68,6 +68,24 @@ class Walk:
             )
         self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
 
+    def move(self, kv_len: torch.Tensor, slots: torch.Tensor | None) -> None:
+        """Go on to another step of as many tokens per sequence. The arrays that kernels read keep their addresses.
+
+        Raises:
+            ValueError: there are other numbers of sequences, positions before 0, or two sequences with one slot.
+        """
+        count = len(self.counts)
+        np.subtract(kv_len.numpy(), self.counts, out=self.first)
+        self.slots[:] = np.arange(count) if slots is None else slots.numpy()
+        for name in ("goes_on", "has_own_slots", "order", "read", "fresh", "moments"):
+            self.__dict__.pop(name, None)
+        self.windows.clear()
+        if not self.goes_on or not self.has_own_slots:
+            raise ValueError(
+                "each sequence must have a slot of its own and positions from 0 on, got the slots "
+                f"{self.slots.tolist()} and the first positions {self.first.tolist()}"
+            )
+
     @cached_property
     def goes_on(self) -> bool:
         """Return whether the sequences follow one another from the first token on, at positions that exist."""

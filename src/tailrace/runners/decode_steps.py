@@ -44,9 +44,13 @@ def record_graphs(
 def record_calls(paged: PagedModel, width: int) -> RecordedSteps | None:
     """Return the decode steps as recorded calls, or None if the model's code does more than call. The trial's positions
     must be in the cache. width: the most entries of a block table."""
-    steps, problem = RecordedSteps(paged.run, width), ""
+    states = paged.states
+    steps, problem = RecordedSteps(paged.run, states, paged.model.parameters(), width), ""
+    most = min(3, states.slots) if states.shapes else 3
+    if states.shapes:  # the trial's sequences are equal
+        states.copy([(row, slot * states.rows + row) for slot in range(1, most) for row in range(states.rows)])
     try:
-        for sequences in (1, 3):
+        for sequences in sorted({1, most}):
             # recorded with other inputs
             steps(decode_trial(paged.vocab_size, paged.block_size, sequences, -2))
             batch = decode_trial(paged.vocab_size, paged.block_size, sequences)

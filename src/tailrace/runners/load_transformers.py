@@ -112,13 +112,15 @@ def swap_modules(paged: PagedModel, adapters: Adapters) -> PagedModel:
 def choose_steps(
     config: ModelConfig, paged: PagedModel, max_num_seqs: int
 ) -> Callable[[int], DecodeSteps | None] | None:
-    """Return how decode steps are recorded, see TransformersRunner. Models with recurrent states or indexers record no
-    steps: the host plans the walk along the sequences."""
-    if paged.recurrent or paged.indexers:
+    """Return how decode steps are recorded, see TransformersRunner. Models with indexers record no steps, because the host
+    goes through the sequences. Nor do models with states on a GPU: the reference's scans read the walk along the
+    sequences on the host."""
+    if paged.indexers:
         return None
     if paged.device.type == "cpu":
         return partial(record_calls, paged) if config.cpu_graphs else None
-    return partial(record_graphs, paged, max_num_seqs) if config.cuda_graphs and max_num_seqs else None
+    graphs = config.cuda_graphs and max_num_seqs and not paged.recurrent
+    return partial(record_graphs, paged, max_num_seqs) if graphs else None
 
 
 def refuse_missing(folder: Path, names: list[str]) -> None:

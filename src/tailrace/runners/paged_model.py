@@ -16,7 +16,6 @@ import torch
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
-from tailrace.kernels import Walk
 from tailrace.models.context import context_length
 from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, SequenceSpan, attach_layers
 from tailrace.runners.base import Batch
@@ -103,17 +102,16 @@ class PagedModel:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the wanted tokens, [L, V]."""
-        if self.states.shapes:
-            self.states.walk = Walk(batch.query_start, batch.kv_len, batch.slots, self.states.rows, self.device)
         if self.indexers:
             bounds = batch.query_start.tolist()
             self.layers.spans = [
                 SequenceSpan(*each) for each in zip(bounds, bounds[1:], batch.kv_len.tolist(), strict=False)
             ]
         try:
-            return self.run(move_batch(batch, self.device))
+            with self.states.walking(self.states.plan_walk(batch, self.device)):
+                return self.run(move_batch(batch, self.device))
         finally:
-            self.states.walk = self.layers.spans = None
+            self.layers.spans = None
 
     def run(self, batch: Batch) -> torch.Tensor:
         """As `logits`, for a batch on the device. The host waits for nothing."""

@@ -8,189 +8,35 @@ steps run at once.
 
 from __future__ import annotations
 
-import ctypes
-import logging
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any
 
-import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tailrace import _cpu
 from tailrace.kernels.cpu.launch import Call, noting
-from tailrace.kernels.types import CODES
+from tailrace.kernels.walk import Walk
 from tailrace.runners.base import Batch
+from tailrace.runners.states import RecurrentState
+from tailrace.runners.step_recorder import HostReads, StepMemory, StepRecorder
 
-log = logging.getLogger(__name__)
-
+CPU = torch.device("cpu")
 MOST = 64  # sequences; with more, the weights take nearly all of the time
-SMALLEST = 12  # log2 of a piece's bytes
-# The result depends on more than the arguments' addresses.
-NOT_REPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
-aten = torch.ops.aten
-EMPTY = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
-COPIES = {aten._to_copy.default, aten.to.dtype, aten.clone.default, aten.contiguous.default}
-
-
-class NotRepeatableError(RuntimeError):
-    """A call's result depends on more than the data at its arguments' addresses."""
-
-
-class HostReads(TorchFunctionMode):
-    """Refuses functions that pass a tensor's values to Python without a call that StepRecorder sees.
-
-    Raises:
-        NotRepeatableError: in such a call.
-    """
-
-    reads = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.reads:
-            raise NotRepeatableError(f"{func.__name__} reads tensors on the host")
-        return func(*args, **(kwargs or {}))
-
-
-class StepMemory:
-    """Pieces of memory that come back when the last tensor on them is gone, and stay allocated."""
-
-    def __init__(self) -> None:
-        self.pieces: dict[int, torch.Tensor] = {}  # by address
-        self.free: dict[int, list[torch.Tensor]] = {}  # by size
-
-    def allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the same shape, strides and dtype on a piece that nobody else has."""
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        size = 1 << max(SMALLEST, (max(extent, 1) * tensor.itemsize - 1).bit_length())
-        free = self.free.setdefault(size, [])
-        piece = free.pop() if free else torch.empty(size, dtype=torch.uint8)
-        self.pieces[piece.data_ptr()] = piece
-        owner = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(piece.data_ptr()))  # the finalizer has piece
-        weakref.finalize(owner, free.append, piece).atexit = False
-        whole = torch.from_numpy(owner).view(tensor.dtype)
-        return whole.as_strided(tensor.shape, tensor.stride())
-
-    def view_unowned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the same tensor; if it lies on a piece, the piece comes back all the same."""
-        piece = self.pieces.get(tensor.untyped_storage().data_ptr())
-        if piece is None:
-            return tensor
-        return piece.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-@cache
-def out_variant(op: Any) -> tuple[Any, str] | None:
-    """Return the overload that takes the same arguments and writes its result to one more, and that one's name."""
-    wanted = [(each.name, str(each.type)) for each in op._schema.arguments]
-    packet = op.overloadpacket
-    for other in (getattr(packet, name) for name in packet.overloads()):
-        arguments = other._schema.arguments
-        outs = [each.name for each in arguments if each.is_out]
-        if len(outs) == 1 and [(each.name, str(each.type)) for each in arguments if not each.is_out] == wanted:
-            return other, outs[0]
-    return None
-
-
-def is_repeatable(op: Any, args: Any, made: list[Any]) -> bool:
-    """Return True if the same call always has results of the same shapes, all of them tensors."""
-    if op is aten.index.Tensor:  # x[indices]; the tags speak of masks
-        return all(each is None or each.dtype == torch.int64 for each in args[1])
-    return all(isinstance(each, torch.Tensor) for each in made) and not any(tag in op.tags for tag in NOT_REPEATABLE)
-
-
-def collect_tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def own_add(x: Any, delta: Any, place: torch.Tensor) -> Call | None:
-    """Return our own addition of two contiguous tensors of one shape, both float32 or bfloat16; None for any other. The
-    bits are the same. torch's takes longer to begin than a step's few rows take."""
-    if not isinstance(delta, torch.Tensor) or (delta.shape, delta.dtype) != (x.shape, x.dtype):
-        return None
-    kept = (x, delta, place)
-    if x.dtype not in (torch.float32, torch.bfloat16) or not all(each.is_contiguous() for each in kept):
-        return None
-    width = x.shape[-1] if x.dim() else 1
-    sizes = (x.numel() // max(1, width), width)
-    call = partial(_cpu.add, x.data_ptr(), delta.data_ptr(), CODES[x.dtype], *sizes, place.data_ptr())
-    call.kept = kept  # type: ignore[attr-defined]  # what lies at the addresses
-    return call
-
-
-def refill_results(pairs: Iterable[tuple[torch.Tensor, int]], op: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Put an operation's results where they were before. pairs: place, and which of the results."""
-    results = collect_tensors(op(*args, **kwargs))
-    for place, index in pairs:
-        place.copy_(results[index])
-
-
-class StepRecorder(TorchDispatchMode):
-    """Notes torch's calls of this thread in `calls`. Their results lie in `memory`.
-
-    Raises:
-        NotRepeatableError: see there.
-    """
-
-    def __init__(self, memory: StepMemory, calls: list[Call]) -> None:
-        super().__init__()
-        self.memory, self.calls = memory, calls
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        made = tree_leaves(result)
-        given = {each.untyped_storage().data_ptr() for each in collect_tensors((args, kwargs))}
-        fresh = [
-            at
-            for at, each in enumerate(made)
-            if not isinstance(each, torch.Tensor) or each.untyped_storage().data_ptr() not in given
-        ]
-        later = partial(tree_map_only, torch.Tensor, self.memory.view_unowned)
-        if fresh and not is_repeatable(func, args, made):
-            raise NotRepeatableError(f"{func} reads tensors on the host")
-        if func._schema.is_mutable:
-            if fresh:
-                raise NotRepeatableError(f"{func} both writes and makes tensors")
-            self.calls.append(partial(func, *later(args), **later(kwargs)))
-            return result
-        if not fresh:  # a view
-            return result
-        places = {at: self.memory.allocate_like(made[at]) for at in fresh}
-        for at, place in places.items():
-            place.copy_(made[at])
-        if func not in EMPTY:
-            unowned = {at: self.memory.view_unowned(place) for at, place in places.items()}
-            self.calls.append(self._make_call(func, later((args, kwargs)), unowned))
-        order = iter(range(len(made)))
-        return tree_map_only(torch.Tensor, lambda each: places.get(next(order), each), result)
-
-    def _make_call(self, func: Any, given: tuple[Any, Any], places: dict[int, torch.Tensor]) -> Call:
-        """Return the call that writes to the same places."""
-        args, kwargs = given
-        if func is aten.add.Tensor and not kwargs and (own := own_add(args[0], args[1], places[0])) is not None:
-            return own
-        variant = out_variant(func) if len(places) == 1 else None
-        if variant is not None:
-            op, name = variant
-            return partial(op, *args, **kwargs, **{name: places[0]})
-        if func in COPIES:
-            return partial(places[0].copy_, args[0])
-        return partial(refill_results, [(place, at) for at, place in places.items()], func, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """inputs: the batch that the calls read. logits: what they leave."""
+    """The calls of a step.
+
+    - inputs, walk: the batch that the calls read, and how they go along its sequences.
+    - logits: what they leave.
+    - constants: results that the calls read, and that are the same in every step.
+    """
 
     inputs: Batch
+    walk: Walk | None
     calls: list[Call]
     logits: torch.Tensor
+    constants: list[torch.Tensor]
 
 
 class RecordedSteps:
@@ -198,11 +44,19 @@ class RecordedSteps:
 
     Args:
         run: a forward pass over a batch → logits; it must not read tensor values on the host.
+        states: the memory of the model's layers with states.
+        parameters: tensors that no step changes.
         width: the most entries of a block table.
     """
 
-    def __init__(self, run: Callable[[Batch], torch.Tensor], width: int) -> None:
-        self.run, self.width = run, width
+    def __init__(
+        self,
+        run: Callable[[Batch], torch.Tensor],
+        states: RecurrentState,
+        parameters: Iterable[torch.Tensor],
+        width: int,
+    ) -> None:
+        self.run, self.states, self.parameters, self.width = run, states, list(parameters), width
         self.steps: dict[int, RecordedStep] = {}
         self.memory = StepMemory()
 
@@ -228,6 +82,7 @@ class RecordedSteps:
             step = self.steps[sequences] = self._record_step(batch)
             return step.logits
         self._fill_inputs(step.inputs, batch)
+        self.states.plan_walk(batch, CPU, step.walk)
         for call in step.calls:
             call()
         return step.logits
@@ -256,7 +111,9 @@ class RecordedSteps:
             previous=None,
         )
         self._fill_inputs(inputs, batch)
+        walk = self.states.plan_walk(batch, CPU)
         calls: list[Call] = []
-        with noting(calls), HostReads(), StepRecorder(self.memory, calls):
+        recorder = StepRecorder(self.memory, calls, self.parameters)
+        with self.states.walking(walk), noting(calls), HostReads(), recorder:
             logits = self.run(inputs)
-        return RecordedStep(inputs, calls, self.memory.view_unowned(logits))
+        return RecordedStep(inputs, walk, recorder.repeated, self.memory.view_unowned(logits), recorder.kept)

@@ -6,7 +6,8 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from tailrace.errors import ModelLoadError
 from tailrace.kernels.walk import Walk
+from tailrace.runners.base import Batch
 
 Shape = tuple[tuple[int, ...], torch.dtype]
 
@@ -25,6 +27,7 @@ class RecurrentState:
 
     - shapes: of each layer's states, for one entry; known once a pass without memory has run.
     - memory: [slots · rows + snapshots, …].
+    - slots: that the memory has.
     - exact: a pass without memory computes the model's own operations in float32 (runners/reproduction.py).
     """
 
@@ -32,6 +35,7 @@ class RecurrentState:
     shapes: dict[tuple[int, str], Shape] = field(default_factory=dict)
     memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     rows: int = 0
+    slots: int = 0
     exact: bool = False
 
     @property
@@ -41,11 +45,38 @@ class RecurrentState:
 
     def allocate(self, slots: int, rows: int, device: torch.device, snapshots: int = 0) -> None:
         """Allocate memory for this number of slots, and for snapshots behind them. The contents are undefined."""
-        self.rows = rows
+        self.rows, self.slots = rows, slots
         self.memory = {
             place: torch.empty((slots * rows + snapshots, *shape), dtype=dtype, device=device)
             for place, (shape, dtype) in self.shapes.items()
         }
+
+    def plan_walk(self, batch: Batch, device: torch.device, walk: Walk | None = None) -> Walk | None:
+        """Return how a pass goes along the batch's sequences; None for a model without states.
+
+        walk: of an earlier pass with as many tokens per sequence. It is moved and returned: recorded calls read its
+        arrays.
+
+        Raises:
+            ValueError: the walk can't be moved there, or the memory has no such slot.
+        """
+        if not self.shapes:
+            return None
+        if walk is None:
+            return Walk(batch.query_start, batch.kv_len, batch.slots, self.rows, device)
+        walk.move(batch.kv_len, batch.slots)
+        for memory in self.memory.values():
+            walk.check_memory(memory)
+        return walk
+
+    @contextmanager
+    def walking(self, walk: Walk | None) -> Iterator[None]:
+        """Inside this context a pass goes along the sequences like this."""
+        self.walk = walk
+        try:
+            yield
+        finally:
+            self.walk = None
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy entries (source, target), one after the other."""

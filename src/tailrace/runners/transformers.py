@@ -17,8 +17,9 @@ from tailrace.runners.graphs import Graphs
 from tailrace.runners.lora import Adapters, Weights
 from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.quantized import QuantizedEmbedding
-from tailrace.runners.recorded import NotRepeatableError, RecordedSteps
+from tailrace.runners.recorded import RecordedSteps
 from tailrace.runners.stack import Stack
+from tailrace.runners.step_recorder import NotRepeatableError
 from tailrace.runners.trials import TRIAL_TOKENS, decode_trial
 
 log = logging.getLogger(__name__)

@@ -89,7 +89,7 @@ def prefer(*backends: str) -> Iterator[None]:
     """These kernels on the CPU, and the model's own modules, as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(dispatch.PREFERENCE, "cpu", backends)
-        patch.setattr(module, "fuse_modules", lambda model, run, keep: [])
+        patch.setattr(module, "fuse_modules", lambda model, run, keep, more: [])
         dispatch.choose.cache_clear()
         yield
     dispatch.choose.cache_clear()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -52,16 +52,20 @@ class FusedNorm(nn.Module):
         self.plus_one = plus_one
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return kernels.rms_norm(x, self.weight, self.eps, self.plus_one)
+        weight = self.weight.float() if x.dtype == torch.float32 else self.weight  # states keep a residual in float32
+        return kernels.rms_norm(x, weight, self.eps, self.plus_one)
 
 
 class FusedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x)), gate and up in one projection."""
+    """down(silu(gate(x)) · up(x)), gate and up in one projection. projections: the names of the three."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(
+        self, original: Any, projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    ) -> None:
         super().__init__()
-        self.gate_up = merge_linears(original.gate_proj, original.up_proj)
-        self.down = pack_projection(original.down_proj)
+        gate, up, down = (getattr(original, name) for name in projections)
+        self.gate_up = merge_linears(gate, up)
+        self.down = pack_projection(down)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return apply_projections(kernels.silu_mul(apply_projections(x, self.gate_up)), self.down)
@@ -133,10 +137,14 @@ def _gemma_norm(original: Any) -> nn.Module:
     return FusedNorm(original, plus_one=True)
 
 
+def is_silu(activation: object) -> bool:
+    """Return whether a module's activation is SiLU. None: the module's code calls SiLU by itself."""
+    return activation is None or type(activation).__name__ in ("SiLU", "SiLUActivation")
+
+
 def _fuse_mlp(original: Any) -> nn.Module:
-    name = type(original.act_fn).__name__
-    if name not in ("SiLU", "SiLUActivation"):
-        raise TypeError(f"its activation is {name}, not SiLU")
+    if not is_silu(original.act_fn):
+        raise TypeError(f"its activation is {type(original.act_fn).__name__}, not SiLU")
     return FusedMLP(original)
 
 
@@ -172,18 +180,25 @@ def get_module_key(module: nn.Module) -> str:
 Places = list[tuple[nn.Module, str]]  # (parent, name of the child)
 
 
-def fuse_modules(model: nn.Module, run: Callable[[], torch.Tensor], keep: Collection[str] = ()) -> list[str]:
+def fuse_modules(
+    model: nn.Module,
+    run: Callable[[], torch.Tensor],
+    keep: Collection[str] = (),
+    more: Mapping[str, Callable[[Any], nn.Module]] = {},
+) -> list[str]:
     """Insert every replacement that computes the same; return the class names that were replaced.
 
     Args:
         model: in evaluation mode. Its attention modules have their AttentionLayer.
         run: a trial pass of the whole model → logits. It is called before and after each kind is replaced.
         keep: class names that are not replaced. The linear layers in them are still packed.
+        more: class name → builder, tried before those of MODULES.
     """
     replaced = []
     before = run()
-    bound = COARSE if rounds_activations(model) else bound_of(before)
-    for name, build in MODULES.items():
+    rounds = rounds_activations(model) or any(part.dtype != torch.float32 for part in model.parameters())
+    bound = COARSE if rounds else bound_of(before)  # a model may widen its logits
+    for name, build in {**more, **MODULES}.items():
         groups = {} if name in keep else group_modules(model, name)
         problems, before = swap_first(groups, build, run, (before, bound))
         for where, problem in problems.items():

@@ -25,6 +25,7 @@ from tailrace.runners import probe
 from tailrace.runners.attention import NAME, forward_attention
 from tailrace.runners.decode_steps import record_calls, record_graphs
 from tailrace.runners.fuse import fuse_modules
+from tailrace.runners.fuse_hybrids import find_builders
 from tailrace.runners.invariant import PlaceIndependent, select_mode
 from tailrace.runners.invariant_gpu import RowsIndependent
 from tailrace.runners.load_checks import (
@@ -97,9 +98,8 @@ def swap_modules(paged: PagedModel, adapters: Adapters) -> PagedModel:
     with paged.trial_memory():
         if on_cpu or paged.layers.batch_invariant:
             with explain_errors(type(model).__name__):
-                log.info(
-                    "fused %s", ", ".join(fuse_modules(model, paged.run_trial, adapters.owners(model))) or "nothing"
-                )
+                fused = fuse_modules(model, paged.run_trial, adapters.owners(model), find_builders(model))
+                log.info("fused %s", ", ".join(fused) or "nothing")
                 paged = replace(
                     paged, context=select_mode(PlaceIndependent if on_cpu else RowsIndependent, paged.run_trial)
                 )

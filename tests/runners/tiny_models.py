@@ -183,6 +183,9 @@ MODELS: dict[str, Any] = {
     "mamba": lambda: t.MambaConfig(
         vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
     ),
+    "mamba, wide steps": lambda: t.MambaConfig(
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, time_step_rank=32, pad_token_id=0, eos_token_id=None
+    ),
     "falcon mamba": lambda: t.FalconMambaConfig(
         vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0, eos_token_id=None
     ),

@@ -38,8 +38,10 @@ def silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
 
 def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
     """Return log(1 + e^(βx)) / β; x itself beyond the threshold of βx."""
-    scaled = x.float() * beta
-    return torch.where(scaled > threshold, x.float(), torch.log1p(torch.exp(scaled)) / beta).to(x.dtype)
+    wide = x.float()
+    scaled = wide if beta == 1 else wide * beta
+    soft = torch.log1p(torch.exp(scaled))
+    return torch.where(scaled > threshold, wide, soft if beta == 1 else soft / beta).to(x.dtype)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
+from tailrace.runners.quantized import QuantizedLinear
 from tailrace.runners.states import RecurrentLayer, RecurrentState
 
 
@@ -179,6 +180,14 @@ class KeptLinear(nn.Linear):
     """A linear layer whose weights the model's code reads itself: runners/fuse.py leaves it as it is."""
 
 
+def keep_weight(linear: Any) -> None:
+    """Leave the weights of a linear layer as numbers. Widen those in blocks."""
+    if isinstance(linear, QuantizedLinear):
+        rows = kernels.quantized_rows(linear.packed, torch.arange(linear.out_features), linear.dtype)
+        linear.packed, linear.weight = None, nn.Parameter(rows, requires_grad=False)
+    linear.__class__ = KeptLinear
+
+
 def clear_notes(layer: RecurrentLayer, *_: Any) -> None:
     """Forget the states noted so far: a forward pre-hook."""
     layer.noted.clear()
@@ -224,5 +233,5 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
         bound.__kwdefaults__ = forward.__kwdefaults__
         module.forward = MethodType(bound, module)
         if "mamba_selective_scan" in called and isinstance(getattr(module, "dt_proj", None), nn.Linear):
-            module.dt_proj.__class__ = KeptLinear
+            keep_weight(module.dt_proj)
     return layers

@@ -22,6 +22,7 @@ import transformers
 from bench.lib.harness import machine, table, write_json
 from tailrace import kernels
 from tailrace.config import ModelConfig
+from tailrace.models import resolve
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
 
@@ -73,12 +74,19 @@ def measure_cost(work: Callable[[], object]) -> Cost:
 
 
 class Ours:
-    """The runner of tailrace."""
+    """The runner of tailrace. quantize: a type of blocks for the weights, or none."""
 
-    def __init__(self, folder: Path, streams: int, positions: int, threads: int) -> None:
-        self.runner: Any = load_runner(
-            ModelConfig(dtype="bfloat16", threads=threads, device="cpu"), folder, block_size=BLOCK
+    def __init__(self, folder: Path, streams: int, positions: int, threads: int, quantize: Any = "none") -> None:
+        config = ModelConfig(
+            model=str(folder),
+            cache_dir=str(folder.parent / "cache"),
+            dtype="bfloat16",
+            quantize=quantize,
+            threads=threads,
+            device="cpu",
         )
+        (folder / "tokenizer.json").write_text("{}")
+        self.runner: Any = load_runner(config, resolve(config, progress=False).folder, block_size=BLOCK)
         if self.runner.state_bytes:
             self.runner.allocate_states(streams, 2, 0)
         width = -(-positions // BLOCK)
@@ -151,11 +159,12 @@ def measure_model(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of one model."""
     generator = torch.Generator().manual_seed(5)
     with tempfile.TemporaryDirectory() as given:
-        folder = Path(given)
+        folder = Path(given) / "model"
         torch.manual_seed(0)
         t.AutoModelForCausalLM.from_config(CONFIGS[name]()).bfloat16().save_pretrained(folder)
         longest = max([*args.prompts, 2 * args.steps])
-        ours, theirs = Ours(folder, max(args.streams, default=1), longest, args.threads), Theirs(folder)
+        theirs = Theirs(folder)
+        ours = Ours(folder, max(args.streams, default=1), longest, args.threads, args.quantize)
     torch.set_num_threads(args.threads)
     kernels.set_num_threads(args.threads)
     rows = []
@@ -179,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompts", nargs="*", type=int, default=[400, 2000, 8000], help="tokens")
     parser.add_argument("--streams", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--steps", type=int, default=16, help="decode steps of a measurement")
+    parser.add_argument("--quantize", default="none", help="our weights, such as q8_0; transformers has bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)

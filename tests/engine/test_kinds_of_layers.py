@@ -23,7 +23,7 @@ from tailrace.runners.states import RecurrentState
 from tailrace.runners.transformers import TransformersRunner
 
 QUICK = ["gpt-oss", "deepseek-v3", "llama4 text", "gemma4 text", "qwen3.5", "lfm2", "granite 4", "mamba"]
-STATES = ["qwen3.5", "lfm2", "granite 4", "mamba"]
+STATES = ["qwen3.5", "lfm2", "granite 4", "mamba", "minimax"]
 COUNT = 24
 # each longer than every window, chunk and original context of the models, but for the last
 PROMPTS = [[5, 9, 33, 7, 100, 2] * 5, [(7 * i * i + 3) % VOCAB for i in range(70)], [77, 3]]

@@ -19,7 +19,8 @@ from tailrace.kernels import Walk
 from tailrace.runners import load_runner
 from tailrace.runners.flat_batch import FlatTokens
 from tailrace.runners.recorded import RecordedSteps
-from tailrace.runners.states import RecurrentState, join_pairs
+from tailrace.runners.recurrent import convolve
+from tailrace.runners.states import RecurrentLayer, RecurrentState, join_pairs
 from tailrace.runners.transformers import TransformersRunner
 
 SIZE = 16
@@ -157,6 +158,28 @@ def test_a_walk_moves_to_places_that_exist():
     batch = flat.make_batch(torch.zeros(2, 2, dtype=torch.int32).numpy(), SIZE, slots=[0, 4])
     with pytest.raises(ValueError, match="at least 10 entries, got 8"):
         state.plan_walk(batch, torch.device("cpu"), walk)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_convolution_may_have_wider_weights_than_inputs(dtype):
+    """Bailing keeps them in float32."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(1, 6, 9, dtype=torch.bfloat16), torch.randn(6, 4, dtype=dtype)
+    layer = RecurrentLayer(RecurrentState(), 0, "layer")
+    convolve(layer, lambda x, *_, **__: x, x, weight, None)
+    state = layer.shared
+    state.allocate(1, 2, torch.device("cpu"))
+    parts = []
+    for first, end in ((0, 5), (5, 9)):
+        flat = FlatTokens()
+        flat.add(range(first, end), end)
+        batch = flat.make_batch(torch.zeros(1, 2, dtype=torch.int32).numpy(), SIZE)
+        with state.walking(state.plan_walk(batch, torch.device("cpu"))):
+            parts.append(convolve(layer, lambda x, *_, **__: x, x[:, :, first:end], weight, None))
+    expected = torch.conv1d(x.float(), weight.float()[:, None], padding=3, groups=6)[:, :, :9]
+    found = torch.cat(parts, -1)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected.to(torch.bfloat16))
 
 
 def test_joined_copies_are_those_made_one_by_one():

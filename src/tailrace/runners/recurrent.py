@@ -35,13 +35,16 @@ def convolve(
     activation: str | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Return a causal convolution per channel: [1, C, T], weight [C, K] → [1, C, T]. State: the K − 1 inputs before."""
+    """Return a causal convolution per channel: [1, C, T], weight [C, K] → [1, C, T]. State: the K − 1 inputs before.
+
+    The weight's dtype may be wider than that of the inputs.
+    """
     channels, width = weight.shape
     if layer.shared.walk is None:
-        layer.note("convolution", (width - 1, channels), hidden_states.dtype)
+        layer.note("convolution", (width - 1, channels), weight.dtype)
         return layer.own(original, hidden_states, weight, bias, activation=activation, **options)
-    given = kernels.Convolution(hidden_states[0].T, weight, bias, silu=activation is not None)
-    return kernels.convolve(given, *layer.find_states("convolution")).T[None]
+    given = kernels.Convolution(hidden_states[0].T.to(weight.dtype), weight, bias, silu=activation is not None)
+    return kernels.convolve(given, *layer.find_states("convolution")).to(hidden_states.dtype).T[None]
 
 
 def gated_delta(

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
-from tailrace.runners.quantized import QuantizedLinear
 from tailrace.runners.states import RecurrentLayer, RecurrentState
 
 
@@ -185,8 +184,9 @@ class KeptLinear(nn.Linear):
 
 def keep_weight(linear: Any) -> None:
     """Leave the weights of a linear layer as numbers. Widen those in blocks."""
-    if isinstance(linear, QuantizedLinear):
-        rows = kernels.quantized_rows(linear.packed, torch.arange(linear.out_features), linear.dtype)
+    packed = getattr(linear, "packed", None)  # of a QuantizedLinear
+    if packed is not None:
+        rows = kernels.quantized_rows(packed, torch.arange(linear.out_features), linear.dtype)
         linear.packed, linear.weight = None, nn.Parameter(rows, requires_grad=False)
     linear.__class__ = KeptLinear
 

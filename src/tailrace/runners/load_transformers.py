@@ -112,8 +112,8 @@ def swap_modules(paged: PagedModel, adapters: Adapters) -> PagedModel:
 def choose_steps(
     config: ModelConfig, paged: PagedModel, max_num_seqs: int
 ) -> Callable[[int], DecodeSteps | None] | None:
-    """Return how decode steps are recorded, see TransformersRunner. Models with indexers record no steps, because the host
-    goes through the sequences. Nor do models with states on a GPU: the reference's scans read the walk along the
+    """Return how decode steps are recorded, see TransformersRunner. Models with indexers record no steps, because the
+    host goes through the sequences. Nor do models with states on a GPU: the reference's scans read the walk along the
     sequences on the host."""
     if paged.indexers:
         return None

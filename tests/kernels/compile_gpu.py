@@ -61,6 +61,8 @@ def paged(kind: str, dim: int, value_dim: int, capped: bool) -> list[tuple[Any, 
         "key_h",
         "value_t",
         "value_h",
+        "selected_t",
+        "selected_h",
         "table_stride",
         "tiles",
         "most",
@@ -73,14 +75,14 @@ def paged(kind: str, dim: int, value_dim: int, capped: bool) -> list[tuple[Any, 
         "capacity",
     )
     types = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), kind) | dict.fromkeys(integers, "i32")
-    types |= dict.fromkeys(("tables", "query_start", "kv_len"), "*i32") | {"slots": "*i64"}
+    types |= dict.fromkeys(("tables", "query_start", "kv_len"), "*i32") | {"slots": "*i64", "selected": "*i64"}
     types |= {"scale": "fp32", "softcap": "fp32", "sinks": "*fp32"} | dict.fromkeys(
         ("tops", "masses", "mixtures"), "*fp32"
     )
     size = 4 if kind == "*fp32" else 2
     values = {"VALUE_DIM": value_dim, "VALUE_PAD": attention.padded(value_dim)}
     shape = {"HEADS": 8, "SIZE": 16, "DIM": dim, "DIM_PAD": attention.padded(dim)} | values
-    whole = shape | {"CAPPED": capped, "GROUP": 4, "BLOCK": attention.block_of(dim, size)}
+    whole = shape | {"CAPPED": capped, "SELECTED": capped, "GROUP": 4, "BLOCK": attention.block_of(dim, size)}
     found = [
         (attention.store_rows, shape | {"HEADS_PAD": 8}),
         (attention.attend_chunks, whole | {"ROWS": attention.FEW_ROWS}),

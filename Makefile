@@ -95,6 +95,10 @@ $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/$(1) $(or 
 $(2)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall build/$(1)/*.whl
 endef
 
+# The packages of an environment, as a file. The file is new if the list has changed; the environment is then made anew.
+build/needs-%: FORCE
+	@mkdir -p build; echo "$($*_NEEDS)" | cmp -s - $@ || echo "$($*_NEEDS)" > $@
+
 # Environments of their own, whose packages would hold back ours: clients of others, and what builds the docs.
 .venv-%/.stamp: requirements-%.lock | $(BIN)/pip
 	@rm -rf .venv-$*; $(BIN)/python -m venv .venv-$*
@@ -126,7 +130,8 @@ test-peers: install $(PEERS)/.stamp
 VLLM_NEWEST := 0.32.0
 VLLM_VERSION ?= $(VLLM_NEWEST)
 VLLM := .venv-vllm$(if $(filter-out $(VLLM_NEWEST),$(VLLM_VERSION)),-$(VLLM_VERSION))
-$(VLLM)/.stamp: tests/vllm_plugin/environment.py | $(BIN)/pip
+$(VLLM:.venv-%=%)_NEEDS := $(VLLM_VERSION)
+$(VLLM)/.stamp: tests/vllm_plugin/environment.py $(VLLM:.venv-%=build/needs-%) | $(BIN)/pip
 	@rm -rf $(VLLM); $(BIN)/python -m venv $(VLLM)
 	$(BIN)/python tests/vllm_plugin/environment.py $(VLLM) $(VLLM_VERSION)
 	@touch $@
@@ -139,11 +144,11 @@ test-vllm: install $(VLLM)/.stamp
 # The same as a replica of Ray Serve's LLM deployment, in an environment of its own (docs/integrations/ray.md). Ray's
 # extra `llm` pins another vLLM, and libraries of GPUs.
 VLLM_RAY := .venv-ray-vllm
-VLLM_RAY_NEEDS := 'ray[serve]==2.60.0' jsonref jsonschema typer fsspec pandas pyarrow
-$(VLLM_RAY)/.stamp: tests/vllm_plugin/environment.py | $(BIN)/pip
+vllm-ray_NEEDS := $(VLLM_NEWEST) 'ray[serve]==2.60.0' jsonref jsonschema typer fsspec pandas pyarrow
+$(VLLM_RAY)/.stamp: tests/vllm_plugin/environment.py build/needs-vllm-ray | $(BIN)/pip
 	@rm -rf $(VLLM_RAY); $(BIN)/python -m venv $(VLLM_RAY)
 	$(BIN)/python tests/vllm_plugin/environment.py $(VLLM_RAY) $(VLLM_NEWEST)
-	$(VLLM_RAY)/bin/python -m pip --disable-pip-version-check install --quiet $(VLLM_RAY_NEEDS)
+	$(VLLM_RAY)/bin/python -m pip --disable-pip-version-check install --quiet $(wordlist 2,99,$(vllm-ray_NEEDS))
 	@touch $@
 
 test-vllm-ray: install $(VLLM_RAY)/.stamp
@@ -158,9 +163,10 @@ GGUF_SOURCE := build/llama-cpp-source
 GGUF_JUDGE = PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m gguf_judge
 GGUF_PEER = $(GGUF_SOURCE)/vendor/llama.cpp $(LLAMA_CPP)/bin/python
 LLAMA_CPP_BUILD := $(shell grep -qsw amx_int8 /proc/cpuinfo && echo CMAKE_ARGS=-DGGML_NATIVE=OFF)
-$(LLAMA_CPP)/.stamp: | $(BIN)/pip
+llama-cpp_NEEDS := llama-cpp-python==0.3.36 torch==2.13.0 msgspec pytest
+$(LLAMA_CPP)/.stamp: build/needs-llama-cpp | $(BIN)/pip
 	@rm -rf $(LLAMA_CPP); $(BIN)/python -m venv $(LLAMA_CPP)
-	$(LLAMA_CPP_BUILD) $(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet llama-cpp-python==0.3.36 torch==2.13.0 msgspec pytest
+	$(LLAMA_CPP_BUILD) $(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet $(llama-cpp_NEEDS)
 	@touch $@
 
 test-llama-cpp: install $(LLAMA_CPP)/.stamp $(GGUF_SOURCE)/.stamp
@@ -179,14 +185,14 @@ test-transformers: install
 # tailrace in Aphrodite and exllamav3: their Python files, which run on a CPU without their kernels.
 APHRODITE_FILES := build/aphrodite
 EXLLAMAV3_FILES := build/exllamav3
-$(APHRODITE_FILES)/.stamp $(EXLLAMAV3_FILES)/.stamp: build/%/.stamp: | $(BIN)/pip
+$(APHRODITE_FILES)/.stamp $(EXLLAMAV3_FILES)/.stamp: build/%/.stamp: build/needs-% | $(BIN)/pip
 	@rm -rf build/$*; mkdir -p build/$*
-	$(PIP) download --quiet --no-deps --only-binary :all: --dest build/$* $($*_PACKAGE)
+	$(PIP) download --quiet --no-deps --only-binary :all: --dest build/$* $($*_NEEDS)
 	cd build/$* && ../../$(BIN)/python -c "import glob, zipfile; [zipfile.ZipFile(name).extractall() for name in glob.glob('*.whl')]" && rm *.whl
 	@touch $@
 
-aphrodite_PACKAGE := aphrodite-engine==0.24.1
-exllamav3_PACKAGE := exllamav3==1.6.5
+aphrodite_NEEDS := aphrodite-engine==0.24.1
+exllamav3_NEEDS := exllamav3==1.6.5
 
 test-aphrodite: install $(VLLM)/.stamp $(APHRODITE_FILES)/.stamp
 	$(call install-wheel,vllm,$(VLLM))
@@ -199,7 +205,7 @@ test-exllamav3: install $(EXLLAMAV3_FILES)/.stamp
 # comes with llama-cpp-python's source. ARGS="'llama llama3' gpt-oss" judges these.
 $(GGUF_SOURCE)/.stamp: $(LLAMA_CPP)/.stamp
 	@rm -rf $(GGUF_SOURCE); mkdir -p $(GGUF_SOURCE)
-	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest $(GGUF_SOURCE) llama-cpp-python==0.3.36
+	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest $(GGUF_SOURCE) $(filter llama-cpp-python==%,$(llama-cpp_NEEDS))
 	tar -xzf $(GGUF_SOURCE)/*.tar.gz -C $(GGUF_SOURCE) --strip-components 1
 	$(LLAMA_CPP)/bin/python -m pip --disable-pip-version-check install --quiet $$(grep '^transformers==' requirements.lock) sentencepiece protobuf pyyaml
 	@touch $@
@@ -209,12 +215,14 @@ test-gguf: install $(GGUF_SOURCE)/.stamp
 
 # tailrace as SGLang's sampling backend: SGLang's own classes and whole servers on a CPU (docs/integrations/sglang.md).
 SGLANG := .venv-sglang
-SGLANG_NEEDS := orjson requests gguf openai pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru partial-json-parser \
-  openai-harmony interegular fastapi python-multipart setproctitle einops xgrammar jsonschema psutil pyzmq uvicorn uvloop msgspec pytest torch==2.13.0 transformers==5.19.0 triton==3.9.0
-$(SGLANG)/.stamp: | $(BIN)/pip
+SGLANG_ITSELF := sglang==0.5.23
+sglang_NEEDS := $(SGLANG_ITSELF) orjson requests gguf openai pybase64 pillow ipython aiohttp apache-tvm-ffi dill sentencepiece compressed-tensors loguru \
+  partial-json-parser openai-harmony interegular fastapi python-multipart setproctitle einops xgrammar jsonschema psutil pyzmq uvicorn uvloop msgspec pytest \
+  torch==2.13.0 transformers==5.19.0 triton==3.9.0
+$(SGLANG)/.stamp: build/needs-sglang | $(BIN)/pip
 	@rm -rf $(SGLANG); $(BIN)/python -m venv $(SGLANG)
-	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet $(SGLANG_NEEDS)
-	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps sglang==0.5.23
+	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet $(filter-out $(SGLANG_ITSELF),$(sglang_NEEDS))
+	$(SGLANG)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $(SGLANG_ITSELF)
 	@touch $@
 
 test-sglang: install $(SGLANG)/.stamp
@@ -223,9 +231,10 @@ test-sglang: install $(SGLANG)/.stamp
 
 # tailrace as a Ray Serve application: two replicas on this machine (docs/integrations/ray.md).
 RAY := .venv-ray
-$(RAY)/.stamp: requirements.lock | $(BIN)/pip
+ray_NEEDS := 'ray[serve]==2.60.0'
+$(RAY)/.stamp: requirements.lock build/needs-ray | $(BIN)/pip
 	@rm -rf $(RAY); $(BIN)/python -m venv $(RAY)
-	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements.lock 'ray[serve]==2.60.0'
+	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements.lock $(ray_NEEDS)
 	@touch $@
 
 test-ray: install $(RAY)/.stamp

@@ -179,7 +179,7 @@ test-llama-cpp: install $(LLAMA_CPP)/.stamp $(GGUF_SOURCE)/.stamp
 
 # tailrace in transformers' generate and continuous batching (docs/integrations/transformers.md), in the environment of all tests.
 test-transformers: install
-	$(BIN)/python -m pytest tests/integrations/test_transformers.py tests/integrations/test_batching.py tests/integrations/test_fields.py \
+	$(BIN)/python -m pytest tests/integrations/test_transformers.py tests/integrations/test_transformers_refusals.py tests/integrations/test_batching.py tests/integrations/test_fields.py \
 	  tests/integrations/test_streamer.py tests/integrations/test_pages.py $(ARGS)
 
 # tailrace in Aphrodite and exllamav3: their Python files, which run on a CPU without their kernels.

@@ -12,47 +12,31 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     T5Config,
-    TextStreamer,
     TopKLogitsWarper,
 )
 
+from integrations.generated_rows import (
+    EOS,
+    LENGTHS,
+    MANY,
+    PAD,
+    PROMPTS,
+    WIDTH,
+    V,
+    generate_rows,
+    pad_prompts,
+    read_outputs,
+)
 from integrations.tiny_llama import make_llama
 from tailrace import kernels
-from tailrace.errors import ParameterError
 from tailrace.integrations.transformers import TailraceLogitsProcessor, TailraceSampling
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
-
-V, EOS, PAD = 301, 2, 0
-PROMPTS = [[5, 9, 9, 40], [7, 8, 9, 10, 11, 12, 13], [200]]
-LENGTHS = [len(prompt) for prompt in PROMPTS]
-WIDTH = max(LENGTHS)
-MANY = 12
 
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
     return make_llama(V, EOS, PAD)
-
-
-def padded(prompts: list[list[int]] = PROMPTS) -> dict[str, torch.Tensor]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def outputs(sequences: torch.Tensor, width: int = WIDTH) -> list[list[int]]:
-    """The new ids of each row, without what follows its end."""
-    found = []
-    for row in sequences[:, width:].tolist():
-        found.append(row[: row.index(EOS) + 1] if EOS in row else row)
-    return found
-
-
-def generate(model: Any, sampling: Any, prompts: list[list[int]] = PROMPTS, **more: Any) -> list[list[int]]:
-    out = model.generate(**padded(prompts), custom_generate=sampling, max_new_tokens=MANY, **more)
-    return outputs(out, max(map(len, prompts)))
 
 
 # ---- what `generate` would draw from
@@ -85,19 +69,19 @@ def test_without_params_it_draws_what_generate_would(model, config, monkeypatch)
         step += 1
         return (probabilities.double().log() + torch.stack(noise)).argmax(1, keepdim=True)
 
-    ours = generate(model, TailraceSampling(seed=4), do_sample=True, **config)
+    ours = generate_rows(model, TailraceSampling(seed=4), do_sample=True, **config)
     monkeypatch.setattr(torch, "multinomial", draw)
-    theirs = model.generate(**padded(), max_new_tokens=MANY, do_sample=True, **config)
-    assert ours == outputs(theirs)
-    assert generate(model, TailraceSampling(seed=5), do_sample=True, **config) != ours
+    theirs = model.generate(**pad_prompts(), max_new_tokens=MANY, do_sample=True, **config)
+    assert ours == read_outputs(theirs)
+    assert generate_rows(model, TailraceSampling(seed=5), do_sample=True, **config) != ours
 
 
 @pytest.mark.parametrize("config", [{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}], ids=" ".join)
 def test_greedy_is_greedy(model, config):
-    theirs = outputs(model.generate(**padded(), max_new_tokens=MANY, do_sample=False, **config))
-    assert generate(model, TailraceSampling(), do_sample=False, **config) == theirs
+    theirs = read_outputs(model.generate(**pad_prompts(), max_new_tokens=MANY, do_sample=False, **config))
+    assert generate_rows(model, TailraceSampling(), do_sample=False, **config) == theirs
     own = SamplingParams(temperature=0.0, **config)
-    assert generate(model, TailraceSampling(own)) == theirs
+    assert generate_rows(model, TailraceSampling(own)) == theirs
 
 
 class Ban(LogitsProcessor):
@@ -110,12 +94,12 @@ class Ban(LogitsProcessor):
 def test_the_callers_own_processors_run_before(model):
     own = SamplingParams(top_k=30, seed=1)
     for sampling, more in ((TailraceSampling(own), {}), (TailraceSampling(seed=1), {"do_sample": True, "top_k": 30})):
-        drawn = generate(model, sampling, logits_processor=[Ban()], **more)
+        drawn = generate_rows(model, sampling, logits_processor=[Ban()], **more)
         assert all(id % 2 or id == PAD for row in drawn for id in row)
     top = TopKLogitsWarper(1)  # another than the configuration's own 50
-    greedy = outputs(model.generate(**padded(), max_new_tokens=MANY))
-    assert generate(model, TailraceSampling(seed=1), do_sample=True, logits_processor=[top]) == greedy
-    assert generate(model, TailraceSampling(own), do_sample=True, logits_processor=[top]) == greedy
+    greedy = read_outputs(model.generate(**pad_prompts(), max_new_tokens=MANY))
+    assert generate_rows(model, TailraceSampling(seed=1), do_sample=True, logits_processor=[top]) == greedy
+    assert generate_rows(model, TailraceSampling(own), do_sample=True, logits_processor=[top]) == greedy
 
 
 # ---- each row its own
@@ -143,19 +127,19 @@ def by_hand(model: Any, prompt: list[int], params: SamplingParams) -> list[int]:
 
 
 def test_each_row_has_its_own_methods_and_is_the_same_alone(model):
-    together = generate(model, TailraceSampling(MIXED))
+    together = generate_rows(model, TailraceSampling(MIXED))
     for row, (prompt, params) in enumerate(zip(PROMPTS, MIXED, strict=True)):
-        assert generate(model, TailraceSampling(params), [prompt]) == [together[row]]
+        assert generate_rows(model, TailraceSampling(params), [prompt]) == [together[row]]
         assert by_hand(model, prompt, params) == together[row]
 
 
 def test_the_processor_alone_is_the_same(model):
-    together = generate(model, TailraceSampling(MIXED))
-    batch = padded()
+    together = generate_rows(model, TailraceSampling(MIXED))
+    batch = pad_prompts()
     processor = TailraceLogitsProcessor(MIXED, attention_mask=batch["attention_mask"], eos_token_id=EOS)
     for sample in (False, True):  # and an object serves several calls
         out = model.generate(**batch, logits_processor=[processor], max_new_tokens=MANY, do_sample=sample)
-        assert outputs(out) == together
+        assert read_outputs(out) == together
 
 
 def test_candidates_of_an_assistant_change_nothing(model):
@@ -176,20 +160,22 @@ def test_candidates_of_an_assistant_change_nothing(model):
 
 def test_return_sequences_have_noise_of_their_own(model):
     params = [SamplingParams(seed=1), SamplingParams(seed=2, temperature=0.5), SamplingParams(seed=3)]
-    drawn = generate(model, TailraceSampling(params), num_return_sequences=2, do_sample=True)
+    drawn = generate_rows(model, TailraceSampling(params), num_return_sequences=2, do_sample=True)
     assert len(drawn) == 6
-    assert drawn[::2] == generate(model, TailraceSampling(params))
+    assert drawn[::2] == generate_rows(model, TailraceSampling(params))
     assert all(first != second for first, second in zip(drawn[::2], drawn[1::2], strict=True))
     key = request_key(2, 1)
-    assert generate(model, TailraceSampling(SamplingParams(temperature=0.5), seed=[key]), PROMPTS[1:2]) == [drawn[3]]
+    assert generate_rows(model, TailraceSampling(SamplingParams(temperature=0.5), seed=[key]), PROMPTS[1:2]) == [
+        drawn[3]
+    ]
 
 
 def test_a_seed_for_all_rows_is_spread_and_none_is_fresh(model):
     same = [PROMPTS[0]] * 3
-    rows = generate(model, TailraceSampling(seed=7), same, do_sample=True)
-    assert rows == generate(model, TailraceSampling(SamplingParams(seed=7, top_k=50)), same)
+    rows = generate_rows(model, TailraceSampling(seed=7), same, do_sample=True)
+    assert rows == generate_rows(model, TailraceSampling(SamplingParams(seed=7, top_k=50)), same)
     assert rows[0] != rows[1] != rows[2]
-    assert generate(model, TailraceSampling(), same, do_sample=True) != rows
+    assert generate_rows(model, TailraceSampling(), same, do_sample=True) != rows
 
 
 def test_an_encoder_and_a_decoder():
@@ -209,7 +195,7 @@ def test_an_encoder_and_a_decoder():
 
 
 def test_rows_end_by_their_own_parameters(model):
-    free = generate(model, TailraceSampling(MIXED))
+    free = generate_rows(model, TailraceSampling(MIXED))
     stop = free[2][4]
     first = free[2].index(stop) + 1
     ended = [
@@ -224,7 +210,7 @@ def test_rows_end_by_their_own_parameters(model):
             stop_token_ids=(stop,),
         ),
     ]
-    out = model.generate(**padded(), custom_generate=TailraceSampling(ended), max_new_tokens=MANY)
+    out = model.generate(**pad_prompts(), custom_generate=TailraceSampling(ended), max_new_tokens=MANY)
     rows = out[:, WIDTH:].tolist()
     assert rows[0][: len(free[0])] == free[0]
     assert rows[1] == free[1][:3] + [PAD] * (len(rows[1]) - 3)
@@ -240,13 +226,13 @@ def test_logprobs_and_masks_are_those_of_the_tokens(model):
         SamplingParams(top_k=5, return_sampling_mask=True, max_tokens=4, seed=3),
     ]
     out = model.generate(
-        **padded(),
+        **pad_prompts(),
         custom_generate=TailraceSampling(params),
         max_new_tokens=MANY,
         return_dict_in_generate=True,
         output_logits=True,
     )
-    rows = outputs(out.sequences)
+    rows = read_outputs(out.sequences)
     rows[2] = rows[2][:4]
     assert [len(entries) for entries in out.logprobs] == [len(rows[0]), 0, 0]
     assert [len(masks) for masks in out.sampling_masks] == [len(rows[0]), 0, 4]
@@ -257,30 +243,6 @@ def test_logprobs_and_masks_are_those_of_the_tokens(model):
     assert all(len(mask) == 5 and id in mask for id, mask in zip(rows[2], out.sampling_masks[2], strict=True))
 
 
-# ---- what can't be had
-
-
-@pytest.mark.parametrize(
-    ("sampling", "more", "name"),
-    [
-        (TailraceSampling(), {"num_beams": 2}, "custom_generate"),
-        (TailraceSampling(), {"prompt_lookup_num_tokens": 3}, "custom_generate"),
-        (TailraceSampling(), {"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-        (TailraceSampling(SamplingParams(seed=1)), {"do_sample": True, "top_p": 0.5}, "top_p"),
-        (TailraceSampling(SamplingParams(logprobs=1)), {}, "return_dict_in_generate"),
-        (TailraceSampling([SamplingParams()] * 2), {}, "params"),
-        (TailraceSampling(SamplingParams(seed=1), seed=2), {}, "seed"),
-        (TailraceSampling(seed=[1, 2]), {}, "seed"),
-        (TailraceSampling(SamplingParams(stop=("x",))), {}, "stop"),
-        (TailraceSampling(SamplingParams(grammar={"kind": "regex", "source": "a"})), {}, "grammar"),  # type: ignore
-    ],
-)
-def test_what_cannot_be_had_is_said(model, sampling, more, name):
-    with pytest.raises(ParameterError) as raised:
-        generate(model, sampling, **more)
-    assert raised.value.param == name
-
-
 def test_a_row_without_a_number_is_warned_of_and_touches_no_other(model):
     class Break(LogitsProcessor):
         def __call__(self, input_ids, scores):
@@ -288,42 +250,8 @@ def test_a_row_without_a_number_is_warned_of_and_touches_no_other(model):
             scores[1, 77] = 1.0
             return scores
 
-    whole = generate(model, TailraceSampling(MIXED))
+    whole = generate_rows(model, TailraceSampling(MIXED))
     with pytest.warns(RuntimeWarning, match="row 1 can't be sampled from"):
-        rows = generate(model, TailraceSampling(MIXED), logits_processor=[Break()])
+        rows = generate_rows(model, TailraceSampling(MIXED), logits_processor=[Break()])
     assert (rows[0], rows[2]) == (whole[0], whole[2])
     assert set(rows[1]) == {77}
-
-
-def test_a_mask_of_another_prompt_is_refused(model):
-    processor = TailraceLogitsProcessor(attention_mask=torch.ones(3, 2))
-    with pytest.raises(ParameterError, match="attention_mask must be"):
-        model.generate(**padded(), logits_processor=[processor], max_new_tokens=2)
-
-
-@pytest.mark.parametrize("cls", [TailraceSampling, TailraceLogitsProcessor])
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"params": "hot"}, "params"),
-        ({"params": {"temperature": 1}}, "params"),
-        ({"params": [None] * 3}, "params"),
-        ({"params": []}, "params"),
-        ({"params": SamplingParams(), "seed": 1.5}, "seed"),
-        ({"params": SamplingParams(), "seed": 2**64}, "seed"),
-        ({"params": SamplingParams(), "seed": True}, "seed"),
-        ({"params": SamplingParams(), "seed": "7"}, "seed"),
-    ],
-)
-def test_what_is_none_is_said_at_once(cls, given, field):
-    with pytest.raises(ParameterError, match=f"{field} must be"):
-        cls(**given)
-
-
-def test_streamers_must_be_some_and_one_for_each_row():
-    for wrong in ("x", [None], 5):
-        with pytest.raises(ParameterError, match="streamer must be"):
-            TailraceSampling(streamer=wrong)
-    one = TextStreamer(None)
-    with pytest.raises(ParameterError, match="another one for each row"):
-        TailraceSampling(streamer=[one, one])

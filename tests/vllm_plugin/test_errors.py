@@ -6,10 +6,10 @@ import pickle
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 import torch
 from crowd import CONFIG, CPU, ROWS, THEIRS, VOCAB, Crowd
+from planting import count_errors, make_failing
 from vllm import SamplingParams
 from vllm.v1.outputs import ModelRunnerOutput, SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -19,8 +19,8 @@ from vllm.v1.worker.worker_base import WorkerBase
 from tailrace.integrations.vllm import door, draws, layout, masks, patches, v2
 from tailrace.integrations.vllm.fallbacks import call_or_none, fall_back, fallbacks, log
 from tailrace.integrations.vllm.requests import MAX_ERRORS, BatchFollower
-from tailrace.sampling import Rows, Slots
 from tailrace.sampling import Sampler as Ours
+from tailrace.sampling import Slots
 
 pytestmark = pytest.mark.planted
 
@@ -33,17 +33,6 @@ IN_STEP: dict[str, tuple[Any, str]] = {
     "merged": (draws, "merge_outputs"),
     "changed": (draws, "change_logits"),
 }
-
-
-def errors() -> int:
-    return sum(count for reason, count in fallbacks.items() if reason.startswith("an error in tailrace's "))
-
-
-def raising(kind: type[BaseException] = RuntimeError) -> Any:
-    def planted(*args: Any, **more: Any) -> NoReturn:
-        raise kind("planted")
-
-    return planted
 
 
 def follower_of(crowd: Crowd) -> BatchFollower:
@@ -71,15 +60,15 @@ def test_vllm_draws_the_step_once_from_logits_as_they_were(
 
     with monkeypatch.context() as patch:
         where, attribute = IN_STEP[name]
-        patch.setattr(where, attribute, raising(kind))
+        patch.setattr(where, attribute, make_failing(kind))
         found = draws.sample_for_vllm(theirs, Sampler(), logits.clone(), crowd.metadata)
     assert len(drawn) == 1
-    assert errors() == 1
+    assert count_errors() == 1
     assert found.sampled_token_ids.tolist() == wanted.sampled_token_ids.tolist()
     torch.testing.assert_close(found.logprobs_tensors.logprobs, wanted.logprobs_tensors.logprobs)
     found = Sampler()(logits.clone(), crowd.metadata)
     assert found.sampled_token_ids.tolist() == wanted.sampled_token_ids.tolist()
-    assert errors() == 1
+    assert count_errors() == 1
 
 
 def test_vllms_own_errors_pass_and_its_sampler_is_called_once() -> None:
@@ -97,13 +86,13 @@ def test_vllms_own_errors_pass_and_its_sampler_is_called_once() -> None:
         with pytest.raises(ZeroDivisionError, match="vLLM's own"):
             draws.sample_for_vllm(theirs, Sampler(), crowd.logits(), crowd.metadata)
         assert len(calls) == 1
-        assert errors() == 0
+        assert count_errors() == 0
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_what_ends_a_process_passes(kind: type[BaseException]) -> None:
     with pytest.raises(kind):
-        call_or_none("sampler", raising(kind))
+        call_or_none("sampler", make_failing(kind))
 
 
 def test_the_first_traceback_of_each_kind_is_logged_and_its_count_at_powers_of_ten(
@@ -114,7 +103,7 @@ def test_the_first_traceback_of_each_kind_is_logged_and_its_count_at_powers_of_t
     monkeypatch.setattr(log, "error", lambda text, *args, exc_info: logged.append((text % args, exc_info)))
     monkeypatch.setattr(log, "warning", lambda text, *args: logged.append((text % args, None)))
     for kind in (RuntimeError,) * 120 + (KeyError,):
-        assert call_or_none("sampler", raising(kind)) is None
+        assert call_or_none("sampler", make_failing(kind)) is None
     for _ in range(25):
         fall_back("a reason")
     texts = [text.rpartition(" (")[2] for text, _ in logged]
@@ -150,12 +139,12 @@ def test_later_steps_know_the_tokens_that_vllm_drew(place: tuple[Any, str], monk
         wanted = seeded_tokens(logits, list(output))
         with monkeypatch.context() as patch:
             if step in (3, 7):
-                patch.setattr(*place, raising())
+                patch.setattr(*place, make_failing())
             token = int(Sampler()(logits.clone(), crowd.metadata).sampled_token_ids)
         if step not in (3, 7):
             assert token == wanted
         output.append(token)
-    assert errors() == 2
+    assert count_errors() == 2
 
 
 def test_a_request_keeps_its_key_and_its_methods_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +171,7 @@ def test_a_request_keeps_its_key_and_its_methods_state(monkeypatch: pytest.Monke
             assert state() == seen[0]
             assert "mirostat_mu" in seen[0]
         crowd.live["one"].output_token_ids.append(token)
-    assert errors() == 1
+    assert count_errors() == 1
 
 
 def test_a_request_of_several_errors_is_left_to_vllm_and_later_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +180,7 @@ def test_a_request_of_several_errors_is_left_to_vllm_and_later_ones_are_not(monk
     crowd.settle()
     for _ in range(MAX_ERRORS):
         with monkeypatch.context() as patch:
-            patch.setattr(Ours, "begin", raising())
+            patch.setattr(Ours, "begin", make_failing())
             Sampler()(crowd.logits(), crowd.metadata)
     new = crowd.add(SamplingParams(temperature=0.0))
     crowd.settle()
@@ -212,7 +201,7 @@ def test_rows_are_right_after_updates_that_were_lost(seed: int, monkeypatch: pyt
             crowd.add(SamplingParams(temperature=0.0, presence_penalty=1.0))
         with monkeypatch.context() as patch:
             if step % 9 == 4:
-                patch.setattr("tailrace.integrations.vllm.requests.process_dict_updates", raising())
+                patch.setattr("tailrace.integrations.vllm.requests.process_dict_updates", make_failing())
             crowd.settle()
         if not crowd.live:
             continue
@@ -222,7 +211,7 @@ def test_rows_are_right_after_updates_that_were_lost(seed: int, monkeypatch: pyt
         assert found.tolist() == wanted.tolist()
         served += len(follower_of(crowd).ready(len(crowd.live)).served)
         crowd.keep(dict(zip(crowd.order(), found[:, 0].tolist(), strict=True)))
-    assert errors() > 3
+    assert count_errors() > 3
     assert served > 20
 
 
@@ -237,27 +226,27 @@ def test_another_number_of_rows_is_left_to_vllm() -> None:
 
 
 def test_an_engine_without_a_follower_samples_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatchFollower, "__init__", raising())
+    monkeypatch.setattr(BatchFollower, "__init__", make_failing())
     processors, config = LogitsProcessors(), SimpleNamespace(model_config=SimpleNamespace(runner_type="generate"))
     assert patches.build_logitsprocs(lambda *_: processors, config, CPU, False) is processors
     assert not processors.argmax_invariant
-    assert errors() == 1
+    assert count_errors() == 1
 
 
 def test_a_worker_begins_whatever_v2_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v2, "install_v2", raising())
+    monkeypatch.setattr(v2, "install_v2", make_failing())
     begun: list[Any] = []
     worker: Any = SimpleNamespace()
     patches.begin_worker(lambda *args: begun.append(args), worker, SimpleNamespace(use_v2_model_runner=True))
     assert len(begun) == 1
-    assert errors() == 1
+    assert count_errors() == 1
     assert hasattr(WorkerBase.__init__, "theirs")
 
 
 def test_a_broken_check_refuses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "check_values", raising())
+    monkeypatch.setattr(door, "check_values", make_failing())
     SamplingParams(extra_args={"top_n_sigma": 1.5})
-    assert errors() == 1
+    assert count_errors() == 1
 
 
 def test_what_vllm_adds_later_raises_nothing_where_its_engine_reads_a_request() -> None:
@@ -292,95 +281,4 @@ def test_a_step_whose_masks_fail_keeps_its_tokens(calls: int, monkeypatch: pytes
     assert found.sampled_token_ids == [[4]]
     shown = found.sampling_masks
     assert shown is None if calls == 2 else shown.slice_request(0, 1).to_nested_list() == [[]]
-    assert errors() == calls
-
-
-def make_shared(dtype: torch.dtype) -> Any:
-    """A number of each row, in vLLM's form: on the host and on the device."""
-    numbers = torch.zeros(ROWS, dtype=dtype)
-    return SimpleNamespace(gpu=numbers, np=numbers.numpy())
-
-
-class V2Sampler:
-    """vLLM's, as far as tailrace looks: `told` is what it knows of each request."""
-
-    def __init__(self) -> None:
-        self.needs_logits_processing, self.told, self.draws = np.zeros(ROWS, dtype=bool), {}, 0
-        names = [str(index) for index in range(ROWS)]
-        self.req_states = SimpleNamespace(
-            all_token_ids=SimpleNamespace(gpu=torch.zeros(ROWS, 64, dtype=torch.int32)),
-            **{name: make_shared(torch.int32) for name in ("prompt_len", "prefill_len", "total_len")},
-            index_to_req_id=dict(enumerate(names)),
-            req_id_to_index={name: index for index, name in enumerate(names)},
-        )
-        strengths = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        self.penalties_state = SimpleNamespace(
-            **{name: make_shared(torch.float32) for name in strengths}, apply_staged_writes=lambda: None
-        )
-        self.sampling_states = SimpleNamespace(add_request=self.tell, apply_staged_writes=lambda: None)
-
-    def tell(self, index: int, params: SamplingParams) -> bool:
-        self.told[index] = params
-        return params.temperature not in (0.0, 1.0)
-
-    def add_request(self, index: int, params: SamplingParams) -> None:
-        self.needs_logits_processing[index] = self.tell(index, params)
-
-    def apply_sampling_params(self, logits: torch.Tensor, *place: Any, skip_top_k_top_p: bool) -> torch.Tensor:
-        return logits
-
-    def sample(self, logits: torch.Tensor, *place: Any, return_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        self.draws += 1
-        return torch.tensor([self.told[int(index)].top_k for index in place[2]]), logits
-
-
-# the arguments of vLLM's V2 sampler
-V2_GIVEN = {"vllm_config": CONFIG, "max_num_reqs": ROWS, "vocab_size": VOCAB, "num_speculative_tokens": 1}
-
-
-@pytest.fixture
-def sampler() -> tuple[V2Sampler, v2.DrawnRequests]:
-    theirs = V2Sampler()
-    return theirs, v2.DrawnRequests(theirs, V2_GIVEN)
-
-
-def draw_v2(ours: v2.DrawnRequests, count: int) -> list[int]:
-    place: dict[str, Any] = dict.fromkeys(v2.PLACE)
-    place |= {"idx_mapping_np": np.arange(count), "seq_lens_upper_bound_np": np.full(count, 9)}
-    return ours.sample(torch.randn(count, VOCAB), *place.values())[0].tolist()
-
-
-@pytest.mark.parametrize("place", [(Ours, "begin"), (Rows, "plain"), (v2.DrawnRequests, "_draw_rows")])
-@pytest.mark.parametrize("refused", [False, True])
-def test_v2_draws_with_the_parameters_that_were_asked(
-    place: tuple[Any, str], refused: bool, sampler: tuple[V2Sampler, v2.DrawnRequests], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs, ours = sampler
-    for index in range(3):
-        extra = {"logprobs": -1} if refused and index == 1 else {}
-        ours.add_request(index, SamplingParams(temperature=0.7, top_k=10 + index, **extra))
-    with monkeypatch.context() as patch:
-        patch.setattr(*place, raising())
-        assert draw_v2(ours, 3)[1] in ((11,) if refused else range(VOCAB))
-    assert theirs.draws == 1
-    assert [theirs.told[index].top_k for index in range(3)] == [10, 11, 12]
-    assert theirs.needs_logits_processing[:3].all()
-    assert draw_v2(ours, 3) == [10, 11, 12]  # to their ends
-    ours.add_request(0, SamplingParams(temperature=0.7, top_k=1))
-    assert theirs.told[0].top_k == 0
-    assert draw_v2(ours, 3)[1:] == [11, 12]
-    assert errors() == 1
-
-
-def test_v2_adds_a_request_whatever_tailrace_raises(
-    sampler: tuple[V2Sampler, v2.DrawnRequests], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs, ours = sampler
-    with monkeypatch.context() as patch:
-        patch.setattr(Slots, "reads_output", raising())
-        ours.add_request(0, SamplingParams(temperature=0.7, top_k=10))
-    assert theirs.told[0].top_k == 10
-    assert draw_v2(ours, 1) == [10]
-    ours.add_request(0, SamplingParams(temperature=0.7, top_k=11))
-    assert theirs.told[0].top_k == 0
-    assert errors() == 1
+    assert count_errors() == calls

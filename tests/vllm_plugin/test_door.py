@@ -59,6 +59,15 @@ def test_what_cannot_act_is_a_400_that_names_it(server: Server, stream: bool) ->
         assert error["param"] == name
         assert name in error["message"]
         assert text in error["message"]
+    for name, text in (
+        ("dry_multiplier", "set dry_multiplier in vllm_xargs"),
+        ("banned_strings", "can't take tokens back"),
+    ):
+        status, answer = server.complete([9], stream=stream, **{name: 1})
+        assert status == 400, (name, answer)
+        error = json.loads(answer)["error"]
+        assert error["param"] == name
+        assert text in error["message"]
     for fields in ({"logprobs": -1}, {"logprob_token_ids": [3], "logprobs": 1}):
         status, answer = server.complete([9], vllm_xargs={"top_n_sigma": 1.5}, stream=stream, **fields)
         assert status == 400, answer

@@ -5,21 +5,19 @@ A request that would lose a field gets an HTTP 400 (a ValueError offline) that n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
 
 from tailrace.errors import ParameterError
 from tailrace.integrations.engine_tokenizer import encoder_of
 from tailrace.integrations.field_texts import NoTokenizer, convert_texts, find_text
 from tailrace.integrations.refusals import check_names, check_served
 from tailrace.integrations.v1_engine import has_other_plugins
-from tailrace.integrations.vllm import layout, refused_fields
-from tailrace.integrations.vllm.fallbacks import call_or_none, log
+from tailrace.integrations.vllm import http_requests, layout, refused_fields
+from tailrace.integrations.vllm.fallbacks import call_or_none, log, raise_found
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.requests import describe_v2_drafts, describe_verification
 from tailrace.integrations.vllm.translate import check_values, translate_params
@@ -103,12 +101,7 @@ def open_door(theirs: Function, inputs: Any, vllm_config: Any, *args: Any, **mor
         door = call_or_none("check of fields", lambda: Door(vllm_config))
         if door is not None:
             DOORS[inputs] = door
-
-
-def raise_found(find: Callable[[], ParameterError | None]) -> None:
-    """Raise what `find` returns as vLLM's own error: over HTTP a 400."""
-    if (error := call_or_none("check of fields", find)) is not None:
-        raise VLLMValidationError(str(error), parameter=error.param) from error
+            call_or_none("check of fields", http_requests.install_checks)
 
 
 def check_arguments(theirs: Function, params: SamplingParams) -> None:

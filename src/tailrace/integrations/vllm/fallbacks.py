@@ -10,6 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+from vllm.exceptions import VLLMValidationError
+
+from tailrace.errors import ParameterError
+
 T = TypeVar("T")
 
 log = logging.getLogger("vllm.tailrace")  # below vLLM's own logger, whose handlers print it
@@ -62,3 +66,9 @@ def count_error(where: str, error: Exception) -> None:
     if times := count_reason(kind):
         text = "tailrace leaves this step to vLLM, after %s; please report it: %s (%d so far)"
         log.error(text, kind, error, times, exc_info=error if times == 1 else None)
+
+
+def raise_found(find: Callable[[], ParameterError | None]) -> None:
+    """Raise what `find` returns as vLLM's own error: over HTTP a 400."""
+    if (error := call_or_none("check of fields", find)) is not None:
+        raise VLLMValidationError(str(error), parameter=error.param) from error

@@ -20,7 +20,7 @@ from history_v2 import LENGTH, SEED, Request, Runner, serve_requests
 
 DEPTH = 3
 COUNTS = {"cpu": 40, "gpu": 10, "left": 20, "late": 12}  # mode → requests
-EDITS = [fields for fields in history_v2.OWN if "forced_token_ids" not in fields]
+EDITS = [fields for fields in history_v2.OWN if not {"forced_token_ids", "watermark"} & set(fields)]
 
 
 class DraftingRunner(Runner):

@@ -37,6 +37,12 @@ OWN: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 1, "presence_penalty": 0.3},
     {"normalize_logits": True, "repetition_penalty": 1.5},
     {"forced_token_ids": [9, 4, 9]},
+    {"processors": {"favouring": {"bonus": 4.0}}},
+    {"watermark": {"kind": "kgw", "key": 3, "delta": 6.0, "context": 2}, "presence_penalty": 0.5},
+]
+SYNTHID: list[dict[str, Any]] = [
+    {"watermark": {"kind": "synthid", "key": 11, "depth": 12, "context": 2}},
+    {"watermark": {"kind": "synthid", "scheme": "transformers", "keys": list(range(1, 9)), "context": 2}},
 ]
 STATEFUL: list[dict[str, Any]] = [
     {"mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.4},
@@ -53,13 +59,13 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 class Request:
     """A request: its fields, its prompt, and its tokens so far as the host knows them. left: vLLM draws for it."""
 
-    def __init__(self, name: str, drawn: random.Random, stateful: list[dict[str, Any]] = STATEFUL) -> None:
+    def __init__(self, name: str, drawn: random.Random, last: list[dict[str, Any]] = STATEFUL + SYNTHID) -> None:
         self.name, self.left = name, False
-        chosen = drawn.sample(OWN, drawn.choice([0, 1, 1, 2])) + drawn.sample(stateful, drawn.randint(0, 1))
+        chosen = drawn.sample(OWN, drawn.choice([0, 1, 1, 2])) + drawn.sample(last, drawn.randint(0, 1))
         self.fields = {"temperature": drawn.choice([0.7, 1.0, 1.4]), "seed": drawn.randrange(1000)}
         for fields in chosen or [drawn.choice(OWN)]:
             self.fields |= fields
-        if not any(fields in STATEFUL for fields in chosen) and drawn.random() < 0.3:
+        if not any(fields in STATEFUL + SYNTHID for fields in chosen) and drawn.random() < 0.3:
             self.fields["temperature"] = 0.0
         if drawn.random() < 0.4:
             self.fields["logprobs"] = drawn.randrange(3)
@@ -89,6 +95,7 @@ class Request:
     def draw_reference(self) -> tuple[list[int], list[float | None]]:
         """The tokens of the reference sampler, and their logprobs."""
         from tailrace.params import SamplingParams
+        from tailrace.request.options import Watermark
         from tailrace.sampling import Rows, Sampler, Slots
 
         slots, given = Slots(1, VOCAB), dict(self.fields)
@@ -99,6 +106,8 @@ class Request:
                 given[name] = tuple(given[name])
         if "sequence_bias" in given:
             given["sequence_bias"] = tuple((tuple(ids), bias) for ids, bias in given["sequence_bias"])
+        if "watermark" in given:
+            given["watermark"] = Watermark(**given["watermark"])
         slots.add(0, SamplingParams(**given, logprobs_mode="processed"), prompt=self.prompt, eos_token_ids=[EOS])
         sampler = Sampler(slots, backend="reference")
         tokens: list[int] = []
@@ -196,6 +205,12 @@ class Runner:
         self.states.remove_request(request.name)
 
 
+def favour_last(row: Any, tokens: list[int], bonus: float) -> None:
+    """A custom processor of tailrace's: the last token and the length of the text become likelier."""
+    row[tokens[-1]] += bonus
+    row[len(tokens) % VOCAB] += bonus
+
+
 def make_processor() -> Any:
     """A logits processor in vLLM's own form: it makes an id likelier for the requests that name one."""
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
@@ -220,8 +235,10 @@ def make_processor() -> Any:
 def serve_requests(waiting: list[Request], runner: Runner, refusing: bool) -> dict[str, Any]:
     """Serve these requests. refusing: a wait for the device is an error."""
     from tailrace.integrations.vllm.fallbacks import fallbacks
+    from tailrace.sampling.processors import register
     from tailrace.sampling.sampler import Pending
 
+    register("favouring", favour_last)
     wait = Pending.wait
     if refusing:
         setattr(Pending, "wait", refuse_wait)  # noqa: B010 — of another class

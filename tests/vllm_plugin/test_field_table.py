@@ -14,7 +14,7 @@ import pytest
 import torch
 from crowd import CONFIG, VOCAB, Crowd
 from shared_examples import company
-from test_errors import V2_GIVEN, V2Sampler
+from v2_stand_in import V2_GIVEN, V2Sampler
 from vllm import SamplingParams
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_v2 import OWN, STATEFUL
+from history_v2 import OWN, STATEFUL, SYNTHID
 from launched import start
 from release import since
 
@@ -41,7 +41,7 @@ def test_a_logits_processor_of_somebody_elses_leaves_no_draw_to_vllm(found: Any)
 
 def test_every_field_is_drawn(found: Any) -> None:
     drawn = [one["fields"] for one in found("cpu")["requests"]]
-    for name in {name for fields in (*OWN, *STATEFUL) for name in fields}:
+    for name in {name for fields in (*OWN, *STATEFUL, *SYNTHID) for name in fields}:
         assert any(name in fields for fields in drawn), name
 
 

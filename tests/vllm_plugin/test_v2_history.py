@@ -14,8 +14,10 @@ from tailrace.integrations.vllm.v2_edits import EditedRows, edit_rows, list_edit
 from tailrace.integrations.vllm.v2_history import TokenRows, read_tokens
 from tailrace.kernels.gpu.agreements import find_agreements
 from tailrace.params import SamplingParams
+from tailrace.request.options import Watermark
 from tailrace.sampling import Slots
 from tailrace.sampling.history import Suffixes
+from tailrace.sampling.processors import REGISTERED
 from tailrace.sampling.reference import edit_row
 
 ROWS, LONGEST, VOCAB, LETTERS, EOS, CPU = 6, 24, 11, 4, 5, torch.device("cpu")
@@ -80,6 +82,16 @@ def test_bans_are_those_of_a_plain_search() -> None:
     assert {0, 1, 2, 3, 4} <= set(counts)
 
 
+def double_last(row: torch.Tensor, tokens: list[int], base: float) -> torch.Tensor:
+    """A custom processor of tailrace's: its result depends on the row and on the text."""
+    return row * (base + 1.0 / len(tokens)) + torch.arange(VOCAB).eq(tokens[-1])
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED, "doubling", double_last)
+
+
 def draw_fields(drawn: random.Random) -> dict[str, Any]:
     """The fields of a request that vLLM's own kernels do not serve."""
     choices: list[dict[str, Any]] = [
@@ -90,6 +102,9 @@ def draw_fields(drawn: random.Random) -> dict[str, Any]:
         {"exponential_decay_length_penalty": (drawn.randint(0, 4), drawn.choice([0.5, 1.3, 1e3]))},
         {"sequence_bias": (((1,), 1.0), ((2, 1), 0.1), ((0, 3, 1), -2.0), ((3, 3, 0, 2), 5.0), ((1, 2), 1e3))},
         {"no_repeat_ngram_size": drawn.randint(1, 3)},
+        {"processors": {"doubling": {"base": drawn.choice([1.0, 2.0])}}},
+        {"watermark": Watermark(kind="kgw", key=drawn.randrange(9), context=drawn.randint(1, 9), scheme="tailrace")},
+        {"watermark": Watermark(kind="kgw", key=drawn.randrange(9), context=1, scheme="transformers", gamma=0.5)},
     ]
     fields: dict[str, Any] = {}
     for one in drawn.sample(choices, drawn.randint(1, 3)):
@@ -114,6 +129,19 @@ def test_edits_are_those_of_the_library() -> None:
             assert torch.equal(after[row], wanted), params[row]
             changed += not torch.equal(wanted, before[row])
     assert changed > 500
+
+
+def test_a_row_whose_processor_fails_keeps_its_largest_logit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the V1 runner. Its neighbours do not notice."""
+    monkeypatch.setitem(REGISTERED, "failing", lambda row, tokens: row.resize_(3))
+    fields: list[dict[str, Any]] = [{"processors": {"failing": {}}}, {"processors": {"doubling": {"base": 2.0}}}]
+    for order in (fields, fields[::-1]):
+        drawn = random.Random(7)
+        params = [SamplingParams(**one) for one in order]
+        before, after, _ = edit_drawn(drawn, make_states(drawn, [1, 2, 3]), params)
+        failed = order.index(fields[0])
+        assert after[failed].isfinite().nonzero().flatten().tolist() == [int(before[failed].argmax())]
+        assert after[1 - failed].isfinite().sum() == VOCAB - 1
 
 
 @pytest.mark.parametrize("most", [1, 3, 10**6])

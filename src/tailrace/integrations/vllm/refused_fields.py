@@ -11,7 +11,7 @@ SECOND_PROMPT = "vLLM's engine computes no second prompt beside a request"
 STOPS = "vLLM looks for stop strings alone, and everywhere (stop, outside of vllm_xargs)"
 OF_PROMPTS = "vLLM computes the logprobs of prompts"
 NO_PLACE = "vLLM's outputs have no place for it"
-STAYS = "it needs the output's tokens, which stay on the device in vLLM's V2 runner"
+KEYED = "it is keyed by each token before the next one, and drafts in vLLM's V2 runner are verified at once"
 LEARNS = "it learns from each token before the next one, and drafts in vLLM's V2 runner are verified at once"
 COUNTS = "it needs the output's length, which stays on the device beside drafts in vLLM's V2 runner"
 SCORES = "vLLM's V1 runner does not compute them"
@@ -35,11 +35,11 @@ EVERYWHERE = {
 }
 V1 = EVERYWHERE | {"prompt_logprob_token_ids": SCORES, "prompt_logprob_start": SCORES}
 V1_DRAFTS = V1 | {"logprob_token_ids": "vLLM reports none of them beside drafts"}
-V2 = EVERYWHERE | dict.fromkeys(("processors", "watermark"), STAYS)
+V2 = EVERYWHERE
 V2_DRAFTS = (
     V2
     | dict.fromkeys(("mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"), LEARNS)
-    | {"forced_token_ids": COUNTS, "logprob_token_ids": V1_DRAFTS["logprob_token_ids"]}
+    | {"watermark": KEYED, "forced_token_ids": COUNTS, "logprob_token_ids": V1_DRAFTS["logprob_token_ids"]}
 )
 # whether the runner is V2, whether the server has drafts → the refused fields
 BY_RUNNER = {(False, False): V1, (False, True): V1_DRAFTS, (True, False): V2, (True, True): V2_DRAFTS}

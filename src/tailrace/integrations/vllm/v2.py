@@ -230,6 +230,7 @@ class DrawnRequests:
         lengths, prompts = rows.position.numpy(), history.prompt_len.np[owners]
         outputs, kept = (lengths - prompts).tolist(), (lengths >= history.prefill_len.np[owners]).tolist()
         edited = edit_planned(requests, edited, planned)
+        requests.follow_output(owners, lengths.tolist(), edited.device)
         forced = [force_token(requests, owner, count) for owner, count in zip(owners, outputs, strict=True)]
         edited = requests.stateful.apply(edited, rows)
         pending = requests.sampler.begin(edited, rows)

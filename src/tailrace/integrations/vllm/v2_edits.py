@@ -2,7 +2,8 @@
 
 vLLM's own kernels ban, add logit_bias and penalise before. A request that has one of these edits gets its penalties
 here, too: they come in the middle of these edits, and may have windows and scopes. Each function is the counterpart of
-a method's `edits` (sampling/methods), for all rows at once. A row without the method has its neutral values.
+a method's `edits` (sampling/methods), for all rows at once. A row without the method has its neutral values. Custom
+processors and green lists are made on the host, so that a step with one of these waits for the device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from tailrace.params import FIELDS, SamplingParams, list_switches
 from tailrace.request.method_order import EDIT_ORDER
 from tailrace.request.sampler_fields import Scope
 from tailrace.sampling.methods.dry import LARGEST
+from tailrace.sampling.methods.processors import find_processors, make_edits
 from tailrace.sampling.pipeline import edits_of
+from tailrace.sampling.reference import BadRowError, apply_dense
+from tailrace.sampling.watermark import green_list
 
 MOST = 2**30  # tokens, more than any text has
 
@@ -46,6 +50,11 @@ class EditedRows:
     def read_column(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a field of all requests, [R, 1]."""
         return make_column([getattr(params, name) for params in self.params], self.device, dtype)
+
+    def read_tokens(self, row: int) -> list[int]:
+        """Return the ids of prompt and output, on the host."""
+        prompt, output = self.history.read_text(row)
+        return prompt + output
 
     @cached_property
     def agreements(self) -> torch.Tensor:
@@ -169,13 +178,41 @@ def lift_ends(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
     return (logits + logits.abs() * strength).where(ends & (beyond > 0) & logits.isfinite(), logits)
 
 
+def call_processors(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
+    """Call the custom processors of each row on the host. A row whose processor fails keeps its largest logit alone."""
+    edited = logits.clone()
+    for row, params in enumerate(rows.params):
+        if params.processors:
+            changed = logits[row].to("cpu", copy=True)
+            try:
+                for edit in make_edits(find_processors(params), rows.read_tokens(row)):
+                    apply_dense(changed, edit)
+            except BadRowError:  # logged
+                changed = torch.full_like(logits[row], -torch.inf).index_fill_(0, logits[row].argmax(), 0.0)
+            edited[row] = changed.to(rows.device)
+    return edited
+
+
+def favour_green(logits: torch.Tensor, rows: EditedRows) -> torch.Tensor:
+    """Add the bias of green-list watermarks. Their lists are made on the host."""
+    edited = logits.clone()
+    for row, params in enumerate(rows.params):
+        mark = params.watermark
+        if mark is not None and mark.kind == "kgw" and len(tokens := rows.read_tokens(row)) >= mark.context:
+            green = green_list(mark, tokens[-mark.context :], logits.shape[1]).astype("int64")
+            edited[row, torch.from_numpy(green).to(rows.device)] += mark.delta
+    return edited
+
+
 FUNCTIONS: dict[str, Callable[[torch.Tensor, EditedRows], torch.Tensor]] = {
     "no_repeat_ngram": ban_repeats,
     "sequence_bias": add_biases,
+    "processors": call_processors,
     "encoder_repetition_penalty": favour_prompt,
     "penalties": penalise,
     "dry": repel_repeats,
     "length_decay": lift_ends,
+    "green_list": favour_green,
 }
 ORDER = tuple(entry.name for entry in EDIT_ORDER if entry.name in FUNCTIONS)
 NORMALIZE = "normalize_logits"  # before vLLM's own edits

@@ -1,4 +1,4 @@
-"""The tokens of requests in vLLM's V2 runner, which stay on the device. Nothing here waits for the device."""
+"""The tokens of requests in vLLM's V2 runner, which stay on the device. Only `read_text` waits for the device."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class TokenRows(NamedTuple):
     def places(self) -> torch.Tensor:
         """Return int64 [L], the places of the tokens."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    def read_text(self, row: int) -> tuple[list[int], list[int]]:
+        """Return the ids of a row's prompt and output, without those that have no logit. It waits for the device."""
+        ids, first = self.tokens[row, : int(self.lengths[row])].tolist(), int(self.prompts[row])
+        prompt, output = ([id for id in part if id < self.vocab] for part in (ids[:first], ids[first:]))
+        return prompt, output
 
     def flag_prompts(self) -> torch.Tensor:
         """Return bool [R, L]: the places of the prompts."""

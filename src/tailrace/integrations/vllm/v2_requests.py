@@ -6,21 +6,23 @@ those of v2_edits.py, and the methods before mirostat and adaptive-p come before
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
 from tailrace.errors import ParameterError
 from tailrace.integrations.vllm import translate, v2_edits
 from tailrace.integrations.vllm.requests import get_key_parts, get_server_fields
 from tailrace.integrations.vllm.translate import NO_EDITS
+from tailrace.integrations.vllm.v2_history import read_tokens
 from tailrace.integrations.vllm.v2_stateful import LISTED, StatefulRequest, StatefulRequests, split_refinements
 from tailrace.params import SamplingParams
 from tailrace.sampling import KeySource, Sampler, Slots
 
 FAILED = "requests of a step with an error in tailrace"
-BESIDE_DRAFTS = "mirostat, adaptive-p and forced tokens beside drafts"
+BESIDE_DRAFTS = "mirostat, adaptive-p, forced tokens and watermarks beside drafts"
 READS = "a field that reads the output, which stays on the device in vLLM's V2 runner"
 
 
@@ -91,14 +93,15 @@ class V2Requests:
         except ParameterError as error:
             return str(error)
         split = split_refinements(params)
-        if self.drafting and (split or params.forced_token_ids):
+        if self.drafting and (split or params.forced_token_ids or params.watermark is not None):
             return BESIDE_DRAFTS
-        fields = self.fields | (split.tail if split else {})
+        follows = params.watermark is not None and params.watermark.kind == "synthid"
+        fields = self.fields | (split.tail if split else {}) | ({"watermark": params.watermark} if follows else {})
         if split and self.fields["return_sampling_mask"] and "top_k" in split.tail:
             fields["top_k"] = self.slots.vocab_size  # cuts nothing, but a mask has to have a method that cuts
         if refusal := translate.add_vllm_request(self.slots, index, told, fields, prompt=()):
             return refusal
-        if self.slots.reads_output(index):
+        if self.slots.reads_output(index) and not follows:
             return READS
         if split:
             resumed = self.history.prefill_len.np[index] > self.history.prompt_len.np[index]
@@ -109,3 +112,24 @@ class V2Requests:
             self.stateful.add(index, request, front, self.slots[index], bool(resumed))
         self.asked[index] = DrawnRequest(told, params, v2_edits.list_edits(params))
         return ""
+
+    def follow_output(self, owners: Sequence[int], lengths: Sequence[int], device: torch.device) -> None:
+        """Tell the slots that read their tokens all tokens so far. It waits for the device if there is such a slot.
+
+        Args:
+            owners: the slots of a step. lengths: of their texts.
+        """
+        reading = [(owner, length) for owner, length in zip(owners, lengths, strict=True) if self._follows(owner)]
+        if not reading:
+            return
+        indices = [owner for owner, _ in reading]
+        read = read_tokens(self.history, indices, max(length for _, length in reading), self.slots.vocab_size, device)
+        for row, index in enumerate(indices):
+            entry, (prompt, output) = self.slots[index], read.read_text(row)
+            self.slots.remove(index)
+            given: dict[str, Any] = {"key": entry.key, "eos_token_ids": entry.eos_token_ids}
+            self.slots.add(index, entry.params, prompt=prompt, output=output, **given)
+
+    def _follows(self, index: int) -> bool:
+        """Return whether the slot reads its tokens."""
+        return self.slots[index].history is not None

@@ -29,9 +29,9 @@ from drafting.heads import (
     save,
 )
 from tailrace.drafting.base import Drafter, DraftRequest
+from tailrace.drafting.chain import ChainDrafter
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.drafting.draft_sampler import DraftSampler
-from tailrace.drafting.eagle import EagleDrafter
 from tailrace.drafting.eagle_heads import fused_layers, load_head
 from tailrace.errors import ModelLoadError
 from tailrace.params import SamplingParams
@@ -150,7 +150,7 @@ def made(tmp_path_factory):
         if name not in folders:
             config, weights = HEADS[name]()
             head = load_head(save(tmp_path_factory.mktemp("head"), config, weights), TARGET)
-            folders[name] = (config, weights, lambda: EagleDrafter(head, Argmax(), 24, 16))
+            folders[name] = (config, weights, lambda: ChainDrafter(head, Argmax(), 24, 16))
         return folders[name]
 
     return make
@@ -178,7 +178,7 @@ def test_any_history_leaves_what_a_fresh_start_would(name, seed, made):
 
 def test_a_long_prefill_enters_in_pieces(made):
     config, weights, make = made("third")
-    drafter = EagleDrafter(make().head, Argmax(), 80, 16)
+    drafter = ChainDrafter(make().head, Argmax(), 80, 16)
     tokens = some(1200)
     observe(drafter, (0, tokens, 0, 1199))
     (got,) = drafted(drafter, (0, tokens, 2))
@@ -242,7 +242,7 @@ def test_a_slot_changes_hands(made):
 def test_without_room_there_are_fewer_drafts_and_neighbours_do_not_notice(made):
     _, _, make = made("third")
     head = make().head
-    drafter, one, two = EagleDrafter(head, Argmax(), 3, 16), some(33, 1), some(40, 2)
+    drafter, one, two = ChainDrafter(head, Argmax(), 3, 16), some(33, 1), some(40, 2)
     observe(drafter, (0, one, 0, 32))  # two blocks, full
     observe(drafter, (1, two, 0, 39))  # would be three
     assert len(drafted(drafter, (1, two, 4))[0]) == 0
@@ -293,7 +293,7 @@ def draft_sampler():
 
 def test_proposals_cover_the_heads_own_vocabulary_only(made, draft_sampler):
     _, weights, make = made("third")
-    drafter = EagleDrafter(make().head, draft_sampler, 24, 16)
+    drafter = ChainDrafter(make().head, draft_sampler, 24, 16)
     one, two = some(20, 0), some(20, 1)
     observe(drafter, (0, one, 0, 19), (1, two, 0, 19))
     known = torch.arange(DRAFT_VOCAB) + weights["d2t"]
@@ -316,7 +316,7 @@ def test_proposals_cover_the_heads_own_vocabulary_only(made, draft_sampler):
 @pytest.mark.parametrize("form", ["bin", "shards", "prefixed"])
 def test_forms_of_a_checkpoint(form, made, tmp_path):
     config, weights, make = made("third")
-    drafter = EagleDrafter(load_head(save(tmp_path, config, weights, form), TARGET), Argmax(), 24, 16)
+    drafter = ChainDrafter(load_head(save(tmp_path, config, weights, form), TARGET), Argmax(), 24, 16)
     same, tokens = make(), some(25)
     for each in (drafter, same):
         observe(each, (0, tokens, 0, 24))
@@ -329,7 +329,7 @@ def test_the_speculators_form(made, tmp_path):
     head = load_head(
         save(tmp_path, {"transformer_layer_config": config, "draft_vocab_size": DRAFT_VOCAB}, weights), TARGET
     )
-    drafter, same, tokens = EagleDrafter(head, Argmax(), 24, 16), make(), some(25)
+    drafter, same, tokens = ChainDrafter(head, Argmax(), 24, 16), make(), some(25)
     for each in (drafter, same):
         observe(each, (0, tokens, 0, 24))
     assert torch.equal(drafted(drafter, (0, tokens, 3))[0], drafted(same, (0, tokens, 3))[0])

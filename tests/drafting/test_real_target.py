@@ -14,7 +14,7 @@ from tailrace.config import ModelConfig
 from tailrace.drafting.base import DraftRequest, TargetStates
 from tailrace.drafting.block import BlockDrafter
 from tailrace.drafting.block_head import BlockHead
-from tailrace.drafting.eagle import EagleDrafter
+from tailrace.drafting.chain import ChainDrafter
 from tailrace.drafting.eagle_heads import load_head
 from tailrace.runners import load_runner
 from tailrace.runners.base import Batch
@@ -51,8 +51,8 @@ def drafters(target, tmp_path):
         save(tmp_path / "block", *test_block.dflash()),
     ]
     return [
-        EagleDrafter(load_head(folders[0], target), Argmax(), 16, SIZE),
-        EagleDrafter(load_head(folders[1], target), Argmax(), 16, SIZE),
+        ChainDrafter(load_head(folders[0], target), Argmax(), 16, SIZE),
+        ChainDrafter(load_head(folders[1], target), Argmax(), 16, SIZE),
         BlockDrafter(BlockHead.load(folders[2], target), Argmax(), 16, SIZE),
     ]
 

@@ -14,7 +14,7 @@ from tools.train_eagle.questions import taken_apart
 
 from drafting.heads import HIDDEN, LAYERS, VOCAB, Argmax, save_target
 from tailrace.drafting.base import DraftRequest, TargetStates
-from tailrace.drafting.eagle import EagleDrafter
+from tailrace.drafting.chain import ChainDrafter
 from tailrace.drafting.eagle_heads import load_head
 
 LAYER_IDS = (1, LAYERS // 2 - 1, LAYERS - 4)
@@ -96,7 +96,7 @@ def test_what_is_trained_is_what_the_drafter_computes(runner_and_samples, tmp_pa
         name: (w + 0.1 * torch.randn(w.shape, generator=generator)).bfloat16().float() for name, w in weights.items()
     }
     training.save(tmp_path, config, weights | {"d2t": ids - torch.arange(KNOWN)})
-    drafter = EagleDrafter(load_head(tmp_path, runner), Argmax(), 16, 16)
+    drafter = ChainDrafter(load_head(tmp_path, runner), Argmax(), 16, 16)
     for sample in samples[:4]:
         tokens, states, count = sample.tokens.tolist(), sample.states.float(), len(sample.last)
         drafter.observe(TargetStates([0], [tokens], [0], [count], [0], states))

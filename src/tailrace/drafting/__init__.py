@@ -86,13 +86,13 @@ def _draft_model(where: Surroundings) -> Drafter:
 
 
 def _make_eagle_drafter(where: Surroundings) -> Drafter:
+    from tailrace.drafting.chain import ChainDrafter
     from tailrace.drafting.draft_sampler import DraftSampler
-    from tailrace.drafting.eagle import EagleDrafter
     from tailrace.drafting.eagle_heads import load_head
 
     head = load_head(where.folder, where.layered)
-    blocks = where.blocks(head.layer.position_bytes * where.block_size)
-    return EagleDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
+    blocks = where.blocks(head.position_bytes * where.block_size)
+    return ChainDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
 
 
 def _make_block_drafter(where: Surroundings) -> Drafter:

@@ -20,7 +20,7 @@ import torch
 from tailrace import kernels
 from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
 from tailrace.drafting.block_head import BlockHead, Level
-from tailrace.drafting.context import CachedPositions, flatten_positions, locate_entries
+from tailrace.drafting.context import CachedPositions, locate_entries, split_positions
 from tailrace.drafting.draft_sampler import DraftSampler
 
 ROWS = 256  # most rows of logits at a time
@@ -63,11 +63,12 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, seen: TargetStates) -> None:
-        for entries in flatten_positions(self.context.enter(seen)):
-            features = self.head.project_states(seen.hidden[entries.rows])
-            rope = self.head.rotary(entries.positions)
+        for group in split_positions(self.context.enter(seen)):
+            rows, batch = self.context.lay_out(group)
+            features = self.head.project_states(seen.hidden[rows])
+            rope = self.head.rotary(batch.positions)
             for level, cache in zip(self.head.levels, self.caches, strict=True):
-                kernels.store_kv(cache, *level.layer.keys_values(features, rope), entries.places)
+                kernels.store_kv(cache, *level.layer.keys_values(features, rope), batch.slot_mapping)
 
     def remove(self, slot: int) -> None:
         self.context.remove(slot)

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
 from tailrace.drafting.base import TargetStates
 from tailrace.drafting.pages import Pages
+from tailrace.runners.base import Batch
+from tailrace.runners.flat_batch import lay_out
 
 CHUNK = 512  # rows entered at a time; limits the memory of a long prefill
 
@@ -26,7 +29,7 @@ class NewPositions:
     """New positions first … first + count − 1 of a slot's sequence.
 
     - row: the first position's row in TargetStates.hidden.
-    - places: in the cache, block · block_size + offset, int64 [count].
+    - begin: the first position's index among the slot's entries.
     - following: the token after each position.
     """
 
@@ -34,32 +37,36 @@ class NewPositions:
     first: int
     count: int
     row: int
-    places: torch.Tensor
+    begin: int
     following: Sequence[int]
 
+    def part(self, start: int, count: int) -> NewPositions:
+        """Return `count` of the positions, from the start-th on."""
+        return NewPositions(
+            self.slot,
+            self.first + start,
+            count,
+            self.row + start,
+            self.begin + start,
+            self.following[start : start + count],
+        )
 
-@dataclass(frozen=True, slots=True)
-class PositionColumns:
-    """New positions of several sequences as columns, all int64 [n]."""
 
-    rows: torch.Tensor
-    positions: torch.Tensor
-    places: torch.Tensor
-    following: torch.Tensor
-
-
-def flatten_positions(stretches: Sequence[NewPositions], size: int = CHUNK) -> Iterator[PositionColumns]:
-    """Yield all entries, at most `size` at a time."""
-    if not stretches:
-        return
-    columns = (
-        torch.cat([torch.arange(s.row, s.row + s.count) for s in stretches]),
-        torch.cat([torch.arange(s.first, s.first + s.count) for s in stretches]),
-        torch.cat([s.places for s in stretches]),
-        torch.tensor([token for s in stretches for token in s.following], dtype=torch.int64),
-    )
-    for piece in zip(*(column.split(size) for column in columns), strict=True):
-        yield PositionColumns(*piece)
+def split_positions(stretches: Sequence[NewPositions], size: int = CHUNK) -> Iterator[list[NewPositions]]:
+    """Yield all positions in groups of at most `size`."""
+    group: list[NewPositions] = []
+    room = size
+    for stretch in stretches:
+        start = 0
+        while start < stretch.count:
+            count = min(room, stretch.count - start)
+            group.append(stretch.part(start, count))
+            start, room = start + count, room - count
+            if not room:
+                yield group
+                group, room = [], size
+    if group:
+        yield group
 
 
 class CachedPositions:
@@ -84,10 +91,16 @@ class CachedPositions:
             if count < 1 or not self.pages.grow(slot, begin + count):
                 continue
             known += range(first, first + count)
-            blocks = torch.tensor(self.pages.blocks[slot])
-            places = locate_entries(blocks, torch.arange(begin, begin + count), self.pages.block_size)
-            stretches.append(NewPositions(slot, first, count, row, places, tokens[first + 1 : first + 1 + count]))
+            stretches.append(NewPositions(slot, first, count, row, begin, tokens[first + 1 : first + 1 + count]))
         return stretches
+
+    def lay_out(self, group: Sequence[NewPositions]) -> tuple[torch.Tensor, Batch]:
+        """Return the rows in TargetStates.hidden, and one pass over the entries, each with the token that follows."""
+        tables = self.pages.make_block_tables([s.slot for s in group])
+        batch = lay_out([s.following for s in group], [s.begin for s in group], tables, self.pages.block_size)
+        positions = torch.tensor([*chain.from_iterable(range(s.first, s.first + s.count) for s in group)])
+        rows = torch.tensor([*chain.from_iterable(range(s.row, s.row + s.count) for s in group)])
+        return rows, replace(batch, positions=positions)
 
     def cut(self, slot: int, position: int) -> list[int]:
         """Drop the positions from this one on. Return the known positions."""

@@ -1,13 +1,14 @@
 """EAGLE's heads from their published checkpoints: EAGLE-1 and -2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv
-2503.01840). This module has their arithmetic; it knows neither sequences nor caches.
+2503.01840). This module has their arithmetic; it knows no sequences.
 
 Symbols: n rows, H the head's hidden size, Ht the target's, C captured layers, V the target's vocabulary, Vd the head's.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from tailrace.drafting.ends import OutputHead, make_embedding, own_embedding
 from tailrace.drafting.keys import refuse_unknown
 from tailrace.drafting.layer import DecoderLayer, Norm, Rotary, pack_projections, parse_config
 from tailrace.errors import ModelLoadError
-from tailrace.runners.base import LayeredRunner
+from tailrace.runners.base import Batch, LayeredRunner
 
 SECTION = "eagle_config"
 EAGLE3_KEYS = frozenset(
@@ -44,33 +45,59 @@ EAGLE_ONLY = {
 }
 
 
-class EagleHead(Protocol):
-    """The interface of all versions. States are [n, H]."""
+class EagleHead(ABC):
+    """What all versions share, see drafting/chain.py. layer: the decoder layer, which knows no caches."""
 
     captures: tuple[int, ...]
     layer: DecoderLayer
     rotary: Rotary
 
+    @abstractmethod
     def state(self, hidden: torch.Tensor, /) -> torch.Tensor:
         """Turn the target's states [n, C·Ht] into the layer's input: it replaces the layer's output at the position
         before."""
-        ...
 
+    @abstractmethod
     def enter(self, token_ids: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Turn int64 [n] token ids and states into the input of the layer's projections [n, width], and its residual
         [n, H]."""
-        ...
 
+    @abstractmethod
     def logits(self, state: torch.Tensor, /) -> torch.Tensor:
         """Turn the layer's output into logits [n, V]; −inf for tokens that the head does not know."""
-        ...
 
+    @abstractmethod
     def following(self, state: torch.Tensor, /) -> torch.Tensor:
         """Turn the layer's output into the state for the next position."""
-        ...
+
+    @property
+    def position_bytes(self) -> int:
+        return self.layer.position_bytes
+
+    def make_cache(self, num_blocks: int, block_size: int) -> kernels.KVCache:
+        return self.layer.make_cache(num_blocks, block_size)
+
+    def keep(self, cache: kernels.KVCache, batch: Batch, states: torch.Tensor) -> None:
+        entering, _ = self.enter(batch.token_ids, states)
+        kernels.store_kv(cache, *self.layer.keys_values(entering, self.rotary(batch.positions)), batch.slot_mapping)
+
+    def step(self, cache: kernels.KVCache, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        entering, residual = self.enter(batch.token_ids, states)
+        rope = self.rotary(batch.positions)
+        kernels.store_kv(cache, *self.layer.keys_values(entering, rope), batch.slot_mapping)
+        mixed = kernels.paged_attention(
+            self.layer.compute_query(entering, rope),
+            cache,
+            batch.block_tables,
+            batch.query_start,
+            batch.kv_len,
+            scale=self.layer.scale,
+        )
+        out = self.layer.compute_output(residual, mixed)
+        return self.following(out), self.logits(out)
 
 
-class Eagle1:
+class Eagle1(EagleHead):
     """The head of EAGLE-1 and -2, whose checkpoints are the same. One projection takes embedding and state; then comes
     a layer without its first norm.
 
@@ -93,7 +120,7 @@ class Eagle1:
         self.fc = pack_projections(checkpoint, 2 * width, ("fc", width))
         self.layer = DecoderLayer(checkpoint, "layers.0.", config, width)
         self.rotary = Rotary(config, runner.dtype, checkpoint.device)
-        self.logits = runner.head
+        self.head = runner.head
         checkpoint.tensors.pop("lm_head.weight", None)  # in some files, a copy of the target's
 
     def state(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -103,11 +130,14 @@ class Eagle1:
         fused = kernels.linear(torch.cat([self.embed(token_ids), state], -1), self.fc)
         return fused, fused
 
+    def logits(self, state: torch.Tensor) -> torch.Tensor:
+        return self.head(state)
+
     def following(self, state: torch.Tensor) -> torch.Tensor:
         return state
 
 
-class Eagle3:
+class Eagle3(EagleHead):
     """The head of EAGLE-3. It fuses the states of several layers of the target. The projections take embedding and
     state, each normed.
 

@@ -1,36 +1,71 @@
-"""Drafts from an EAGLE head: one decoder layer that continues the target's own hidden states (drafting/eagle_heads.py).
+"""Drafts from a head that continues the target's own hidden states: an EAGLE head (drafting/eagle_heads.py), or the MTP
+head that a model ships with (drafting/mtp_head.py).
 
-Entry j of the head's cache is made from the target's state at position j and the token at j + 1. The layer's output
+Entry j of the head's cache is made from the target's state at position j and the token at j + 1. The head's output
 there predicts the token at j + 2. So the first draft comes from the last position that the target has computed and the
-token drawn there. Each further draft uses the layer's own output instead of the target's state. Drafts are chains: the
+token drawn there. Each further draft uses the head's own output instead of the target's state. Drafts are chains: the
 published trees choose among chains.
 
-`observe` stores keys and values only: with one layer, nothing else of a past entry is read again. The last entry is
-computed again where drafting begins.
+`observe` only keeps entries: with one layer, nothing else of a past entry is read again. The last entry is computed
+again where drafting begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 
-from tailrace import kernels
 from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
-from tailrace.drafting.context import CachedPositions, flatten_positions, locate_entries
+from tailrace.drafting.context import CachedPositions, split_positions
 from tailrace.drafting.draft_sampler import DraftSampler
-from tailrace.drafting.eagle_heads import EagleHead
+from tailrace.runners.base import Batch
+from tailrace.runners.flat_batch import lay_out
 
 
-class EagleDrafter(Drafter):
-    """Drafter with an EAGLE head.
+class ChainHead(Protocol):
+    """The interface of heads. States are [n, H].
+
+    A pass has n entries. Its `token_ids` are the tokens after the entries' positions, and its tables and `kv_len` count
+    entries.
+
+    - captures: the target's layers whose outputs make a state.
+    - position_bytes: bytes of cache per entry.
+    """
+
+    captures: tuple[int, ...]
+
+    @property
+    def position_bytes(self) -> int: ...
+
+    def make_cache(self, num_blocks: int, block_size: int) -> Any:
+        """Return a cache for the entries."""
+        ...
+
+    def state(self, hidden: torch.Tensor, /) -> torch.Tensor:
+        """Turn the target's captured outputs [n, C·Ht] into states."""
+        ...
+
+    def keep(self, cache: Any, batch: Batch, states: torch.Tensor) -> None:
+        """Store the keys and values of a pass."""
+        ...
+
+    def step(self, cache: Any, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do as `keep`, for one entry of each sequence. Return the states for the next entries, and logits [n, V]: −inf
+        for tokens that the head does not know."""
+        ...
+
+
+class ChainDrafter(Drafter):
+    """Drafter with a head whose drafts follow each other.
 
     A sequence gets no drafts if its last computed position was not observed. It gets at most one if the cache has no
     room for more.
 
     Args:
-        head: see eagle_heads.load_head.
+        head: of an EAGLE checkpoint, or the model's own MTP head.
         num_blocks, block_size: of its cache; block_size a multiple of 16.
 
     Raises:
@@ -39,12 +74,12 @@ class EagleDrafter(Drafter):
 
     draws = True
 
-    def __init__(self, head: EagleHead, draft_sampler: DraftSampler, num_blocks: int, block_size: int) -> None:
-        self.head, self.layer, self.draft_sampler = head, head.layer, draft_sampler
+    def __init__(self, head: ChainHead, draft_sampler: DraftSampler, num_blocks: int, block_size: int) -> None:
+        self.head, self.draft_sampler = head, draft_sampler
         self.captures = head.captures
         self.context = CachedPositions(num_blocks, block_size)
-        self.cache = head.layer.make_cache(num_blocks, block_size)
-        self.cache_bytes = num_blocks * block_size * head.layer.position_bytes
+        self.cache = head.make_cache(num_blocks, block_size)
+        self.cache_bytes = num_blocks * block_size * head.position_bytes
         # slot → the last observed position, and its state [1, H]
         self.states: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -65,7 +100,8 @@ class EagleDrafter(Drafter):
                 depths = [len(draft_batch.tokens[i]) for i in unfinished]
                 index = [held[i] - 1 + depth for i, depth in zip(unfinished, depths, strict=True)]
                 positions = [len(requests[i].tokens) - 2 + depth for i, depth in zip(unfinished, depths, strict=True)]
-                states, logits = self._feed_tokens(lasts, states, positions, index, tables[unfinished])
+                batch = lay_out([[last] for last in lasts], index, tables[unfinished], self.context.pages.block_size)
+                states, logits = self._step(replace(batch, positions=torch.tensor(positions)), states)
                 on = draft_batch.sample(logits, unfinished)
                 states, unfinished = states[[unfinished.index(i) for i in on]], on
             return draft_batch.drafts()
@@ -73,11 +109,9 @@ class EagleDrafter(Drafter):
     @torch.inference_mode()
     def observe(self, seen: TargetStates) -> None:
         stretches = self.context.enter(seen)
-        for entries in flatten_positions(stretches):
-            state = self.head.state(seen.hidden[entries.rows])
-            entering, _ = self.head.enter(entries.following, state)
-            keys, values = self.layer.keys_values(entering, self.head.rotary(entries.positions))
-            kernels.store_kv(self.cache, keys, values, entries.places)
+        for group in split_positions(stretches):
+            rows, batch = self.context.lay_out(group)
+            self.head.keep(self.cache, batch, self.head.state(seen.hidden[rows]))
         lasts = self.head.state(seen.hidden[[s.row + s.count - 1 for s in stretches]]) if stretches else ()
         for s, state in zip(stretches, lasts, strict=True):
             self.states[s.slot] = (s.first + s.count - 1, state[None])
@@ -94,25 +128,5 @@ class EagleDrafter(Drafter):
         return self.context.reach(request.slot, request.tokens) if seen == len(request.tokens) - 2 else 0
 
     @torch.inference_mode()
-    def _feed_tokens(
-        self, tokens: list[int], states: torch.Tensor, positions: list[int], index: list[int], tables: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute one entry for each of n sequences, at these indices of their pages.
-
-        Returns the layer's outputs [n, H], and logits [n, V].
-        """
-        at = torch.tensor(index)
-        entering, residual = self.head.enter(torch.tensor(tokens), states)
-        rope = self.head.rotary(torch.tensor(positions))
-        places = locate_entries(tables, at[:, None], self.context.pages.block_size).squeeze(1)
-        kernels.store_kv(self.cache, *self.layer.keys_values(entering, rope), places)
-        mixed = kernels.paged_attention(
-            self.layer.compute_query(entering, rope),
-            self.cache,
-            tables,
-            torch.arange(len(at) + 1, dtype=torch.int32),
-            (at + 1).to(torch.int32),
-            scale=self.layer.scale,
-        )
-        out = self.layer.compute_output(residual, mixed)
-        return self.head.following(out), self.head.logits(out)
+    def _step(self, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head.step(self.cache, batch, states)

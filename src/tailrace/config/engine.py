@@ -156,22 +156,22 @@ class SchedulerConfig(Section, frozen=True):
     host_ms: Positive = 25
 
 
-WITH_WEIGHTS = ("draft_model", "eagle", "block")  # drafters with weights of their own
+WITH_WEIGHTS = ("draft_model", "eagle", "mtp", "block")  # drafters that may have weights of their own
 
 
 class SpeculationConfig(Section, frozen=True):
     """Speculative decoding. drafting/__init__.py lists the drafters.
 
-    - drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle" or "block".
-    - model: the weights of the last three: a folder, a hub id or a GGUF file.
+    - drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "mtp" or "block".
+    - model: the weights of the last four: a folder, a hub id or a GGUF file. mtp needs none: the model has its own.
     - max_drafts: most drafts per sequence and step.
     - adaptive: draft fewer tokens, or none, if drafting would lose time.
     - rule: auto is exact for guessed tokens, and rejection for tokens drawn from distributions.
     - layers: number of the target's layers for early_exit; 0: a quarter of them.
-    - cache_gib: memory for a draft model's own KV cache.
+    - cache_gib: memory for the KV cache of a drafter with weights.
     """
 
-    drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "block"] = "none"
+    drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "mtp", "block"] = "none"
     model: str | None = None
     max_drafts: Annotated[int, msgspec.Meta(ge=1, le=32)] = 5
     adaptive: bool = True

@@ -95,6 +95,16 @@ def _make_eagle_drafter(where: Surroundings) -> Drafter:
     return ChainDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
 
 
+def _make_mtp_drafter(where: Surroundings) -> Drafter:
+    from tailrace.drafting.chain import ChainDrafter
+    from tailrace.drafting.draft_sampler import DraftSampler
+    from tailrace.drafting.mtp_head import MtpHead
+
+    head = MtpHead.load(Path(where.config.model or where.model.model or ""), where.target)
+    blocks = where.blocks(head.position_bytes * where.block_size)
+    return ChainDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
+
+
 def _make_block_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.block import BlockDrafter
     from tailrace.drafting.block_head import BlockHead
@@ -111,6 +121,7 @@ DRAFTERS: dict[str, Callable[[Surroundings], Drafter]] = {
     "early_exit": _early_exit,
     "draft_model": _draft_model,
     "eagle": _make_eagle_drafter,
+    "mtp": _make_mtp_drafter,
     "block": _make_block_drafter,
 }
 

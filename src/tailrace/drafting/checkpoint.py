@@ -6,6 +6,7 @@ no drafter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -22,20 +23,28 @@ IGNORED = ("rotary_emb.inv_freq", "t2d")  # derived from the configuration, or f
 
 
 class Checkpoint:
-    """A drafter's folder. config: the contents of config.json. Tensors are named without a leading "model."; `take`
-    returns one and removes it from the checkpoint.
+    """A drafter's folder. config: the contents of config.json. Tensors are named without a leading "model." or
+    "model.language_model."; `take` returns one and removes it from the checkpoint.
 
     Args:
         folder: config.json, and model.safetensors, its shards, or pytorch_model.bin.
+        wanted: which tensors are read, by their names here. None: all.
 
     Raises:
         ModelLoadError: a file is missing or is not what its name says.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        wanted: Callable[[str], bool] | None = None,
+    ) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
         self.config = read_object(folder / "config.json")
-        self.tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
+        found = read_tensors(folder, lambda name: wanted is None or wanted(shorten_name(name)))
+        self.tensors = {shorten_name(name): tensor for name, tensor in found.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -120,30 +129,39 @@ def describe_dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of the folder.
+def shorten_name(name: str) -> str:
+    """Return a tensor's name without what says that it is the model's, or its language model's."""
+    return name.removeprefix("model.").removeprefix("language_model.")
+
+
+def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """Read the wanted tensors of the folder.
 
     Raises:
         ModelLoadError: the folder has no tensors, or they can't be read.
     """
     with require_extra("serve"):
-        from safetensors.torch import load_file
+        from safetensors import safe_open
 
     tensors: dict[str, torch.Tensor] = {}
+    files = sorted(folder.glob("*.safetensors"))
+    pickles = [] if files else sorted(folder.glob("pytorch_model*.bin"))
     path = folder
     try:
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in files:
             refuse_stand_in(path)
-            tensors |= load_file(path)
-        for path in [] if tensors else sorted(folder.glob("pytorch_model*.bin")):
+            with safe_open(path, "pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
+        for path in pickles:
             refuse_stand_in(path)
-            tensors |= torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            tensors |= {name: tensor for name, tensor in found.items() if wanted(name)}
     except ModelLoadError:
         raise
     except UnpicklingError as error:
         raise ModelLoadError(f"{folder}: its pickle files {MORE_THAN_TENSORS}") from error
     except Exception as error:  # the libraries raise many kinds
         raise ModelLoadError(f"{path} can't be read: {take_first_line(error)}") from error
-    if not tensors:
+    if not files and not pickles:
         raise ModelLoadError(f"{folder} has neither *.safetensors nor pytorch_model*.bin")
     return tensors

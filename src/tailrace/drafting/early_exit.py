@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.drafting.draft_sampler import DraftSampler
 from tailrace.errors import ConfigError
-from tailrace.runners.base import LayeredRunner
+from tailrace.runners.base import LayeredRunner, StatefulRunner
 from tailrace.runners.flat_batch import block_table, lay_out
 
 
@@ -29,12 +29,14 @@ class EarlyExit(Drafter):
         block_size: of the target's cache.
 
     Raises:
-        ConfigError: the target has too few layers.
+        ConfigError: the target has too few layers, or layers with states.
     """
 
     draws = True
 
     def __init__(self, runner: LayeredRunner, layers: int, draft_sampler: DraftSampler, block_size: int) -> None:
+        if isinstance(runner, StatefulRunner) and runner.state_bytes:
+            raise ConfigError("early exit: the model keeps a state per sequence, so its first layers can't run alone")
         if not 1 <= layers < runner.num_layers:
             raise ConfigError(f"early exit: layers must be an integer in [1, {runner.num_layers - 1}], got {layers}")
         self.runner, self.layers, self.draft_sampler, self.block_size = runner, layers, draft_sampler, block_size

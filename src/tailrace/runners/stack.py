@@ -81,12 +81,15 @@ class Stack:
         return capture_states
 
 
-def find_layer_list(model: nn.Module, num_layers: int) -> tuple[nn.Module, str]:
+def find_layer_list(model: Any, num_layers: int) -> tuple[nn.Module, str]:
     """Return the module that holds the list of decoder layers, and the list's name in it: the first list of this length
-    in which every member contains attention."""
-    for owner in model.modules():
+    in which a member contains attention. (In a hybrid other members keep a state instead.) Of a model that also sees or
+    hears, the list that reads text."""
+    config = getattr(model, "config", None)
+    composite = config is not None and config.get_text_config() is not config
+    for owner in (model.get_decoder() if composite else model).modules():
         for name, child in owner.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == num_layers and all(map(has_attention, child)):
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers and any(map(has_attention, child)):
                 return owner, name
     raise ModelLoadError(f"{type(model).__name__} has no list of {num_layers} decoder layers")
 

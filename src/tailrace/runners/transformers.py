@@ -44,8 +44,9 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
         adapters = () if paged.lora is None else paged.lora.names
         super().__init__(paged.vocab_size, paged.max_model_len, paged.device, paged.dtype, adapters)
         self.paged, self.block_size, self.kv_code, self.record_steps = paged, paged.block_size, kv_code, record_steps
-        self.num_layers = len(paged.attention)
-        self.hidden_size: int = paged.model.config.get_text_config().hidden_size
+        text = paged.model.config.get_text_config()
+        self.num_layers: int = text.num_hidden_layers if paged.recurrent else len(paged.attention)
+        self.hidden_size: int = text.hidden_size
         self.decode_steps: DecodeSteps | None = None
         self.memory_ahead: MemoryAhead | None = None  # on a CPU, of the cache
         self._stack: Stack | None = None  # made when a drafter asks for hidden states
@@ -145,6 +146,8 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
 
     @torch.inference_mode()
     def forward_layers(self, batch: Batch, layers: int) -> torch.Tensor:
+        if self.paged.states.shapes:
+            raise ModelLoadError(f"{type(self.paged.model).__name__} keeps a state per sequence: it can't be cut short")
         with self.stack.cut(layers):
             return self.paged.logits(batch)
 
@@ -155,15 +158,10 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
         """The model's layers.
 
         Raises:
-            ModelLoadError: the model has no list of them, or layers with states.
+            ModelLoadError: the model has no list of them.
         """
-        model = self.paged.model
-        if self.paged.states.shapes:
-            raise ModelLoadError(
-                f"{type(model).__name__} keeps a state per sequence: drafters that look into it are not supported"
-            )
         if self._stack is None:
-            self._stack = Stack(model, self.num_layers)
+            self._stack = Stack(self.paged.model, self.num_layers)
         return self._stack
 
     def capture(self, layers: tuple[int, ...]) -> None:

@@ -135,50 +135,118 @@ FAMILIES = {
         plus=True,
         stated={"mtp_num_hidden_layers": 1},
     ),
+    "mimo": Family(
+        transformers.Qwen2Config,
+        {},
+        "model.mtp_layers.0.",
+        {
+            "embedding": "model.mtp_layers.0.token_layernorm.weight",
+            "hidden": "model.mtp_layers.0.hidden_layernorm.weight",
+            "projection": "model.mtp_layers.0.input_proj.weight",
+            "norm": "model.mtp_layers.0.final_layernorm.weight",
+        },
+        order=("hidden", "embedding"),
+        masked=True,
+        stated={
+            "model_type": "mimo",
+            "num_nextn_predict_layers": 1,
+            "auto_map": {"AutoConfig": "mimo.MiMoConfig", "AutoModelForCausalLM": "mimo.MiMoForCausalLM"},
+        },
+    ),
 }
+# Of the published model's own code, what a server meets: the target's class has the head's layer, and never calls it.
+MIMO = """
+from torch import nn
+from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+from transformers.models.qwen2.modeling_qwen2 import (
+    Qwen2Attention, Qwen2ForCausalLM, Qwen2MLP, Qwen2Model, Qwen2RMSNorm
+)
 
 
-def make_model(name: str) -> Any:
-    """A model of the family whose last layer is the head's."""
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+    num_nextn_predict_layers: int = 0
+
+
+class MiMoLayer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        for name in ("input", "post_attention", "token", "hidden", "final"):
+            setattr(self, f"{name}_layernorm", Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps))
+        self.input_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.self_attn = Qwen2Attention(config, layer_idx=0)
+        self.mlp = Qwen2MLP(config)
+
+
+class MiMoModel(Qwen2Model):
+    config_class = MiMoConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mtp_layers = nn.ModuleList([MiMoLayer(config) for _ in range(config.num_nextn_predict_layers)])
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    config_class = MiMoConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = MiMoModel(config)
+        self.post_init()
+"""
+
+
+STDS = {"embed_tokens": 1.0, "o_proj": 0.08, "out_proj": 0.08, "down_proj": 0.08, "experts": 0.12}
+
+
+def make_model(name: str, agreeing: bool = False) -> Any:
+    """A model of the family whose last layer is the head's. agreeing: its layers change little of the embedding, so
+    that the last token has the most to say."""
     family = FAMILIES[name]
     torch.manual_seed(4)
     config = family.config(**COMMON | family.settings)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for key, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
+            torch.nn.init.normal_(parameter, std=STDS.get(key.split(".")[-2], 0.2) if agreeing else 0.2)
         elif "norm" in key:
             torch.nn.init.normal_(parameter, mean=0.0 if family.plus else 1.0, std=0.2)
     return model
 
 
-def save_model(name: str, folder: Path, **config: Any) -> Path:
+def save_model(name: str, folder: Path, agreeing: bool = False, **config: Any) -> Path:
     """The folder as it is published: config.json states the target's layers alone. config: further settings."""
     family = FAMILIES[name]
-    make_model(name).save_pretrained(folder)
+    make_model(name, agreeing).save_pretrained(folder)
     path = folder / "model.safetensors"
     last = f"model.layers.{LAYERS}."
     weights = {
         family.layer + key.removeprefix(last) if key.startswith(last) else key: tensor
         for key, tensor in load_file(path).items()
     }
-    save_file(weights | own_weights(name), path, {"format": "pt"})
+    save_file(weights | own_weights(name, agreeing), path, {"format": "pt"})
     stated = json.loads((folder / "config.json").read_text())
     stated |= {"num_hidden_layers": LAYERS, **family.stated, **config}
     for key in ("layer_types", "mlp_layer_types"):
         if stated.get(key):
             stated[key] = stated[key][:LAYERS]
     (folder / "config.json").write_text(json.dumps(stated))
+    if name == "mimo":
+        (folder / "mimo.py").write_text(MIMO)
     return folder
 
 
-def own_weights(name: str) -> Weights:
-    """The tensors of the head that a model's layer does not have."""
+def own_weights(name: str, agreeing: bool = False) -> Weights:
+    """The tensors of the head that a model's layer does not have. agreeing: the projection passes the embedding on."""
     family = FAMILIES[name]
     torch.manual_seed(5)
     base = 0.0 if family.plus else 1.0
     norms = {family.names[part]: base + 0.3 * torch.randn(HIDDEN) for part in ("embedding", "hidden", "norm")}
-    return {**norms, family.names["projection"]: torch.randn(HIDDEN, 2 * HIDDEN) * 0.3}
+    projection = torch.randn(HIDDEN, 2 * HIDDEN) * (0.03 if agreeing else 0.3)
+    if agreeing:
+        projection[:, HIDDEN * family.order.index("embedding") :][:, :HIDDEN] += torch.eye(HIDDEN)
+        norms = {key: torch.full((HIDDEN,), base) for key in norms}
+    return {**norms, family.names["projection"]: projection}
 
 
 def plain(name: str, tokens: Sequence[int], states: torch.Tensor, count: int, known: Sequence[int]) -> torch.Tensor:

@@ -25,9 +25,9 @@ def made(tmp_path_factory):
     def make(name: str):
         if name not in found:
             folder = save_model(name, tmp_path_factory.mktemp(name))
-            config = ModelConfig(dtype="float32", threads=1, device="cpu")
+            config = ModelConfig(dtype="float32", threads=1, device="cpu", trust_remote_code=True)
             found[name] = MtpHead.load(folder, load_runner(config, folder, block_size=SIZE))
-        return lambda: ChainDrafter(found[name], Argmax(), 24, SIZE)
+        return lambda: ChainDrafter(found[name], Argmax(), 24, SIZE)  # type: ignore[arg-type]
 
     return make
 

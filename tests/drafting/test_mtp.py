@@ -3,33 +3,52 @@ refused."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from drafting.heads import VOCAB, Argmax, check_histories, drafted, hidden_states, observe
+from drafting.heads import VOCAB, Argmax, Weights, check_histories, drafted, hidden_states, observe
 from drafting.mtp_models import FAMILIES, LAYERS, plain, save_model
 from tailrace.config import ModelConfig
 from tailrace.drafting.chain import ChainDrafter
 from tailrace.drafting.mtp_head import MtpHead
+from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners import load_runner
+from tailrace.runners.scripted import ScriptedRunner
 
 SIZE = 16
 
 
+def load(folder: Path) -> Any:
+    """A runner over the folder's model, not allocated."""
+    config = ModelConfig(dtype="float32", threads=1, device="cpu", trust_remote_code=True)
+    return load_runner(config, folder, block_size=SIZE)
+
+
+class Made:
+    """One head of each family, loaded once. folders: of their models."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.factory = factory
+        self.folders: dict[str, Path] = {}
+        self.heads: dict[str, MtpHead] = {}
+
+    def __call__(self, name: str) -> Callable[[], ChainDrafter]:
+        if name not in self.heads:
+            self.folders[name] = save_model(name, self.factory.mktemp(name))
+            self.heads[name] = MtpHead.load(self.folders[name], load(self.folders[name]))
+        return lambda: ChainDrafter(self.heads[name], Argmax(), 24, SIZE)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    found = {}
-
-    def make(name: str):
-        if name not in found:
-            folder = save_model(name, tmp_path_factory.mktemp(name))
-            config = ModelConfig(dtype="float32", threads=1, device="cpu", trust_remote_code=True)
-            found[name] = MtpHead.load(folder, load_runner(config, folder, block_size=SIZE))
-        return lambda: ChainDrafter(found[name], Argmax(), 24, SIZE)  # type: ignore[arg-type]
-
-    return make
+def made(tmp_path_factory) -> Made:
+    return Made(tmp_path_factory)
 
 
 def some(length: int, seed: int = 0) -> list[int]:
@@ -56,3 +75,134 @@ def test_logits_are_those_of_the_definition(name, cuts, made):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_history_leaves_what_a_fresh_start_would(name, seed, made):
     assert check_histories(made(name), 4, seed) > 20
+
+
+# ---- checkpoints
+
+
+def change(folder: Path, spoil: Callable[[Weights], object]) -> None:
+    """Spoil the folder's tensors."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    spoil(weights)
+    save_file(weights, path, {"format": "pt"})
+
+
+def without(*names: str) -> Callable[[Weights], object]:
+    return lambda weights: [weights.pop(name) for name in names]
+
+
+def with_tensor(name: str, tensor: torch.Tensor) -> Callable[[Weights], object]:
+    return lambda weights: weights.update({name: tensor})
+
+
+def only_target(weights: Weights) -> None:
+    for name in [name for name in weights if name.startswith("model.layers.3.")]:
+        del weights[name]
+
+
+LAST = f"model.layers.{LAYERS}."
+WRONG: dict[str, tuple[str, Callable[[Weights], object], dict, str]] = {
+    "no head": ("deepseek", only_target, {}, r"no MTP head: there is none of the tensors layers.3.eh_proj.weight"),
+    "no projection": ("qwen3_5", without("mtp.fc.weight"), {}, "has no MTP head"),
+    "zero layers": ("glm", lambda _: None, {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers is 0"),
+    "zero layers, qwen": ("qwen3_5", lambda _: None, {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers is 0"),
+    "embedding of its own": (
+        "qwen3_5",
+        lambda _: None,
+        {"mtp_use_dedicated_embeddings": True},
+        "mtp_use_dedicated_embeddings must be false",
+    ),
+    "no norm": ("glm", without(f"{LAST}enorm.weight"), {}, r"no tensor layers.3.enorm.weight, which must be \[32\]"),
+    "no last norm": ("qwen3_next", without("mtp.norm.weight"), {}, r"no tensor mtp.norm.weight"),
+    "narrow projection": (
+        "deepseek",
+        with_tensor(f"{LAST}eh_proj.weight", torch.zeros(32, 32)),
+        {},
+        r"layers.3.eh_proj.weight must be \[32, 64\], got \[32, 32\]",
+    ),
+    "layer of another size": (
+        "qwen3_5",
+        with_tensor("mtp.layers.0.self_attn.k_proj.weight", torch.zeros(8, 32)),
+        {},
+        r"mtp.layers.0.self_attn.k_proj.weight must be \[32, 32\], got \[8, 32\]",
+    ),
+    "no matrix of the layer": (
+        "glm",
+        without(f"{LAST}self_attn.q_proj.weight"),
+        {},
+        "not all there: layers.3.self_attn.q_proj.weight is missing",
+    ),
+    "no expert": ("deepseek", without(f"{LAST}mlp.experts.3.up_proj.weight"), {}, "MTP head"),
+    "more than we know": (
+        "glm",
+        with_tensor(f"{LAST}gate.weight", torch.zeros(32)),
+        {},
+        "nothing here uses: layers.3.gate.weight",
+    ),
+    "codes": (
+        "qwen3_5",
+        with_tensor("mtp.layers.0.mlp.up_proj.weight", torch.zeros(48, 16, dtype=torch.uint8)),
+        {},
+        "mtp.layers.0.mlp.up_proj.weight is uint8: an MTP head in this format is not read",
+    ),
+    "float8 without scales": (
+        "glm",
+        with_tensor(f"{LAST}self_attn.q_proj.weight", torch.zeros(64, 32).to(torch.float8_e4m3fn)),
+        {},
+        "q_proj.weight is float8_e4m3fn: an MTP head in this format is not read",
+    ),
+    "not a number": (
+        "mimo",
+        lambda weights: weights["model.mtp_layers.0.mlp.up_proj.weight"].fill_(float("nan")),
+        {},
+        "NaN or infinite",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_named(case, made, tmp_path):
+    name, spoil, config, message = WRONG[case]
+    made(name)
+    folder, runner = save_model(name, tmp_path, **config), load(made.folders[name])
+    change(folder, spoil)
+    for key, value in config.items():
+        setattr(runner.paged.model.config, key, value)
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        MtpHead.load(folder, runner)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_target_without_layers_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="mtp needs a model with an MTP head"):
+        MtpHead.load(tmp_path, ScriptedRunner(VOCAB, lambda _: 3, 64, block_size=SIZE))
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_float8_in_blocks_and_copies_of_the_targets_ends(copies, made, tmp_path):
+    """As DeepSeek publishes it: matrices of float8 with a scale per block, and the embedding and output head again."""
+    folder = save_model("deepseek", tmp_path)
+    torch.manual_seed(8)
+    matrix, scales = torch.randn(32, 64).to(torch.float8_e4m3fn), torch.rand(4, 4) + 0.5
+    exact = {f"{LAST}self_attn.o_proj.weight": matrix.float() * scales.repeat_interleave(8, 0).repeat_interleave(16, 1)}
+    change(folder, lambda weights: weights.update(exact))
+    first = ChainDrafter(MtpHead.load(folder, load(folder)), Argmax(), 24, SIZE)  # type: ignore[arg-type]
+    raw = {f"{LAST}self_attn.o_proj.weight": matrix, f"{LAST}self_attn.o_proj.weight_scale_inv": scales}
+    if copies:
+        raw |= {f"{LAST}{end}": torch.zeros(VOCAB, 32) for end in ("embed_tokens.weight", "shared_head.head.weight")}
+    change(folder, lambda weights: weights.update(raw))
+    config = json.loads((folder / "config.json").read_text())
+    runner = load(made.folders["deepseek"])
+    (folder / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 16]}})
+    )
+    second = ChainDrafter(MtpHead.load(folder, runner), Argmax(), 24, SIZE)  # type: ignore[arg-type]
+    for each in (first, second):
+        observe(each, (0, some(20), 0, 19))
+    assert torch.equal(drafted(first, (0, some(20), 3))[0], drafted(second, (0, some(20), 3))[0])
+
+
+def test_the_bytes_of_its_cache(made):
+    drafter = made("glm")()
+    assert drafter.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in drafter.cache)

@@ -9,16 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from drafting.heads import VOCAB, Argmax, Weights, check_histories, drafted, hidden_states, observe
-from drafting.mtp_models import FAMILIES, LAYERS, plain, save_model
+from drafting.mtp_models import FAMILIES, LAYERS, make_model, own_weights, plain, save_model
+from models.gguf_writer import write_model
 from tailrace.config import ModelConfig
 from tailrace.drafting.chain import ChainDrafter
 from tailrace.drafting.mtp_head import MtpHead
 from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.models import convert
+from tailrace.models.gguf_architectures import ARCHITECTURES
+from tailrace.models.gguf_fields import Fields
+from tailrace.models.gguf_parts import HEAD
+from tailrace.models.gguf_recipes import Recipes
 from tailrace.runners import load_runner
 from tailrace.runners.scripted import ScriptedRunner
 
@@ -206,3 +214,62 @@ def test_float8_in_blocks_and_copies_of_the_targets_ends(copies, made, tmp_path)
 def test_the_bytes_of_its_cache(made):
     drafter = made("glm")()
     assert drafter.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in drafter.cache)
+
+
+# ---- GGUF
+
+NEXTN = {"embedding": "enorm", "hidden": "hnorm", "projection": "eh_proj", "norm": "shared_head_norm"}
+
+
+def write_file(name: str, path: Path, kind: Type = Type.F32, without: str = "") -> Path:
+    """A file in which the last block predicts a further token, as llama.cpp's converter writes it."""
+    own = own_weights(name)
+    tensors = {
+        f"blk.{LAYERS}.nextn.{there}.weight": own[FAMILIES[name].names[part]]
+        for part, there in NEXTN.items()
+        if there != without
+    }
+    tensors[f"blk.{LAYERS}.nextn.shared_head_head.weight"] = torch.zeros(VOCAB, 32)
+    return write_model(make_model(name), path, kind, {"nextn_predict_layers": 1}, tensors)
+
+
+def convert_file(path: Path, keep: bool = False) -> Path:
+    folder = path.with_suffix("")
+    folder.mkdir()
+    convert.convert_weights(Fields(path), folder, "float32", keep)
+    return folder
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", ["deepseek", "glm"])
+@torch.inference_mode()
+def test_a_gguf_file_has_the_same_head(name, keep, tmp_path):
+    """Also beside a model whose matrices stay in blocks."""
+    folder = convert_file(write_file(name, tmp_path / "tiny.gguf"), keep)
+    runner = load(folder)
+    assert runner.num_layers == LAYERS
+    drafter, tokens = ChainDrafter(MtpHead.load(folder, runner), Argmax(), 24, SIZE), some(45)  # type: ignore[arg-type]
+    observe(drafter, (0, tokens, 0, 44))
+    (got,) = drafted(drafter, (0, tokens, 4))
+    torch.testing.assert_close(got, plain(name, tokens, hidden_states(tokens, 1), 4, range(44)), atol=3e-4, rtol=3e-4)
+
+
+def test_a_gguf_file_without_a_whole_head_is_served_without(tmp_path, capsys):
+    folder = convert_file(write_file("glm", tmp_path / "tiny.gguf", without="hnorm"))
+    assert "layer 3, which predicts further tokens, is left out: model.layers.3.hnorm.weight is missing" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(ModelLoadError, match="has no MTP head"):
+        MtpHead.load(folder, load(folder))
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen3next"])
+def test_norms_of_qwens_head_lose_the_one_that_the_file_adds(architecture):
+    settings = {"num_hidden_layers": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    tensors = [f"blk.2.nextn.{name}.weight" for name in NEXTN.values()]
+    known = ARCHITECTURES[architecture]
+    recipes = Recipes(architecture, settings, tensors, {**known.ways, **HEAD}, known.changes, 3)
+    for name, shift in (("enorm", 1), ("hnorm", 1), ("shared_head.norm", 1), ("eh_proj", 0)):
+        recipe = recipes.find(f"model.layers.2.{name}.weight")
+        assert recipe is not None
+        assert recipe.join([np.full(3, 5.0)]).tolist() == [5.0 - shift] * 3

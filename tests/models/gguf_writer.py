@@ -85,8 +85,15 @@ METHODS = {
 WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2", "cohere2", "exaone4", "phi3")
 
 
-def write_model(model: Any, path: Path, kind: Type = Type.F32, more: dict[str, Any] | None = None) -> Path:
-    """The file of a model. kind: of its matrices, where whole blocks fit. more: further fields of the architecture."""
+def write_model(
+    model: Any,
+    path: Path,
+    kind: Type = Type.F32,
+    more: dict[str, Any] | None = None,
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> Path:
+    """The file of a model. kind: of its matrices, where whole blocks fit. more: further fields of the architecture.
+    tensors: further tensors."""
     config = model.config
     name = NAMES.get(config.model_type, config.model_type)
     writer = GGUFWriter(path, name)
@@ -112,6 +119,8 @@ def write_model(model: Any, path: Path, kind: Type = Type.F32, more: dict[str, A
         for part, tensor in split(full, value, config, name):
             base, _, suffix = part.rpartition(".")
             add(writer, f"{names.get_name(base)}.{suffix}", tensor, kind)
+    for full, value in (tensors or {}).items():
+        add(writer, full, value, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from tailrace import kernels
+from tailrace.base.single_layer import make_single
 from tailrace.drafting.checkpoint import Checkpoint
-from tailrace.drafting.mtp_layouts import COUNTS, Layout, name_tensors, open_head
+from tailrace.drafting.mtp_layouts import Layout, name_tensors, open_head
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError, take_first_line
 from tailrace.runners.attention import NAME
 from tailrace.runners.base import Batch, ModelRunner
@@ -31,10 +32,6 @@ from tailrace.runners.paged_model import PagedModel, attach_memory
 from tailrace.runners.reproduction import check_reproduced
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.transformers import TransformersRunner
-
-FULL = "full_attention"
-# Settings by which a layer's number decides what the layer is → the value for a head. Models that lack one ignore it.
-SINGLE = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
 
 
 class Fusion(nn.Module):
@@ -147,25 +144,6 @@ def load_norm(checkpoint: Checkpoint, name: str, like: Any) -> Any:
     return norm
 
 
-def make_config(target: TransformersRunner) -> Any:
-    """Return the configuration of a model of one layer, with an embedding and an output head of one token, which are
-    replaced."""
-    config = copy.deepcopy(target.paged.model.config.get_text_config())
-    for name, value in SINGLE.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    for name in COUNTS:
-        if hasattr(config, name):
-            setattr(config, name, 0)
-    for name, given in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
-        if kinds := getattr(config, name, None):
-            own = getattr(config, given, None)
-            setattr(config, name, own[:1] if own else [FULL if FULL in kinds else kinds[-1]])
-    vars(config).pop("quantization_config", None)
-    config.vocab_size, config.pad_token_id, config.tie_word_embeddings = 1, None, False
-    return config
-
-
 def load_layer(checkpoint: Checkpoint, layout: Layout, target: TransformersRunner) -> Any:
     """Return a model of the target's class that has the head's layer and the norm after it.
 
@@ -181,7 +159,7 @@ def load_layer(checkpoint: Checkpoint, layout: Layout, target: TransformersRunne
     try:
         loaded: Any = type(target.paged.model).from_pretrained(
             None,
-            config=make_config(target),
+            config=make_single(target.paged.model.config.get_text_config()),
             state_dict=state,
             dtype=target.dtype,
             attn_implementation=NAME,

@@ -17,16 +17,25 @@ import torch
 from gguf import dequantize
 from safetensors.torch import save_file
 
+from tailrace.base.single_layer import make_single
 from tailrace.errors import ModelLoadError, take_first_line
-from tailrace.models.child import not_all_there, say_count
+from tailrace.models.child import not_all_there, say_count, send_line
 from tailrace.models.convert_quantized import KeptBlocks
 from tailrace.models.gguf_architectures import read_settings
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_readers import Settings
-from tailrace.models.gguf_recipes import Recipe, Recipes
+from tailrace.models.gguf_recipes import Recipe, Recipes, take_first
 
+HEAD_FILE = "mtp.safetensors"  # beside the weights, and no part of them
 PART = 1 << 27  # weights; a layer, or an embedding, may have more
 LAYER = re.compile(r".*?\.(\d+)\.")
+# Of the first layer that predicts further tokens: what it has besides a layer's parameters.
+HEAD: dict[str, tuple[Recipe, ...]] = {
+    "enorm.weight": (Recipe(("nextn.enorm.weight",), take_first),),
+    "hnorm.weight": (Recipe(("nextn.hnorm.weight",), take_first),),
+    "eh_proj.weight": (Recipe(("nextn.eh_proj.weight",), take_first),),
+    "shared_head.norm.weight": (Recipe(("nextn.shared_head_norm.weight",), take_first),),
+}
 
 
 def empty_model(settings: Settings, dtype: torch.dtype) -> Any:
@@ -48,8 +57,8 @@ def empty_model(settings: Settings, dtype: torch.dtype) -> Any:
 
 
 def find_recipes(fields: Fields, model: Any, recipes: Recipes, further: range) -> dict[str, Recipe]:
-    """Return how each parameter is made, by its first name. further: layers that predict further tokens, and are left
-    out.
+    """Return how each parameter is made, by its first name. further: layers that predict further tokens, and are no
+    part of the model.
 
     Raises:
         ModelLoadError: a tensor is missing, or one is not used.
@@ -99,7 +108,7 @@ class Maker:
     """Makes parameters. kept: which matrices stay in their blocks, if any do."""
 
     def __init__(self, fields: Fields, model: Any, kept: KeptBlocks | None) -> None:
-        self.fields, self.kept, self.dtype = fields, kept, model.dtype
+        self.fields, self.model, self.kept, self.dtype = fields, model, kept, model.dtype
         self.shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         self.wide = tuple(model._get_dtype_plan(model.dtype))  # names of parameters that stay in float32
 
@@ -152,12 +161,10 @@ def convert_in_parts(fields: Fields, folder: Path, dtype: torch.dtype, keep: boo
     """
     architecture, settings = read_settings(fields)
     model = empty_model(settings, dtype)
-    recipes = find_recipes(
-        fields,
-        model,
-        Recipes(fields.architecture, settings, fields.tensors, architecture.ways, architecture.changes),
-        range(settings["num_hidden_layers"], fields.size("block_count")),
-    )
+    further = range(settings["num_hidden_layers"], fields.size("block_count"))
+    ways = {**architecture.ways, **HEAD}
+    known = Recipes(fields.architecture, settings, fields.tensors, ways, architecture.changes, further.stop)
+    recipes = find_recipes(fields, model, known, further)
     kept = KeptBlocks(model, dtype) if keep else None
     maker, files = Maker(fields, model, kept), dict[str, str]()
     parts = split_parts(recipes, {name: int(np.prod(shape)) for name, shape in maker.shapes.items()})
@@ -170,9 +177,31 @@ def convert_in_parts(fields: Fields, folder: Path, dtype: torch.dtype, keep: boo
         say_count(number, len(parts))
     if len(parts) > 1:
         write_index(folder, files)
+    if further:
+        write_head(folder, further.start, Maker(fields, model, None), known)
     if kept is not None:
         model.config.quantization_config = kept.settings()
     return model
+
+
+def write_head(folder: Path, layer: int, maker: Maker, recipes: Recipes) -> None:
+    """Write the layer that predicts the token after the next one, as numbers, in a file of its own, under the names of
+    DeepSeek's checkpoints. Leave it out with a warning if it is not all there; no model needs it."""
+    model, prefix, width = maker.model, f"model.layers.{layer}.", maker.model.config.hidden_size
+    with torch.device("meta"):
+        head = type(model)(make_single(model.config))
+    shapes = {f"{prefix}{name}": (width,) for name in HEAD} | {f"{prefix}eh_proj.weight": (width, 2 * width)}
+    first = "model.layers.0."
+    for name, value in head.state_dict().items():
+        if name.startswith(first):
+            shapes[f"{prefix}{name.removeprefix(first)}"] = tuple(value.shape)
+    maker.shapes, values = shapes, {}
+    for name in shapes:
+        if (recipe := recipes.find(name)) is None:
+            send_line("warning", f"layer {layer}, which predicts further tokens, is left out: {name} is missing")
+            return
+        values[name] = maker.make_parameter(name, recipe)
+    save_file(values, folder / HEAD_FILE, {"format": "pt"})
 
 
 def write_index(folder: Path, files: dict[str, str]) -> None:

@@ -216,7 +216,7 @@ def lay_down(settings: Settings, found: re.Match[str]) -> Callable[[np.ndarray],
 PERMUTED = (Change(r"self_attn\.([qk])_proj\.(?:weight|bias)$", unpermute_rows),)
 SHIFTED = (Change(r"norm\.weight$", subtract_one, False),)
 DELTA = (
-    Change(r"(?<!linear_attn\.)(?:q_|k_|layer|model\.)norm\.weight$", subtract_one, False),
+    Change(r"(?<!linear_attn\.)(?:q_|k_|layer|model\.|\.[eh]|head\.)norm\.weight$", subtract_one, False),
     Change(r"linear_attn\.(in_proj_z|in_proj_qkv|in_proj_a|in_proj_b)\.weight$", regroup_heads),
     Change(r"linear_attn\.(conv1d|out_proj)\.weight$", regroup_heads, False),
     Change(r"linear_attn\.(dt_bias|A_log)$", regroup_heads, False),
@@ -238,7 +238,7 @@ def chain_join(join: Join, apply: Callable[[np.ndarray], np.ndarray]) -> Join:
 
 
 class Recipes:
-    """The recipes of one file's parameters. tensors: names in the file."""
+    """The recipes of one file's parameters. tensors: names in the file. layers: also further ones; 0: the model's."""
 
     def __init__(
         self,
@@ -247,11 +247,12 @@ class Recipes:
         tensors: Collection[str],
         ways: Mapping[str, tuple[Recipe, ...]],
         changes: tuple[Change, ...],
+        layers: int = 0,
     ) -> None:
         known = {value: key for key, value in MODEL_ARCH_NAMES.items()}
         if name not in known:
             raise ModelLoadError(f"the installed package gguf does not know the architecture {name}: upgrade it")
-        self._map = get_tensor_name_map(known[name], settings["num_hidden_layers"])
+        self._map = get_tensor_name_map(known[name], layers or settings["num_hidden_layers"])
         self._settings, self._tensors, self._changes = settings, tensors, changes
         self._ways = {**WAYS, **ways}
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,11 +19,15 @@ from safetensors.torch import load_file, save_file
 from drafting.heads import VOCAB, Argmax, Weights, check_histories, drafted, hidden_states, observe
 from drafting.mtp_models import FAMILIES, LAYERS, make_model, own_weights, plain, save_model
 from models.gguf_writer import write_model
-from tailrace.config import ModelConfig
+from tailrace.base.mtp import SHARED
+from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting.chain import ChainDrafter
 from tailrace.drafting.mtp_head import MtpHead
+from tailrace.engine import cache_size
+from tailrace.engine.cache_size import check_memory
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models import convert
+from tailrace.models.footprint import head_bytes, weights_bytes
 from tailrace.models.gguf_architectures import ARCHITECTURES
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_parts import HEAD
@@ -214,6 +219,29 @@ def test_float8_in_blocks_and_copies_of_the_targets_ends(copies, made, tmp_path)
 def test_the_bytes_of_its_cache(made):
     drafter = made("glm")()
     assert drafter.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in drafter.cache)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_memory_is_counted_with_the_head_and_without(name, tmp_path):
+    """Without the copies of the target's two ends, which are not read."""
+    folder = save_model(name, tmp_path)
+    whole = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    model, own = make_model(name), own_weights(name)
+    head = sum(p.numel() for p in model.model.layers[LAYERS].parameters()) + sum(t.numel() for t in own.values())
+    buffers = [n for n, _ in model.model.layers[LAYERS].named_buffers() if n.endswith("e_score_correction_bias")]
+    head += 8 * len(buffers)
+    assert head_bytes(folder, 2) == 2 * head
+    assert weights_bytes(folder, 2, packed=False) == 2 * (whole - head)
+    copies = {f"model.layers.{LAYERS}.{end}": torch.zeros(VOCAB, 32) for end in SHARED}
+    change(folder, lambda weights: weights.update(copies))
+    assert head_bytes(folder, 2) == 2 * head
+    with (
+        pytest.raises(ModelLoadError, match="of memory for its weights"),
+        mock.patch.object(cache_size, "measure_available_memory", return_value=2 * whole - 100),
+    ):
+        check_memory(folder, ModelConfig(dtype="bfloat16"), SpeculationConfig(drafter="mtp"))
+    with mock.patch.object(cache_size, "measure_available_memory", return_value=2 * whole + 100 * VOCAB):
+        check_memory(folder, ModelConfig(dtype="bfloat16"), SpeculationConfig(drafter="mtp"))
 
 
 # ---- GGUF

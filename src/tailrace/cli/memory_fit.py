@@ -17,7 +17,7 @@ from tailrace.config import WITH_WEIGHTS, EngineConfig
 from tailrace.engine import cache_size
 from tailrace.errors import ConfigError
 from tailrace.models import describe
-from tailrace.models.footprint import SCALE_BYTES, adapters_bytes, block_bytes, weights_bytes
+from tailrace.models.footprint import SCALE_BYTES, adapters_bytes, block_bytes, head_bytes, weights_bytes
 
 GIB = 1 << 30
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -113,7 +113,9 @@ def memory_need(name: str, engine: EngineConfig, folder: Path | None) -> MemoryN
     itemsize, config, on_cpu = ITEM_BYTES[engine.model.dtype], engine.cache, device == "cpu"
     weights = weights_bytes(folder, itemsize, on_cpu) + adapters_bytes(engine.model.adapters.values(), itemsize, on_cpu)
     drafter = engine.speculation
-    if drafter.model is not None and drafter.drafter in WITH_WEIGHTS:
+    if drafter.drafter == "mtp":
+        weights += head_bytes(Path(drafter.model or folder), itemsize) + int(drafter.cache_gib * GIB)
+    elif drafter.model is not None and drafter.drafter in WITH_WEIGHTS:
         weights += weights_bytes(Path(drafter.model), itemsize, on_cpu) + int(drafter.cache_gib * GIB)
     if not config.num_blocks and not config.memory_gib:
         return MemoryNeed(name, device, weights, None)

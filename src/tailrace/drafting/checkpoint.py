@@ -15,6 +15,7 @@ import torch
 
 from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_object
+from tailrace.base.mtp import shorten_name
 from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.runners.load_errors import MORE_THAN_TENSORS
@@ -127,11 +128,6 @@ class Checkpoint:
 def describe_dtype(tensor: torch.Tensor) -> str:
     """Return the name of a tensor's dtype: "int8"."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def shorten_name(name: str) -> str:
-    """Return a tensor's name without what says that it is the model's, or its language model's."""
-    return name.removeprefix("model.").removeprefix("language_model.")
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:

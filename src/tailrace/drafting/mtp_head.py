@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tailrace import kernels
-from tailrace.base.single_layer import make_single
+from tailrace.base.mtp import make_single
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.drafting.mtp_layouts import Layout, name_tensors, open_head
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError, take_first_line

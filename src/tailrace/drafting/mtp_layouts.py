@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.base.single_layer import COUNTS
+from tailrace.base.mtp import COUNTS, SHARED
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 from tailrace.runners.base import LayeredRunner
@@ -65,8 +65,6 @@ LAYOUTS = (
     ),
 )
 
-# Copies of the target's embedding and output head. The target's own are used.
-SHARED = ("embed_tokens.weight", "shared_head.head.weight")
 DEDICATED = "mtp_use_dedicated_embeddings"
 SCALES = ".weight_scale_inv"  # of float8 in square blocks
 

@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.config import CacheConfig, ModelConfig
+from tailrace.config import CacheConfig, ModelConfig, SpeculationConfig
 from tailrace.engine import cgroup
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.models.footprint import adapters_bytes, weights_bytes
+from tailrace.models.footprint import adapters_bytes, head_bytes, weights_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +82,9 @@ def num_snapshots(
     return count
 
 
-def check_memory(folder: Path, config: ModelConfig) -> None:
-    """Log how much memory the weights and those of LoRA adapters will take, before they are loaded.
+def check_memory(folder: Path, config: ModelConfig, speculation: SpeculationConfig | None = None) -> None:
+    """Log how much memory the weights will take, with those of LoRA adapters and of an MTP head that drafts, before
+    they are loaded.
 
     Raises:
         ModelLoadError: they don't fit.
@@ -92,6 +93,8 @@ def check_memory(folder: Path, config: ModelConfig) -> None:
     need = weights_bytes(folder, itemsize, packed=True) + adapters_bytes(
         config.adapters.values(), itemsize, packed=True
     )
+    if speculation is not None and speculation.drafter == "mtp":
+        need += head_bytes(Path(speculation.model or folder), itemsize)
     left = measure_available_memory()
     log.info("weights will take %.2f GiB of %.2f GiB that are available", need / 2**30, left / 2**30)
     if need > left:

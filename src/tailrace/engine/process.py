@@ -77,7 +77,7 @@ def build_engine(config: EngineConfig, enter: Callable[[str], object] = lambda p
     else:
         folder = Path(name)
         if pick_device(config.model.device).type == "cpu":
-            check_memory(folder, config.model)
+            check_memory(folder, config.model, config.speculation)
         runner = load_runner(
             config.model,
             folder,

@@ -3,13 +3,23 @@ Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from tailrace.base.adapter_files import ADAPTER_WEIGHTS
+from tailrace.base.mtp import HEAD_FILE, SHARED, is_of_head
 from tailrace.models.class_settings import read_language_settings
-from tailrace.models.config_files import HEADS, LAYERS, WIDTH, find_first_number, nested_config, read_json
+from tailrace.models.config_files import (
+    HEADS,
+    LAYERS,
+    WIDTH,
+    find_first_number,
+    language_config,
+    nested_config,
+    read_json,
+)
 from tailrace.models.local import list_indexed
 from tailrace.models.tensors import BLOCKS_METHOD, FLOATS, SIZES, index_tensors
 
@@ -21,8 +31,8 @@ PANEL = 64  # outputs that the CPU's kernels pack together
 
 
 def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
-    """Bytes of a folder's weights once loaded, with floats of `itemsize` bytes. packed: an output projection that
-    shares the embedding's weights gets a copy (runners/fuse.py).
+    """Bytes of a folder's weights once loaded, without those of an MTP head, with floats of `itemsize` bytes. packed:
+    an output projection that shares the embedding's weights gets a copy (runners/fuse.py).
 
     Raises:
         ModelLoadError: a file of weights can't be read.
@@ -33,13 +43,37 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     blocks = stated if isinstance(stated, dict) else {}
     widened = WIDENED.get(str(blocks.get("quant_method")), {})
     sizes = SIZES | dict.fromkeys(FLOATS, itemsize) | {kind: count * itemsize for kind, count in widened.items()}
-    total = sum(tensors_bytes(path, sizes) for path in weight_files(folder))
+    layers = count_layers(whole)
+    total = sum(
+        tensors_bytes(path, sizes, wanted=lambda name: not is_of_head(name, layers)) for path in weight_files(folder)
+    )
     total = total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin"))
     tied = bool(config.get("tie_word_embeddings", True)) and packed
     if blocks.get("quant_method") == BLOCKS_METHOD:  # shared blocks are packed once
         total += blocks["packed_bytes"] - blocks["raw_bytes"]
         tied = tied and not any(rows == config.get("vocab_size") for rows, _ in blocks["shapes"].values())
     return total + (tied * itemsize * config.get("vocab_size", 0) * find_first_number(config, WIDTH))
+
+
+def head_bytes(folder: Path, itemsize: int) -> int:
+    """Bytes of the folder's MTP head once loaded; 0 if it has none. The head uses the model's embedding and output
+    head.
+
+    Raises:
+        ModelLoadError: a file can't be read.
+    """
+    layers, further = count_layers(read_json(folder, "config.json", required=True)), folder / HEAD_FILE
+    sizes = SIZES | dict.fromkeys((*FLOATS, *WIDENED["fp8"]), itemsize)
+    files = {*weight_files(folder), *([further] if further.exists() else [])}
+    return sum(
+        tensors_bytes(path, sizes, wanted=lambda name: is_of_head(name, layers) and not name.endswith(SHARED))
+        for path in files
+    )
+
+
+def count_layers(config: dict[str, Any]) -> int:
+    """Return the number of layers that config.json states for the language model; 0: none."""
+    return find_first_number(language_config(config), LAYERS)
 
 
 def adapters_bytes(folders: Iterable[str | Path], itemsize: int, packed: bool) -> int:
@@ -71,13 +105,16 @@ def weight_files(folder: Path) -> list[Path]:
     return list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
 
 
-def tensors_bytes(path: Path, sizes: dict[str, int], rows: int = 1) -> int:
+def tensors_bytes(
+    path: Path, sizes: dict[str, int], rows: int = 1, wanted: Callable[[str], bool] = lambda name: True
+) -> int:
     """Bytes of the tensors in one safetensors file, from its header. sizes: of an entry, by dtype. rows: a tensor has a
-    multiple of so many once it is loaded."""
+    multiple of so many once it is loaded. wanted: which tensors count, by name."""
     return sum(
         prod((-(-tensor.shape[0] // rows) * rows, *tensor.shape[1:]) if tensor.shape else ())
         * sizes.get(tensor.dtype, 1)
         for tensor in index_tensors(path).values()
+        if wanted(tensor.name)
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from gguf import dequantize
 from safetensors.torch import save_file
 
-from tailrace.base.single_layer import make_single
+from tailrace.base.mtp import HEAD_FILE, make_single
 from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.child import not_all_there, say_count, send_line
 from tailrace.models.convert_quantized import KeptBlocks
@@ -26,7 +26,6 @@ from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_readers import Settings
 from tailrace.models.gguf_recipes import Recipe, Recipes, take_first
 
-HEAD_FILE = "mtp.safetensors"  # beside the weights, and no part of them
 PART = 1 << 27  # weights; a layer, or an embedding, may have more
 LAYER = re.compile(r".*?\.(\d+)\.")
 # Of the first layer that predicts further tokens: what it has besides a layer's parameters.

@@ -1,4 +1,5 @@
-"""The configuration of a model → that of its MTP head, which is a model of one layer of the same class."""
+"""The MTP head of a model (multi-token prediction, "nextn") in its files: where its tensors are, and the configuration
+of a head, which is a model of one layer of the same class."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ FULL = "full_attention"
 # Settings by which a layer's number decides what the layer is → the value for a head. Models that lack one ignore it.
 SINGLE = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
 COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # of MTP layers
+HEAD_FILE = "mtp.safetensors"  # of a converted GGUF file: beside the weights, and no part of them
+HEADS = ("layers.{n}.", "mtp.", "mtp_layers.")  # how names of a head's tensors begin; {n}: the model's layers
+SHARED = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's two ends, which are not read
 KINDS = {"layer_types": "mtp_layer_types", "mlp_layer_types": "mtp_mlp_layer_types"}  # the model's → the head's
 
 
@@ -26,3 +30,13 @@ def make_single(config: Any) -> Any:
     vars(single).pop("quantization_config", None)
     single.vocab_size, single.pad_token_id, single.tie_word_embeddings = 1, None, False
     return single
+
+
+def shorten_name(name: str) -> str:
+    """Return a tensor's name without what says that it is the model's, or its language model's."""
+    return name.removeprefix("model.").removeprefix("language_model.")
+
+
+def is_of_head(name: str, layers: int) -> bool:
+    """Return whether a tensor of this name is an MTP head's. layers: of the model."""
+    return shorten_name(name).startswith(tuple(start.format(n=layers) for start in HEADS))

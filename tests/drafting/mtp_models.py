@@ -199,12 +199,12 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 STDS = {"embed_tokens": 1.0, "o_proj": 0.08, "out_proj": 0.08, "down_proj": 0.08, "experts": 0.12}
 
 
-def make_model(name: str, agreeing: bool = False) -> Any:
+def make_model(name: str, agreeing: bool = False, vocab: int = VOCAB) -> Any:
     """A model of the family whose last layer is the head's. agreeing: its layers change little of the embedding, so
     that the last token has the most to say."""
     family = FAMILIES[name]
     torch.manual_seed(4)
-    config = family.config(**COMMON | family.settings)
+    config = family.config(**COMMON | {"vocab_size": vocab} | family.settings)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for key, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -214,10 +214,10 @@ def make_model(name: str, agreeing: bool = False) -> Any:
     return model
 
 
-def save_model(name: str, folder: Path, agreeing: bool = False, **config: Any) -> Path:
+def save_model(name: str, folder: Path, agreeing: bool = False, vocab: int = VOCAB, **config: Any) -> Path:
     """The folder as it is published: config.json states the target's layers alone. config: further settings."""
     family = FAMILIES[name]
-    make_model(name, agreeing).save_pretrained(folder)
+    make_model(name, agreeing, vocab).save_pretrained(folder)
     path = folder / "model.safetensors"
     last = f"model.layers.{LAYERS}."
     weights = {

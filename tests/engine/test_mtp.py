@@ -4,6 +4,7 @@ are accepted."""
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from drafting.heads import VOCAB
 from drafting.mtp_models import FAMILIES, save_model
 from engine.harness import Harness
-from tailrace.config import ModelConfig, SpeculationConfig
+from engine.test_structured_output import EOS, PIECES, TOKEN_BYTES, UNTHINK
+from tailrace.config import GrammarConfig, ModelConfig, SpeculationConfig
 from tailrace.drafting import load_drafter
-from tailrace.request.options import Speculation
+from tailrace.grammar.service import Grammars
+from tailrace.request.options import Grammar, MarkedSpan, Speculation, ThinkingBudget
 from tailrace.runners import load_runner
+from tailrace.wire.messages import Finished
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [3 + i % 50 for i in range(90)], [9] * 5]
 EXACT = Speculation(rule="exact")
@@ -104,3 +108,74 @@ def test_other_rules(model, rule):
     harness = model.run(True, {"temperature": 0.8, "speculation": Speculation(rule=rule)})
     assert all(len(tokens) == 24 for tokens in tokens_of(harness).values())
     assert harness.engine.counters.accepted_tokens > 0.05 * harness.engine.counters.drafted_tokens
+
+
+# ---- calls under a grammar, after thoughts with a limit
+
+CALL = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["find", "send"]},
+        "arguments": {
+            "type": "object",
+            "properties": {"to": {"enum": ["Ada", "Bo"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["to", "count"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
+SPAN = MarkedSpan("<think>", "</think>", opened=True)
+CALLING = {
+    "grammar": Grammar(kind="json_schema", source=json.dumps(CALL), after=SPAN),
+    "thinking": ThinkingBudget(max_tokens=9, span=SPAN, closing_token_ids=(UNTHINK,)),
+    "ignore_eos": False,
+    "max_tokens": 150,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    made = Grammars(GrammarConfig(), None, TOKEN_BYTES.token_bytes, TOKEN_BYTES.special, [EOS], len(PIECES))
+    yield made
+    made.close()
+
+
+def is_call(text: str) -> bool:
+    thought, marker, call = text.partition("</think>")
+    value = json.loads(call)
+    return (
+        bool(marker)
+        and len(thought) < 60
+        and value.keys() == {"name", "arguments"}
+        and value["name"] in ("find", "send")
+        and value["arguments"].keys() == {"to", "count"}
+        and value["arguments"]["to"] in ("Ada", "Bo")
+        and 0 <= value["arguments"]["count"] <= 99
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        *((name, 10) for name in ("deepseek", "qwen3_5")),
+        *(pytest.param(name, 400, marks=pytest.mark.long) for name in FAMILIES),
+    ],
+)
+def test_no_call_is_lost_or_wrong(name, runs, grammars, tmp_path):
+    """Sampled calls after thoughts that a limit ends, with forks: each is whole, and the same as without drafts."""
+    model = Served(save_model(name, tmp_path, agreeing=True, vocab=len(PIECES)))
+    options = {"grammars": grammars, "token_bytes": TOKEN_BYTES, "eos": EOS, "num_blocks": 256}
+    prompts = [[3 + (7 * i + j) % 90 for j in range(3 + i % 20)] for i in range(runs)]
+    fields = CALLING | {"temperature": 0.9, "n": 2}
+    plain, drafted = (model.run(drafting, fields, prompts, **options) for drafting in (False, True))
+    assert tokens_of(drafted) == tokens_of(plain)
+    assert len(drafted.stories) == 2 * runs
+    for story in drafted.stories.values():
+        assert isinstance(story.end, Finished)
+        assert story.end.reason == "stop"
+        assert is_call("".join(PIECES[token] for token in story.tokens if token != EOS))
+    counters = drafted.engine.counters
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    assert counters.steps < plain.engine.counters.steps

@@ -82,8 +82,8 @@ def plainly(folder, **asked):
 
 
 def test_every_drafter_with_a_model_runs_in_an_engine():
-    """combinations.py has the drafters that read tokens alone."""
-    assert {name.partition("-")[0] for name in NAMES} | {"ngram", "suffix"} == {*DRAFTERS}
+    """combinations.py has the drafters that read tokens alone, and test_mtp.py the heads of models."""
+    assert {name.partition("-")[0] for name in NAMES} | {"ngram", "suffix", "mtp"} == {*DRAFTERS}
 
 
 @pytest.mark.few(1)

@@ -36,7 +36,8 @@ class Served:
         self.runner.capture(())
         config = SpeculationConfig(drafter="mtp", cache_gib=0.01)
         drafter = functools.partial(load_drafter, config, self.config, self.runner, block_size=16)
-        given = {"num_blocks": 96, "max_num_batched_tokens": 32, "eos": VOCAB - 1, "max_drafts": 3} | options
+        given: dict[str, Any] = {"num_blocks": 96, "max_num_batched_tokens": 32, "eos": VOCAB - 1, "max_drafts": 3}
+        given |= options
         harness = Harness(self.runner, drafter=drafter if drafting else None, **given)
         for place, prompt in enumerate(prompts):
             asked = {"max_tokens": 24, "seed": place, "ignore_eos": True, "speculation": EXACT} | fields
@@ -166,7 +167,7 @@ def is_call(text: str) -> bool:
 def test_no_call_is_lost_or_wrong(name, runs, grammars, tmp_path):
     """Sampled calls after thoughts that a limit ends, with forks: each is whole, and the same as without drafts."""
     model = Served(save_model(name, tmp_path, agreeing=True, vocab=len(PIECES)))
-    options = {"grammars": grammars, "token_bytes": TOKEN_BYTES, "eos": EOS, "num_blocks": 256}
+    options: dict[str, Any] = {"grammars": grammars, "token_bytes": TOKEN_BYTES, "eos": EOS, "num_blocks": 256}
     prompts = [[3 + (7 * i + j) % 90 for j in range(3 + i % 20)] for i in range(runs)]
     fields = CALLING | {"temperature": 0.9, "n": 2}
     plain, drafted = (model.run(drafting, fields, prompts, **options) for drafting in (False, True))

@@ -22,7 +22,7 @@ from models.gguf_writer import write_model
 from tailrace.base.mtp import SHARED
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting.chain import ChainDrafter
-from tailrace.drafting.mtp_head import MtpHead
+from tailrace.drafting.mtp_head import MtpHead, take_target
 from tailrace.engine import cache_size
 from tailrace.engine.cache_size import check_memory
 from tailrace.errors import ConfigError, ModelLoadError
@@ -187,9 +187,9 @@ def test_what_does_not_fit_is_named(case, made, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_target_without_layers_is_refused(tmp_path):
+def test_a_target_without_layers_is_refused():
     with pytest.raises(ConfigError, match="mtp needs a model with an MTP head"):
-        MtpHead.load(tmp_path, ScriptedRunner(VOCAB, lambda _: 3, 64, block_size=SIZE))
+        take_target(ScriptedRunner(VOCAB, lambda _: 3, 64, block_size=SIZE))
 
 
 @pytest.mark.parametrize("copies", [False, True])

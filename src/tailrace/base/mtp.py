@@ -40,3 +40,8 @@ def shorten_name(name: str) -> str:
 def is_of_head(name: str, layers: int) -> bool:
     """Return whether a tensor of this name is an MTP head's. layers: of the model."""
     return shorten_name(name).startswith(tuple(start.format(n=layers) for start in HEADS))
+
+
+def is_assistant_type(config: dict[str, Any]) -> bool:
+    """Return whether this is the config.json of an assistant: a small model that reads another model's keys."""
+    return str(config.get("model_type", "")).endswith("_assistant")

@@ -96,13 +96,18 @@ def _make_eagle_drafter(where: Surroundings) -> Drafter:
 
 
 def _make_mtp_drafter(where: Surroundings) -> Drafter:
+    from tailrace.drafting.assistant import Assistant, AssistantDrafter, is_assistant
     from tailrace.drafting.chain import ChainDrafter
     from tailrace.drafting.draft_sampler import DraftSampler
-    from tailrace.drafting.mtp_head import MtpHead
+    from tailrace.drafting.mtp_head import MtpHead, take_target
 
-    head = MtpHead.load(Path(where.config.model or where.model.model or ""), where.target)
+    target, sampler = take_target(where.target), DraftSampler(where.sampler)
+    folder = Path(where.config.model or where.model.model or "")
+    if is_assistant(folder):
+        return AssistantDrafter(Assistant(folder, target), sampler, where.block_size)
+    head = MtpHead.load(folder, target)
     blocks = where.blocks(head.position_bytes * where.block_size)
-    return ChainDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
+    return ChainDrafter(head, sampler, blocks, where.block_size)
 
 
 def _make_block_drafter(where: Surroundings) -> Drafter:

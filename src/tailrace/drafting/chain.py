@@ -12,6 +12,7 @@ again where drafting begins.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -58,8 +59,57 @@ class ChainHead(Protocol):
         ...
 
 
-class ChainDrafter(Drafter):
-    """Drafter with a head whose drafts follow each other.
+class StateChain(Drafter):
+    """Drafter whose drafts follow each other: each step takes a token and a state, and gives the next ones.
+
+    - moves: by how many positions the next step is further on.
+    - states: slot → the last observed position, and its state [1, H].
+    """
+
+    draws = True
+    moves = 1
+
+    def __init__(self, draft_sampler: DraftSampler, block_size: int) -> None:
+        self.draft_sampler, self.block_size = draft_sampler, block_size
+        self.states: dict[int, tuple[int, torch.Tensor]] = {}
+
+    @abstractmethod
+    def plan(self, requests: Sequence[DraftRequest]) -> tuple[Sequence[DraftRequest], list[int], torch.Tensor]:
+        """Return the requests with as many drafts as have room; how many entries each one's cache holds, 0: it gets no
+        drafts; and its blocks, int32 [N, B]."""
+
+    @abstractmethod
+    def step(self, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next states [n, H] and logits [n, V] of one entry of each sequence."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        requests, held, tables = self.plan(requests)
+        with self.draft_sampler.start(requests) as draft_batch:
+            unfinished = [i for i, n in enumerate(held) if n]
+            states = torch.cat([self.states[requests[i].slot][1] for i in unfinished]) if unfinished else torch.empty(0)
+            while unfinished:
+                lasts = [(draft_batch.tokens[i] or requests[i].tokens)[-1] for i in unfinished]
+                ahead = [self.moves * len(draft_batch.tokens[i]) for i in unfinished]
+                index = [held[i] - 1 + more for i, more in zip(unfinished, ahead, strict=True)]
+                places = [len(requests[i].tokens) - 1 - self.moves for i in unfinished]
+                positions = torch.tensor([place + more for place, more in zip(places, ahead, strict=True)])
+                batch = lay_out([[last] for last in lasts], index, tables[unfinished], self.block_size)
+                with torch.inference_mode():
+                    states, logits = self.step(replace(batch, positions=positions), states)
+                on = draft_batch.sample(logits, unfinished)
+                states, unfinished = states[[unfinished.index(i) for i in on]], on
+            return draft_batch.drafts()
+
+    def remove(self, slot: int) -> None:
+        self.states.pop(slot, None)
+
+    def has_state(self, request: DraftRequest) -> bool:
+        """Return whether the state of the request's last computed position is known."""
+        return self.states.get(request.slot, (-1, None))[0] == len(request.tokens) - 2
+
+
+class ChainDrafter(StateChain):
+    """Drafter with a head that has a cache of its own.
 
     A sequence gets no drafts if its last computed position was not observed. It gets at most one if the cache has no
     room for more.
@@ -72,39 +122,25 @@ class ChainDrafter(Drafter):
         ValueError: num_blocks or block_size is out of range.
     """
 
-    draws = True
-
     def __init__(self, head: ChainHead, draft_sampler: DraftSampler, num_blocks: int, block_size: int) -> None:
-        self.head, self.draft_sampler = head, draft_sampler
-        self.captures = head.captures
+        super().__init__(draft_sampler, block_size)
+        self.head, self.captures = head, head.captures
         self.context = CachedPositions(num_blocks, block_size)
         self.cache = head.make_cache(num_blocks, block_size)
         self.cache_bytes = num_blocks * block_size * head.position_bytes
-        # slot → the last observed position, and its state [1, H]
-        self.states: dict[int, tuple[int, torch.Tensor]] = {}
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        held = [self._count_held(request) for request in requests]
+    def plan(self, requests: Sequence[DraftRequest]) -> tuple[Sequence[DraftRequest], list[int], torch.Tensor]:
+        held = [self.context.reach(a.slot, a.tokens) if self.has_state(a) else 0 for a in requests]
         grown = [
             n > 0 and self.context.pages.grow(a.slot, n + a.count - 1) for a, n in zip(requests, held, strict=True)
         ]
         requests = [
             request if grew else replace(request, count=1) for request, grew in zip(requests, grown, strict=True)
         ]
-        tables = self.context.pages.make_block_tables([request.slot for request in requests])
-        with self.draft_sampler.start(requests) as draft_batch:
-            unfinished = [i for i, n in enumerate(held) if n]
-            states = torch.cat([self.states[requests[i].slot][1] for i in unfinished]) if unfinished else torch.empty(0)
-            while unfinished:
-                lasts = [(draft_batch.tokens[i] or requests[i].tokens)[-1] for i in unfinished]
-                depths = [len(draft_batch.tokens[i]) for i in unfinished]
-                index = [held[i] - 1 + depth for i, depth in zip(unfinished, depths, strict=True)]
-                positions = [len(requests[i].tokens) - 2 + depth for i, depth in zip(unfinished, depths, strict=True)]
-                batch = lay_out([[last] for last in lasts], index, tables[unfinished], self.context.pages.block_size)
-                states, logits = self._step(replace(batch, positions=torch.tensor(positions)), states)
-                on = draft_batch.sample(logits, unfinished)
-                states, unfinished = states[[unfinished.index(i) for i in on]], on
-            return draft_batch.drafts()
+        return requests, held, self.context.pages.make_block_tables([request.slot for request in requests])
+
+    def step(self, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head.step(self.cache, batch, states)
 
     @torch.inference_mode()
     def observe(self, seen: TargetStates) -> None:
@@ -117,16 +153,5 @@ class ChainDrafter(Drafter):
             self.states[s.slot] = (s.first + s.count - 1, state[None])
 
     def remove(self, slot: int) -> None:
+        super().remove(slot)
         self.context.remove(slot)
-        self.states.pop(slot, None)
-
-    # ---- inside
-
-    def _count_held(self, request: DraftRequest) -> int:
-        """Return how many entries precede the request's drafts; 0: no drafts are possible."""
-        seen, _ = self.states.get(request.slot, (-1, None))
-        return self.context.reach(request.slot, request.tokens) if seen == len(request.tokens) - 2 else 0
-
-    @torch.inference_mode()
-    def _step(self, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.head.step(self.cache, batch, states)

@@ -82,15 +82,12 @@ class MtpHead:
         self.captures = (layers,)
 
     @classmethod
-    def load(cls, folder: Path, target: ModelRunner) -> MtpHead:
+    def load(cls, folder: Path, target: TransformersRunner) -> MtpHead:
         """Load the head that a folder holds for this target.
 
         Raises:
             ModelLoadError: there is no head, or it does not fit the target; the message names the reason.
-            ConfigError: the target is no model of transformers.
         """
-        if not isinstance(target, TransformersRunner):
-            raise ConfigError("speculation.drafter: mtp needs a model with an MTP head; this one has no layers")
         checkpoint, layout = open_head(folder, target, target.paged.model.config.get_text_config())
         model = load_layer(checkpoint, layout, target)
         fusion = Fusion(checkpoint, layout, target, model.get_decoder().norm)
@@ -134,6 +131,17 @@ class MtpHead:
             yield
         finally:
             self.fusion.states = self.fusion.positions = None
+
+
+def take_target(runner: ModelRunner) -> TransformersRunner:
+    """Return the target of an MTP head.
+
+    Raises:
+        ConfigError: it is no model of transformers.
+    """
+    if not isinstance(runner, TransformersRunner):
+        raise ConfigError("speculation.drafter: mtp needs a model with an MTP head; this one has no layers")
+    return runner
 
 
 def load_norm(checkpoint: Checkpoint, name: str, like: Any) -> Any:

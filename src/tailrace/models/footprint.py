@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.base.adapter_files import ADAPTER_WEIGHTS
-from tailrace.base.mtp import HEAD_FILE, SHARED, is_of_head
+from tailrace.base.mtp import HEAD_FILE, SHARED, is_assistant_type, is_of_head
 from tailrace.models.class_settings import read_language_settings
 from tailrace.models.config_files import (
     HEADS,
@@ -56,13 +56,16 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
 
 
 def head_bytes(folder: Path, itemsize: int) -> int:
-    """Bytes of the folder's MTP head once loaded; 0 if it has none. The head uses the model's embedding and output
-    head.
+    """Bytes of the folder's MTP head once loaded, or of its assistant; 0 if it has none. The head uses the model's
+    embedding and output head.
 
     Raises:
         ModelLoadError: a file can't be read.
     """
-    layers, further = count_layers(read_json(folder, "config.json", required=True)), folder / HEAD_FILE
+    config, further = read_json(folder, "config.json", required=True), folder / HEAD_FILE
+    if is_assistant_type(config):
+        return weights_bytes(folder, itemsize, packed=False)
+    layers = count_layers(config)
     sizes = SIZES | dict.fromkeys((*FLOATS, *WIDENED["fp8"]), itemsize)
     files = {*weight_files(folder), *([further] if further.exists() else [])}
     return sum(

@@ -161,7 +161,7 @@ def is_call(text: str) -> bool:
     ("name", "runs"),
     [
         *((name, 10) for name in ("deepseek", "qwen3_5")),
-        *(pytest.param(name, 400, marks=pytest.mark.long) for name in FAMILIES),
+        *(pytest.param(name, 60, marks=pytest.mark.long) for name in FAMILIES),
     ],
 )
 def test_no_call_is_lost_or_wrong(name, runs, grammars, tmp_path):

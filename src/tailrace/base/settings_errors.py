@@ -17,6 +17,8 @@ from tailrace.errors import ConfigError
 FLAGS: dict[str, str] = {  # where the field's own name would mislead
     "model.name": "--served-model-name",
     "speculation.model": "--draft-model",
+    "speculation.weights": "--draft-weights",
+    "speculation.quantize": "--draft-quantize",
     "speculation.adaptive": "--adaptive-drafts",
     "speculation.rule": "--draft-rule",
     "speculation.layers": "--draft-layers",

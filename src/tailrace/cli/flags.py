@@ -79,6 +79,8 @@ HELP: dict[str, str] = {
     "loads it again; 0: never",
     "speculation.drafter": "who guesses tokens ahead",
     "speculation.model": "folder, hub id or GGUF file of the drafter's own weights, where it has some",
+    "speculation.weights": "of a draft model that is a GGUF file or packed: as --weights of the model",
+    "speculation.quantize": "type of blocks to which a draft model's floats are converted",
     "speculation.max_drafts": "tokens guessed per sequence and step at most",
     "speculation.adaptive": "guess less, or not at all, where it would lose",
     "speculation.rule": "how guesses are verified; auto: exact, or rejection where they are drawn from distributions",

@@ -14,7 +14,7 @@ import msgspec
 from tailrace.base.logs import LEVEL_VARIABLE
 from tailrace.cli.memory_fit import fit_into_memory
 from tailrace.config import WITH_WEIGHTS, Config, ModelConfig, SpeculationConfig
-from tailrace.errors import BY_CODE, ConfigError, EngineError
+from tailrace.errors import BY_CODE, ConfigError, EngineError, ModelLoadError
 from tailrace.models import LocalModel, resolve
 from tailrace.models.hub import fetch_head
 from tailrace.text.chosen_template import load_tokenizer
@@ -100,17 +100,19 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
 
     Raises:
         ModelLoadError: they can't be fetched or loaded. ConfigError: a draft model has another vocabulary than the
-            model.
+            model, or the settings have a format for weights that the drafter has not.
     """
     speculation, model = config.speculation, config.model
+    refuse_formats(speculation)
     if speculation.model is None or speculation.drafter not in WITH_WEIGHTS:
         return speculation
     if speculation.drafter == "draft_model":
         from tailrace.drafting.model import check_vocabulary
 
-        folder = resolve(
-            ModelConfig(model=speculation.model, cache_dir=model.cache_dir, dtype=model.dtype), progress
-        ).folder
+        try:
+            folder = resolve(draft_settings(speculation, model), progress).folder
+        except (ModelLoadError, ConfigError) as error:
+            raise type(error)(f"the draft model (--draft-model): {error}") from error
         check_tokenizer(folder, model.trust_remote_code)
         check_vocabulary(*(t.tokens for t in (tokenizer, Tokenizer.load(folder, model.trust_remote_code, limits=None))))
     else:
@@ -118,6 +120,29 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
         if not folder.is_dir():
             folder = fetch_head(speculation.model, progress=progress)
     return msgspec.structs.replace(speculation, model=str(folder))
+
+
+def refuse_formats(speculation: SpeculationConfig) -> None:
+    """Raise ConfigError for a format of a draft model's weights where there is no draft model."""
+    plain = SpeculationConfig()
+    for name in ("weights", "quantize"):
+        value = getattr(speculation, name)
+        if value != getattr(plain, name) and (speculation.drafter != "draft_model" or speculation.model is None):
+            raise ConfigError(
+                f"speculation.{name} {value} (--draft-{name}) is for --drafter draft_model with --draft-model"
+            )
+
+
+def draft_settings(speculation: SpeculationConfig, model: ModelConfig) -> ModelConfig:
+    """Return the settings by which a draft model is found and converted."""
+    return ModelConfig(
+        model=speculation.model,
+        cache_dir=model.cache_dir,
+        dtype=model.dtype,
+        device=model.device,
+        weights=speculation.weights,
+        quantize=speculation.quantize,
+    )
 
 
 @contextmanager

@@ -19,6 +19,10 @@ def default_cache_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace")
 
 
+Weights = Literal["dequantized", "quantized"]
+Quantize = Literal["none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"]
+
+
 class ModelConfig(Section, frozen=True):
     """The model and its arithmetic.
 
@@ -52,9 +56,9 @@ class ModelConfig(Section, frozen=True):
     name: str | None = None
     aliases: str = ""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    weights: Literal["dequantized", "quantized"] = "dequantized"
+    weights: Weights = "dequantized"
     kv_cache_dtype: Literal["auto", "int8", "fp8", "fp8_e4m3", "int8_per_token_head", "fp8_per_token_head"] = "auto"
-    quantize: Literal["none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"] = "none"
+    quantize: Quantize = "none"
     device: str = "auto"
     threads: Natural = 0
     cuda_graphs: bool = True
@@ -164,6 +168,7 @@ class SpeculationConfig(Section, frozen=True):
 
     - drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "mtp" or "block".
     - model: the weights of the last four: a folder, a hub id or a GGUF file. mtp needs none: the model has its own.
+    - weights, quantize: of a draft model, as those of the model (ModelConfig).
     - max_drafts: most drafts per sequence and step.
     - adaptive: draft fewer tokens, or none, if drafting would lose time.
     - rule: auto is exact for guessed tokens, and rejection for tokens drawn from distributions.
@@ -173,6 +178,8 @@ class SpeculationConfig(Section, frozen=True):
 
     drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "mtp", "block"] = "none"
     model: str | None = None
+    weights: Weights = "dequantized"
+    quantize: Quantize = "none"
     max_drafts: Annotated[int, msgspec.Meta(ge=1, le=32)] = 5
     adaptive: bool = True
     rule: Literal["auto", "exact", "rejection", "block", "typical"] = "auto"

@@ -31,13 +31,13 @@ from tailrace.runners.load_transformers import refuse_missing
 from tailrace.runners.transformers import TransformersRunner
 
 NAME = "tailrace_borrowed"  # the name under which the attention function is registered
-SOURCE = "tailrace_source"  # where an attention module carries its KeySource
+SOURCE = "tailrace_source"  # where an attention module carries its BorrowedLayer
 LEAST = (5, 24)  # of transformers: 5.23 can't build a model all of whose layers share keys
 KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(slots=True)
-class KeySource:
+class BorrowedLayer:
     """Where an attention module finds keys and values. layer: of the target. window: 0, or how many of the last
     positions are seen. batch: the pass that runs."""
 
@@ -51,8 +51,8 @@ def attend_source(
     module: nn.Module, query: torch.Tensor, key: Any, value: Any, mask: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls: query [N, Hq, 1, D] → [N, 1, Hq, D]. Keys, values and the mask
-    are those of the module's KeySource."""
-    source: KeySource = getattr(module, SOURCE)
+    are those of the module's BorrowedLayer."""
+    source: BorrowedLayer = getattr(module, SOURCE)
     batch, layer = source.batch, source.layer
     assert batch is not None, "attention outside of a step"
     out = kernels.paged_attention(
@@ -84,7 +84,7 @@ class Assistant:
                 f"{folder}: backbone_hidden_size and vocab_size must be the target's, {target.hidden_size} and "
                 f"{target.vocab_size}, got {width} and {vocab}"
             )
-        found, self.sources = find_sources(target), list[KeySource]()
+        found, self.sources = find_sources(target), list[BorrowedLayer]()
         for layer in model.model.layers:
             attention = layer.self_attn
             source = make_source(folder, attention, model.config.get_text_config(), found, target)
@@ -191,8 +191,8 @@ def find_sources(target: TransformersRunner) -> dict[str, AttentionLayer]:
 
 def make_source(
     folder: Path, attention: Any, config: Any, found: dict[str, AttentionLayer], target: TransformersRunner
-) -> KeySource:
-    """Return the KeySource of an attention module.
+) -> BorrowedLayer:
+    """Return the BorrowedLayer of an attention module.
 
     Raises:
         ModelLoadError: the target has no such layer, or its heads differ.
@@ -206,4 +206,4 @@ def make_source(
             f"{folder}: the assistant has {heads} heads of {attention.head_dim} for {kind}, and the target's keys have "
             f"{layer.heads} of {layer.head_dim}"
         )
-    return KeySource(target, layer, config.sliding_window + 1 if kind == "sliding_attention" else 0)
+    return BorrowedLayer(target, layer, config.sliding_window + 1 if kind == "sliding_attention" else 0)

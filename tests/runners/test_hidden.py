@@ -8,13 +8,16 @@ import pytest
 import torch
 import transformers
 
+from runners import tiny_models
 from runners.test_transformers import ARCHITECTURES, COMMON, SIZE, Cache, save
 from tailrace.config import ModelConfig
-from tailrace.errors import ModelLoadError
+from tailrace.drafting.early_exit import EarlyExit
+from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.runners import load_runner
 from tailrace.runners.base import LayeredRunner
 from tailrace.runners.paged_model import PagedModel
 from tailrace.runners.stack import Stack
+from tailrace.runners.transformers import TransformersRunner
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +171,34 @@ def test_a_model_without_a_list_of_layers():
         Stack(torch.nn.Linear(2, 2), 3)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON))
     assert Stack(model, 3).owner is model.model
+
+
+@torch.inference_mode()
+def test_layers_with_states_are_seen_too(tmp_path):
+    """Of a hybrid, in two chunks: the outputs of layers with a state, of layers with keys, and after the last norm."""
+    tiny_models.save("qwen3.5", tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ours = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), tmp_path, block_size=SIZE)
+    assert isinstance(ours, TransformersRunner)
+    ours.allocate_states(2, 2, 0)
+    ours.allocate(16)
+    layers = theirs.model.layers
+    assert ours.num_layers == len(layers)
+    wanted = (*range(len(layers)), len(layers))
+    ours.capture(wanted)
+    prompt, cache = ids(37), Cache(2, 4)
+    ours.forward(cache.batch([(0, prompt[:20], 0)]))
+    first = ours.hidden.clone()
+    ours.forward(cache.batch([(0, prompt, 20)]))
+    seen: dict[int, torch.Tensor] = {}
+    for i, layer in enumerate(layers):
+        layer.register_forward_hook(
+            lambda module, args, out, i=i: seen.update({i: (out if isinstance(out, torch.Tensor) else out[0])[0]})
+        )
+    seen[len(layers)] = theirs.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+    expected = torch.cat([seen[i] for i in wanted], -1)
+    torch.testing.assert_close(torch.cat([first, ours.hidden]), expected, atol=3e-4, rtol=3e-4)
+    with pytest.raises(ModelLoadError, match="keeps a state per sequence"):
+        ours.forward_layers(cache.batch([(0, prompt, 0)]), 1)
+    with pytest.raises(ConfigError, match="early exit: the model keeps a state per sequence"):
+        EarlyExit(ours, 1, None, SIZE)  # type: ignore[arg-type]

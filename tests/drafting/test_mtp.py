@@ -26,7 +26,7 @@ from tailrace.drafting.mtp_head import MtpHead, take_target
 from tailrace.engine import cache_size
 from tailrace.engine.cache_size import check_memory
 from tailrace.errors import ConfigError, ModelLoadError
-from tailrace.models import convert
+from tailrace.models import convert, convert_folder
 from tailrace.models.footprint import head_bytes, weights_bytes
 from tailrace.models.gguf_architectures import ARCHITECTURES
 from tailrace.models.gguf_fields import Fields
@@ -219,6 +219,19 @@ def test_float8_in_blocks_and_copies_of_the_targets_ends(copies, made, tmp_path)
 def test_the_bytes_of_its_cache(made):
     drafter = made("glm")()
     assert drafter.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in drafter.cache)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "qwen3_5"])
+@torch.inference_mode()
+def test_a_folder_that_is_quantized_at_load_keeps_its_head(name, tmp_path):
+    """In floats; embedding and output head are the target's, in blocks of eight bits."""
+    source, folder = save_model(name, tmp_path / "source"), tmp_path / "made"
+    convert_folder.fill_folder(source, folder, "float32", "q8_0", remote_code=False)
+    drafter, tokens = ChainDrafter(MtpHead.load(folder, load(folder)), Argmax(), 24, SIZE), some(30)  # type: ignore[arg-type]
+    observe(drafter, (0, tokens, 0, 29))
+    (got,) = drafted(drafter, (0, tokens, 1))
+    expected = plain(name, tokens, hidden_states(tokens, 1), 1, range(29))
+    assert (got - expected).norm() < 0.03 * expected.norm()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -75,18 +75,33 @@ HYBRID = {
     "linear_value_head_dim": 8,
     "linear_conv_kernel_dim": 4,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+SPARSE = {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 16}
 FAMILIES = {
     "deepseek": Family(
         transformers.DeepseekV3Config,
-        {
-            **EXPERTS,
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 24,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 16,
-        },
+        {**EXPERTS, **LATENT},
+        f"model.layers.{LAYERS}.",
+        NEXTN,
+        stated={"num_nextn_predict_layers": 1},
+    ),
+    "deepseek_v32": Family(
+        transformers.DeepseekV32Config,
+        {**EXPERTS, **LATENT, **SPARSE},
+        f"model.layers.{LAYERS}.",
+        NEXTN,
+        stated={"num_nextn_predict_layers": 1},
+    ),
+    "glm_dsa": Family(
+        transformers.GlmMoeDsaConfig,
+        {**EXPERTS, **LATENT, **SPARSE},
         f"model.layers.{LAYERS}.",
         NEXTN,
         stated={"num_nextn_predict_layers": 1},
@@ -227,7 +242,7 @@ def save_model(name: str, folder: Path, agreeing: bool = False, vocab: int = VOC
     save_file(weights | own_weights(name, agreeing), path, {"format": "pt"})
     stated = json.loads((folder / "config.json").read_text())
     stated |= {"num_hidden_layers": LAYERS, **family.stated, **config}
-    for key in ("layer_types", "mlp_layer_types"):
+    for key in ("layer_types", "mlp_layer_types", "indexer_types"):
         if stated.get(key):
             stated[key] = stated[key][:LAYERS]
     (folder / "config.json").write_text(json.dumps(stated))

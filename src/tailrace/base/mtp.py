@@ -8,7 +8,13 @@ from typing import Any
 
 FULL = "full_attention"
 # Settings by which a layer's number decides what the layer is → the value for a head. Models that lack one ignore it.
-SINGLE = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
+SINGLE: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "indexer_types": ["full"],
+}
 COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # of MTP layers
 HEAD_FILE = "mtp.safetensors"  # of a converted GGUF file: beside the weights, and no part of them
 HEADS = ("layers.{n}.", "mtp.", "mtp_layers.")  # how names of a head's tensors begin; {n}: the model's layers

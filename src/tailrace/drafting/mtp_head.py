@@ -33,6 +33,8 @@ from tailrace.runners.reproduction import check_reproduced
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.transformers import TransformersRunner
 
+Memory = tuple[list[kernels.KVCache], list[torch.Tensor]]  # of the layer, and of its indexer if it has one
+
 
 class Fusion(nn.Module):
     """The embedding of the head's model: projects tokens and states into the layer's input.
@@ -101,27 +103,23 @@ class MtpHead:
     def position_bytes(self) -> int:
         return self.paged.block_bytes() // self.paged.block_size
 
-    def make_cache(self, num_blocks: int, block_size: int) -> list[kernels.KVCache]:
-        return self.paged.make_caches(num_blocks)
+    def make_cache(self, num_blocks: int, block_size: int) -> Memory:
+        return self.paged.make_caches(num_blocks), self.paged.make_index_keys(num_blocks)
 
     def state(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    def keep(self, cache: list[kernels.KVCache], batch: Batch, states: torch.Tensor) -> None:
+    def keep(self, cache: Memory, batch: Batch, states: torch.Tensor) -> None:
         self._run(cache, batch, states, batch.wanted[:0])
 
-    def step(
-        self, cache: list[kernels.KVCache], batch: Batch, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, cache: Memory, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._run(cache, batch, states, batch.wanted)
         return self.end.input[0], logits
 
-    def _run(
-        self, cache: list[kernels.KVCache], batch: Batch, states: torch.Tensor, wanted: torch.Tensor
-    ) -> torch.Tensor:
+    def _run(self, cache: Memory, batch: Batch, states: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         moved = move_batch(replace(batch, wanted=wanted), self.paged.device)
-        self.paged.layers.caches = cache
-        with self._given(states, moved.positions):
+        self.paged.layers.caches, self.paged.layers.index_keys = cache
+        with self._given(states, moved.positions), self.paged.listing(batch):
             return self.paged.run(moved)
 
     @contextmanager

@@ -102,14 +102,18 @@ class PagedModel:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the wanted tokens, [L, V]."""
+        with self.listing(batch), self.states.walking(self.states.plan_walk(batch, self.device)):
+            return self.run(move_batch(batch, self.device))
+
+    @contextmanager
+    def listing(self, batch: Batch) -> Iterator[None]:
+        """Within this context indexers know the batch's sequences. The batch is on the host."""
         if self.indexers:
             bounds = batch.query_start.tolist()
-            self.layers.spans = [
-                SequenceSpan(*each) for each in zip(bounds, bounds[1:], batch.kv_len.tolist(), strict=False)
-            ]
+            spans = zip(bounds, bounds[1:], batch.kv_len.tolist(), strict=False)
+            self.layers.spans = [SequenceSpan(*each) for each in spans]
         try:
-            with self.states.walking(self.states.plan_walk(batch, self.device)):
-                return self.run(move_batch(batch, self.device))
+            yield
         finally:
             self.layers.spans = None
 

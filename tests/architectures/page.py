@@ -57,8 +57,8 @@ of 72 tokens or more, each 1,024 tokens of a prompt, and each 64 tokens of an ou
 conversations. The tokens are those without reuse. The two sequences of classifier-free guidance make copies only where
 their passes happen to end there.
 
-**MTP heads** of DeepSeek V3, GLM-4.5 and later, Qwen3-Next, Qwen3.5 and MiMo, and Gemma 4's assistants, draft with
-[`--drafter mtp`](speculation.md#mtp-heads). This page judges models without drafts.
+**MTP heads** of DeepSeek V3 and V3.2, GLM-4.5 to GLM-5, Qwen3-Next, Qwen3.5 and MiMo, and Gemma 4's assistants, draft
+with [`--drafter mtp`](speculation.md#mtp-heads). This page judges models without drafts.
 
 **Models that also see or hear** are served as models of text. Images and sounds are a 400.
 

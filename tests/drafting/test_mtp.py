@@ -216,9 +216,13 @@ def test_float8_in_blocks_and_copies_of_the_targets_ends(copies, made, tmp_path)
     assert torch.equal(drafted(first, (0, some(20), 3))[0], drafted(second, (0, some(20), 3))[0])
 
 
-def test_the_bytes_of_its_cache(made):
-    drafter = made("glm")()
-    assert drafter.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in drafter.cache)
+@pytest.mark.parametrize("name", ["glm", "glm_dsa"])
+def test_the_bytes_of_its_cache(name, made):
+    drafter = made(name)()
+    caches, index_keys = drafter.cache
+    kept = [part for cache in caches for part in (cache.keys, cache.values)]
+    assert drafter.cache_bytes == sum(part.nbytes for part in [*kept, *index_keys])
+    assert bool(index_keys) is (name == "glm_dsa")
 
 
 @pytest.mark.parametrize("name", ["deepseek", "qwen3_5"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,14 @@ def test_logits_are_those_of_the_rounded_weights(q4_1: tuple[Path, TransformersR
         theirs = loaded(config_for(plain, tmp_path, dtype="float32"))[1].paged.run_trial()
         errors[kind.name] = float((ours - theirs).norm() / theirs.norm())
     assert 0 < errors["Q4_1"] < 0.03 < errors["Q4_0"], errors
+
+
+def test_a_cache_inside_the_folder_is_not_copied(folder: Path, tmp_path: Path):
+    inside = Path(shutil.copytree(folder, tmp_path / "model"))
+    (inside / "sub").mkdir()
+    made, _ = loaded(config_for(inside, inside / "sub" / "cache", quantize="q4_1", dtype="float32"))
+    assert (made / "config.json").exists()
+    assert not (made / "sub").exists()
 
 
 def test_what_became_of_the_tensors(q4_1: tuple[Path, TransformersRunner], caplog: pytest.LogCaptureFixture):

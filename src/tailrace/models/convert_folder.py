@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,18 +213,20 @@ def fill_folder(source: Path, folder: Path, dtype: str, weights: str, remote_cod
     else:
         assert owner is not None
         made = quantize_tensors(tensors, owner, GGMLQuantizationType[weights.upper()])
-    shutil.copytree(source, folder, ignore=leave_out, dirs_exist_ok=True)
+    shutil.copytree(source, folder, ignore=partial(leave_out, folder.resolve()), dirs_exist_ok=True)
     write_config(source, folder, None if owner is None else made.settings("stay" if settings else "became"))
     send_line("stage", f"writing {len(made.tensors)} tensors, {len(made.types)} of them in blocks")
     total = len(made.tensors)
     write_tensors(folder / "model.safetensors", made.tensors, lambda done: say_count(done, total))
 
 
-def leave_out(folder: str, names: list[str]) -> set[str]:
+def leave_out(target: Path, folder: str, names: list[str]) -> set[str]:
     """Return the names of a folder that are not copied: weights, and what is no file and no folder of its own. A device
-    has no end, and a link to a folder may be a loop."""
+    has no end, and a link to a folder may be a loop. So would be the target, where the cache is inside of the model's
+    folder."""
     paths = {name: Path(folder, name) for name in names}
     odd = {name for name, path in paths.items() if not (path.is_file() or (path.is_dir() and not path.is_symlink()))}
+    odd |= {name for name, path in paths.items() if target.is_relative_to(path.resolve())}
     return odd | shutil.ignore_patterns(*NOT_COPIED)(folder, names)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tailrace import kernels
+from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_object
 from tailrace.base.mtp import is_assistant_type
 from tailrace.drafting.base import DraftRequest, TargetStates
@@ -156,8 +157,9 @@ def load_assistant(folder: Path, target: TransformersRunner) -> Any:
     Raises:
         ModelLoadError: transformers can't load it, or its weights are not all there.
     """
-    import transformers
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+    with require_extra("serve"):
+        import transformers
+        from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
     AttentionInterface.register(NAME, attend_source)
     try:

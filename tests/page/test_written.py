@@ -116,7 +116,8 @@ def test_thoughts_and_calls_have_their_places_in_a_text(page: Page):
     say(page, "think tool")
     tokens = page.locator(".section.thought .t:not(.special)").all_text_contents()
     page.get_by_role("radio", name="Text", exact=True).check(force=True)
-    assert page.locator(".written .thought .prose").inner_text() == "".join(tokens).strip()
+    shown = page.locator(".written .thought .prose").inner_text()
+    assert shown.split() == "".join(tokens).split()  # Markdown drops spaces at the beginning of a line
     assert page.locator(".written .tool").inner_text().startswith('Tool call\nget_weather( {"city": "Paris"')
 
 

@@ -174,8 +174,8 @@ def distorted(change):
     """AttentionLayer.attend with other settings."""
     real = AttentionLayer.attend_cached
 
-    def attend(self, query, key, value, sinks=None):
-        return real(replace(self, **change), query, key, value, sinks)
+    def attend(self, query, key, value, sinks=None, selected=None):
+        return real(replace(self, **change), query, key, value, sinks, selected)
 
     return attend
 
@@ -299,7 +299,7 @@ def test_settings_that_make_no_model_of_these_weights(little, tmp_path, fields, 
 
 def test_options_that_nobody_knows_are_refused():
     probe.refuse_options("Layer", {"dropout": 0.0, "sliding_window": 8, "head_mask": None, "output_attentions": False})
-    for option in ({"block_indices": torch.ones(1)}, {"position_bias": torch.ones(1)}, {"is_causal": 0.5}):
+    for option in ({"head_bias": torch.ones(1)}, {"position_bias": torch.ones(1)}, {"is_causal": 0.5}):
         with pytest.raises(ModelLoadError, match=f"Layer calls attention with {next(iter(option))}"):
             probe.refuse_options("Layer", option)
     with pytest.raises(ModelLoadError, match="dropout, output_attentions"):

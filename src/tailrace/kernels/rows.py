@@ -132,6 +132,12 @@ class Rows:
             object.__setattr__(self, "proposals", given(self.proposals))
         if self.guidance is not None and not isinstance(self.guidance, Guidance):
             raise ParameterError(f"guidance must be a Guidance, got {shown(self.guidance)}", "guidance")
+        if (there := self.position_there) is not None and (
+            getattr(there, "dtype", None) is not torch.int64 or not is_plain(there) or there.shape != self.slot.shape
+        ):
+            raise ParameterError(
+                f"position_there must be int64 {list(self.slot.shape)}, got {shown(there)}", "position_there"
+            )
 
     @staticmethod
     def plain(

@@ -134,6 +134,9 @@ class Runner:
         from vllm.v1.worker.gpu.sample.sampler import Sampler
         from vllm.v1.worker.gpu.states import RequestState
 
+        from tailrace.sampling.processors import register
+
+        register("favouring", favour_last)
         model = SimpleNamespace(logprobs_mode="processed_logprobs", return_sampling_mask=False, seed=0)
         config: Any = SimpleNamespace(
             model_config=model,
@@ -235,10 +238,8 @@ def make_processor() -> Any:
 def serve_requests(waiting: list[Request], runner: Runner, refusing: bool) -> dict[str, Any]:
     """Serve these requests. refusing: a wait for the device is an error."""
     from tailrace.integrations.vllm.fallbacks import fallbacks
-    from tailrace.sampling.processors import register
     from tailrace.sampling.sampler import Pending
 
-    register("favouring", favour_last)
     wait = Pending.wait
     if refusing:
         setattr(Pending, "wait", refuse_wait)  # noqa: B010 — of another class

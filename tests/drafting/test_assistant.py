@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations import peft
+from transformers.models.auto import auto_factory
 
 from drafting.heads import Argmax
 from engine.harness import Harness
@@ -169,6 +171,18 @@ def test_a_missing_tensor_is_named(target, tmp_path):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"not all there: post_projection\.weight missing"):
         Assistant(folder, target[0])
+
+
+@needs_model
+def test_an_adapter_in_its_folder_is_not_loaded(target, tmp_path, monkeypatch):
+    folder = save_assistant(tmp_path)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "../outside"}')
+    monkeypatch.setattr(auto_factory, "is_peft_available", lambda: True)
+    monkeypatch.setattr(peft, "is_peft_available", lambda: True)
+    loaded: list[Any] = []
+    monkeypatch.setattr(peft.PeftAdapterMixin, "load_adapter", lambda *args, **kwargs: loaded.append(args))
+    Assistant(folder, target[0])
+    assert not loaded
 
 
 @pytest.mark.skipif(BUILT, reason="this transformers can build such a model")

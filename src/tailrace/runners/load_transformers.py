@@ -52,8 +52,8 @@ from tailrace.runners.trials import TRIAL_TOKENS
 
 log = logging.getLogger(__name__)
 
-# Wherever `peft` is installed, transformers would add an adapter in the folder to the model, unchecked. It looks in the
-# subfolder.
+# How the weights of a folder are loaded. Where `peft` is installed, transformers looks for an adapter in the folder and
+# adds the adapter to the model, unchecked. This subfolder holds none.
 LOAD_FLAGS: dict[str, Any] = {"output_loading_info": True, "adapter_kwargs": {"subfolder": os.devnull}}
 
 

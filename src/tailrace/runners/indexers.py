@@ -8,6 +8,7 @@ our paged memory. Knows nothing of models: an indexer is a module that gives its
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -51,9 +52,9 @@ class IndexerLayer:
         return self.dim * self.dtype.itemsize
 
     def select(self, *args: Any, **options: Any) -> torch.Tensor:
-        """Call the module's own `forward` for each sequence of the pass; without a pass, once for a dense one.
+        """Call the module's own `forward` for each sequence of the pass. In a dense pass at load, call it once.
 
-        Returns [1, T, K] or [1, H, T, K], positions or blocks, with −1 behind those of a sequence with fewer.
+        Returns [1, T, K] or [1, H, T, K]: positions or blocks. −1 fills the places that a sequence does not need.
         """
         given = self.parameters.bind(*args, **options).arguments
         with EarliestOfTies():
@@ -95,9 +96,27 @@ def take_earliest(values: torch.Tensor, k: int, dim: int = -1, largest: bool = T
     return torch.return_types.topk((order.values.narrow(dim, 0, k), order.indices.narrow(dim, 0, k)))
 
 
+class KeysCache(ABC):
+    """Stands for transformers' cache in an indexer. It is the cache of each layer, and the layer."""
+
+    @abstractmethod
+    def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
+        """Take the keys of the pass's tokens […, tokens, D]; return those of all positions […, positions, D]."""
+
+    def update_index(self, keys: torch.Tensor) -> torch.Tensor:
+        return self.update_indexer(keys)
+
+    @property
+    def layers(self) -> KeysCache:
+        return self
+
+    def __getitem__(self, index: int) -> KeysCache:
+        return self
+
+
 @dataclass(slots=True)
-class NotedKeys:
-    """Stands for transformers' cache in a dense pass: the layer notes what a position's key looks like."""
+class NotedKeys(KeysCache):
+    """The cache of a dense pass: the layer notes what a position's key looks like."""
 
     layer: IndexerLayer
 
@@ -105,46 +124,22 @@ class NotedKeys:
         self.layer.dim, self.layer.dtype = keys.shape[-1], keys.dtype
         return keys
 
-    update_index = update_indexer
-
-    @property
-    def layers(self) -> Any:
-        return AnyLayer(self)
-
 
 @dataclass(slots=True)
-class PagedKeys:
-    """Stands for transformers' cache of one sequence in a flat batch: stores the keys of the pass's tokens, and returns
-    the keys of all positions."""
+class PagedKeys(KeysCache):
+    """The cache of one sequence in a flat batch, in paged memory."""
 
     layer: IndexerLayer
     sequence: int
     span: SequenceSpan
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
-        """[…, tokens of the pass, D] → […, positions, D]."""
         shared, span = self.layer.shared, self.span
         step, memory = shared.step, shared.index_keys[self.layer.index]
         assert step is not None, "an indexer outside of a forward pass"
         memory.view(-1, self.layer.dim)[step.slot_mapping[span.begin : span.end]] = keys.reshape(-1, self.layer.dim)
         blocks = step.block_tables[self.sequence, : -(-span.length // memory.shape[1])].long()
         return memory[blocks].flatten(0, 1)[: span.length].view(*keys.shape[:-2], span.length, self.layer.dim)
-
-    update_index = update_indexer
-
-    @property
-    def layers(self) -> Any:
-        return AnyLayer(self)
-
-
-@dataclass(slots=True)
-class AnyLayer:
-    """The layers of a cache that belongs to a single layer."""
-
-    cache: Any
-
-    def __getitem__(self, index: int) -> Any:
-        return self.cache
 
 
 def cut_tokens(value: Any, span: SequenceSpan, tokens: int) -> Any:

@@ -61,7 +61,9 @@ async def encode_chat(
     try:
         text = await received.render(lambda: chat_text(service.tokenizer, ask, with_tools))
     except RequestError as error:
-        raise (error.rename_fields({"messages": field}) if error.param == "messages" else error) from error
+        if error.param != "messages":
+            raise
+        raise error.rename_fields({"messages": field}) from error
 
     def encode_messages() -> list[int]:
         if ask.tools and with_tools:

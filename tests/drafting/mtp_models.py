@@ -84,34 +84,20 @@ LATENT = {
     "v_head_dim": 16,
 }
 SPARSE = {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 16}
+
+
+def make_nextn(config: Any, settings: dict[str, Any]) -> Family:
+    """A family with DeepSeek's names, whose config.json counts the heads."""
+    return Family(config, settings, f"model.layers.{LAYERS}.", NEXTN, stated={"num_nextn_predict_layers": 1})
+
+
 FAMILIES = {
-    "deepseek": Family(
-        transformers.DeepseekV3Config,
-        {**EXPERTS, **LATENT},
-        f"model.layers.{LAYERS}.",
-        NEXTN,
-        stated={"num_nextn_predict_layers": 1},
-    ),
-    "deepseek_v32": Family(
-        transformers.DeepseekV32Config,
-        {**EXPERTS, **LATENT, **SPARSE},
-        f"model.layers.{LAYERS}.",
-        NEXTN,
-        stated={"num_nextn_predict_layers": 1},
-    ),
-    "glm_dsa": Family(
-        transformers.GlmMoeDsaConfig,
-        {**EXPERTS, **LATENT, **SPARSE},
-        f"model.layers.{LAYERS}.",
-        NEXTN,
-        stated={"num_nextn_predict_layers": 1},
-    ),
-    "glm": Family(
+    "deepseek": make_nextn(transformers.DeepseekV3Config, {**EXPERTS, **LATENT}),
+    "deepseek_v32": make_nextn(transformers.DeepseekV32Config, {**EXPERTS, **LATENT, **SPARSE}),
+    "glm_dsa": make_nextn(transformers.GlmMoeDsaConfig, {**EXPERTS, **LATENT, **SPARSE}),
+    "glm": make_nextn(
         transformers.Glm4MoeConfig,
         {**EXPERTS, "head_dim": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True, "attention_bias": True},
-        f"model.layers.{LAYERS}.",
-        NEXTN,
-        stated={"num_nextn_predict_layers": 1},
     ),
     "qwen3_next": Family(
         transformers.Qwen3NextConfig,

@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 FULL = "full_attention"
-# Settings by which a layer's number decides what the layer is → the value for a head. Models that lack one ignore it.
+# Settings that make a layer's kind depend on its number → the value for a head. A model need not have them.
 SINGLE: dict[str, Any] = {
     "num_hidden_layers": 1,
     "first_k_dense_replace": 0,

@@ -33,7 +33,7 @@ from tailrace.runners.reproduction import check_reproduced
 from tailrace.runners.rope import settle_long_rope
 from tailrace.runners.transformers import TransformersRunner
 
-Memory = tuple[list[kernels.KVCache], list[torch.Tensor]]  # of the layer, and of its indexer if it has one
+HeadCache = tuple[list[kernels.KVCache], list[torch.Tensor]]  # keys and values, and an indexer's keys if it has one
 
 
 class Fusion(nn.Module):
@@ -103,20 +103,20 @@ class MtpHead:
     def position_bytes(self) -> int:
         return self.paged.block_bytes() // self.paged.block_size
 
-    def make_cache(self, num_blocks: int, block_size: int) -> Memory:
+    def make_cache(self, num_blocks: int, block_size: int) -> HeadCache:
         return self.paged.make_caches(num_blocks), self.paged.make_index_keys(num_blocks)
 
     def state(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    def keep(self, cache: Memory, batch: Batch, states: torch.Tensor) -> None:
+    def keep(self, cache: HeadCache, batch: Batch, states: torch.Tensor) -> None:
         self._run(cache, batch, states, batch.wanted[:0])
 
-    def step(self, cache: Memory, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, cache: HeadCache, batch: Batch, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._run(cache, batch, states, batch.wanted)
         return self.end.input[0], logits
 
-    def _run(self, cache: Memory, batch: Batch, states: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def _run(self, cache: HeadCache, batch: Batch, states: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         moved = move_batch(replace(batch, wanted=wanted), self.paged.device)
         self.paged.layers.caches, self.paged.layers.index_keys = cache
         with self._given(states, moved.positions), self.paged.listing(batch):

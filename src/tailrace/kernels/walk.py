@@ -69,7 +69,7 @@ class Walk:
         self.windows: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def move(self, kv_len: torch.Tensor, slots: torch.Tensor | None) -> None:
-        """Go on to another step of as many tokens per sequence. The arrays that kernels read keep their addresses.
+        """Move to another step with the same numbers of tokens. The arrays that kernels read keep their addresses.
 
         Raises:
             ValueError: there are other numbers of sequences, positions before 0, or two sequences with one slot.

@@ -202,7 +202,7 @@ def layer_of(module: torch.nn.Module) -> AttentionLayer:
 
 def selection_of(layer: AttentionLayer, options: dict[str, Any], positions: int) -> torch.Tensor | None:
     """Return which of so many positions an attention call may see, as `selected` of kernels.paged_attention: by its
-    options `indices` [1, T, K] or `block_indices` [1, Hkv, T, K], in which numbers below 0 count nothing."""
+    options `indices` [1, T, K] or `block_indices` [1, Hkv, T, K], in which numbers below 0 are ignored."""
     if (blocks := options.get("block_indices")) is not None:
         chosen, each = blocks[0].transpose(0, 1), layer.selected_block
     elif (places := options.get("indices")) is not None:

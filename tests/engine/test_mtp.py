@@ -52,7 +52,7 @@ class Served:
         assert tokens_of(drafted) == tokens_of(plain)
         counters = drafted.engine.counters
         assert 0.05 * counters.drafted_tokens < counters.accepted_tokens < counters.drafted_tokens
-        assert counters.steps < plain.engine.counters.steps
+        assert counters.steps <= plain.engine.counters.steps  # the last request to end may have had no luck
         return drafted
 
 

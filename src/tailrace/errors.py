@@ -71,6 +71,11 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten_text(take_first_line(error, 'no reason given'), MAX_CHARS)}"
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Return whether the machine lacks something, such as memory, room on a disk, or a thread."""
+    return isinstance(error, OSError | MemoryError) or str(error) == "can't start new thread"
+
+
 def take_first_line(error: BaseException, otherwise: str = "") -> str:
     """Return the first line of the error's text. Without a text: `otherwise`, or the name of the error's type."""
     return (str(error).strip().splitlines() or [otherwise or type(error).__name__])[0]

@@ -381,8 +381,9 @@ def test_flags(monkeypatch):
 def test_the_engine_process_logs_the_same_way():
     """It reads its settings from stdin, which ends at once: what it says of a broken start is JSON too."""
     program = (
-        "import os, sys; from tailrace.engine import process; import logging;"
-        "r, w = os.pipe(); os.close(w); os.dup2(r, 0); process.main(); logging.getLogger('tailrace.engine').info('x')"
+        "import os, sys; from tailrace.base import reporting_child; import logging;"
+        "r, w = os.pipe(); os.close(w); os.dup2(r, 0); sys.argv[1:] = ['tailrace.engine.process'];"
+        "reporting_child.main(); logging.getLogger('tailrace.engine').info('x')"
     )
     done = alone(program, {"TAILRACE_LOG_FORMAT": "json", "TAILRACE_LOG": "info"})
     assert json.loads(done.stderr)["logger"] == "tailrace.engine", done.stderr

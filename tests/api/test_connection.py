@@ -18,9 +18,9 @@ from tailrace.api.app import create_app
 from tailrace.api.connection import MAX_PIPELINED
 from tailrace.api.connection_limits import ConnectionLimits
 from tailrace.api.request_head import RefusedError
-from tailrace.api.serve import allow_files
 from tailrace.api.service import Service
 from tailrace.api.user import make_user_id
+from tailrace.base.process_limits import allow_files
 from tailrace.config import ServerConfig, UserConfig
 from tailrace.errors import OverloadedError
 

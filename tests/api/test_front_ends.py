@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,14 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.harness import make_tokenizer
 from api.processes import ENDLESS, Process, gone
 from tailrace.api import workers
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.metrics import Exposition, Metrics
-from tailrace.config import ServerConfig
+from tailrace.api.workers import ServedModel, WorkerStart
+from tailrace.base.reporting_child import make_reporting_command
+from tailrace.config import EngineConfig, ModelConfig, ServerConfig
 from tailrace.wire.messages import Stats
 
 if sys.platform != "linux":
@@ -304,3 +309,31 @@ def test_thoughts_and_answers_are_ended_by_whoever_is_asked(launch):
                 text += b"".join(pieces)
             assert b'"stop_reason":"cancelled"' in text
             assert alone(server, "POST", path, json={"action": "answer_end"}).status_code == 404
+
+
+def test_a_front_end_that_is_ended_before_it_serves_logs_no_traceback(tmp_path):
+    """So it is if the engine can't start: the further front ends wait for it then."""
+    make_tokenizer(tmp_path)
+    model = ServedModel(EngineConfig(model=ModelConfig(model="scripted:next", name="m")), str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as shared:
+        start = WorkerStart(ServerConfig(front_ends=2), [model], named=False, socket=shared.fileno())
+        process = subprocess.Popen(
+            make_reporting_command("tailrace.api.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[shared.fileno()],
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
+        process.stdin.flush()
+        while b"Waiting for application startup" not in process.stderr.readline():
+            assert process.poll() is None
+        time.sleep(0.5)  # its lifespan waits for the engine
+        process.send_signal(signal.SIGTERM)
+        log = process.stderr.read()
+        assert process.wait(300) == 0
+        assert b"Traceback" not in log
+        process.stdin.close()
+        process.stderr.close()

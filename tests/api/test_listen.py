@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 from contextlib import ExitStack
 
 import pytest
 
-from tailrace.api import serve
 from tailrace.api.listen import bind_sockets, check_address, explain_bind_error
 from tailrace.config import ServerConfig
 from tailrace.errors import ConfigError
@@ -43,9 +41,3 @@ def test_free_port_is_bound_once_per_address(free_port):
 )
 def test_each_reason_is_one_sentence(host: str, error: OSError, says: str):
     assert says in explain_bind_error(ServerConfig(host=host, port=80), error)
-
-
-def test_too_few_files_are_one_sentence(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20, 20))
-    with pytest.raises(ConfigError, match="20 open files are too few"):
-        serve.check_files()

@@ -49,7 +49,7 @@ class Group:
 @pytest.mark.parametrize(
     ("script", "timeout_s", "reason", "runs"),
     [
-        ('echo \'{"error":"no memory"}\'; exit 1', 300, "no memory", workers.MAX_FAILURES),
+        ('echo \'{"code":"engine_error","message":"no memory"}\'; exit 1', 300, "no memory", workers.MAX_FAILURES),
         ("exit 3", 300, "exit code 3", workers.MAX_FAILURES),
         ("kill -9 $$", 300, "exit code -9", workers.MAX_FAILURES),
         ("echo nonsense; exit 1", 300, "exit code 1", workers.MAX_FAILURES),

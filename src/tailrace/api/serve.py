@@ -34,8 +34,8 @@ from tailrace.api.listen import bind_sockets
 from tailrace.api.user_table import TableLayout, UserTable, make_shared_file
 from tailrace.api.workers import ServedModel, Workers, WorkerStart
 from tailrace.base.memory_trim import freeze_objects
+from tailrace.base.process_limits import allow_files, check_limits
 from tailrace.config import ServerConfig
-from tailrace.errors import ConfigError
 from tailrace.wire.async_client import AsyncClient
 from tailrace.wire.remote_engine import EngineEventReader
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_FILES = 65_536
 LAST_WORDS_S = 5  # beyond the drain: for error events to reach their clients
 POLL_S = 0.1  # between two looks for a second signal
 FORCED_S = 1.0  # for error events to reach their clients after a second signal
@@ -54,7 +53,6 @@ COLLECT_AFTER = (
     20,
     20,
 )  # objects, and collections of younger ones; a step of many streams makes hundreds of objects
-MIN_FILES = 128  # with which a start and a few connections succeed
 OTHER_FILES = 64  # open files of a front end besides connections
 
 
@@ -68,9 +66,9 @@ def serve_models(
             theirs. named: see FrontEnd.
 
     Raises:
-        ConfigError: the address can't be had, or the limit of open files is too low.
+        ConfigError: the address can't be had, or a limit of the system is too low.
     """
-    check_files()
+    check_limits()
     config = msgspec.structs.replace(config, encryption_key=config.encryption_key or token_hex(32))  # of all front ends
     sockets = bind_sockets(config)
     users = make_shared_file(TableLayout.of(config)) if config.tracks_users and config.front_ends > 1 else None
@@ -129,34 +127,6 @@ def run_server(server: Server, sockets: list[socket.socket]) -> int:
     freeze_objects()  # collections need not look at what lives as long as the process, such as the tokenizer's tables
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         return runner.run(server.until_end(sockets))
-
-
-def allow_files() -> int:
-    """Raise the limit of open files as far as allowed, and return it. Every connection is one; the usual limit is
-    1,024."""
-    try:
-        import resource
-    except ImportError:  # not everywhere
-        return MAX_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MAX_FILES
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # not always allowed
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return soft
-
-
-def check_files() -> None:
-    """Check that the process may open the files that it needs.
-
-    Raises:
-        ConfigError: the limit is too low.
-    """
-    if (limit := allow_files()) < MIN_FILES:
-        raise ConfigError(f"{limit} open files are too few, {MIN_FILES} are needed: raise the limit (ulimit -n)")
 
 
 def uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
@@ -236,8 +206,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. Unlike uvicorn, it is not raised again after a clean end: the exit code is 0."""
-        if not self.started:
-            raise SystemExit(0)
+        if not self.started:  # it ends once it has started; an error here would be one of the lifespan
+            for service in self._front.services.values():
+                service.supervisor.drain()
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True

@@ -41,7 +41,7 @@ class Supervisor:
         self.state: State = "starting"
         self.model: ModelInfo | None = None
         self.error: TailraceError | None = None
-        self.settled = asyncio.Event()  # ready for the first time, or dead
+        self.settled = asyncio.Event()  # ready for the first time, dead or draining
         self.dead = asyncio.Event()
         self.stall: Stall | None = None
         self.stalls = 0
@@ -102,8 +102,9 @@ class Supervisor:
         self.dead.set()
 
     def drain(self) -> None:
-        """Refuse new requests."""
+        """Refuse new requests. Nothing waits for the engine any more."""
         self.state = "draining"
+        self.settled.set()
 
     def check(self) -> ModelInfo:
         """The model that is served.

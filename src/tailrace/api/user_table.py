@@ -81,6 +81,8 @@ def make_shared_file(layout: TableLayout) -> int:
     else:
         with tempfile.TemporaryFile() as made:
             file = os.dup(made.fileno())
+        if hasattr(os, "posix_fallocate"):  # a hole would get its place on a full disk too late
+            os.posix_fallocate(file, 0, layout.size)
     os.ftruncate(file, layout.size)
     os.pwrite(file, secrets.token_bytes(16), 0)
     return file

@@ -20,7 +20,7 @@ from typing import IO
 import msgspec
 
 from tailrace.api.user_table import UserTable
-from tailrace.base.python_command import make_python_command
+from tailrace.base.reporting_child import make_reporting_command
 from tailrace.config import EngineConfig, ServerConfig
 from tailrace.errors import TailraceError
 from tailrace.wire.messages import ModelInfo
@@ -73,7 +73,7 @@ class WorkerStatus(msgspec.Struct, omit_defaults=True):
     sleeps."""
 
     started: bool = False
-    error: str = ""
+    message: str = ""
     wanted: str = ""
 
 
@@ -105,7 +105,7 @@ class WorkerPlace:
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or another program wrote to it
             for line in (self.process.stdout.read() or b"").splitlines():
                 status = msgspec.json.decode(line, type=WorkerStatus)
-                self.started, self.reason = self.started or status.started, status.error or self.reason
+                self.started, self.reason = self.started or status.started, status.message or self.reason
                 wanted |= {status.wanted} - {""}
         self.served = self.served or self.started
         return wanted
@@ -237,7 +237,7 @@ class Workers:
             with self._table as table:
                 table.forget_running(start.front_end)
         process = subprocess.Popen(
-            make_python_command("tailrace.api.worker"),
+            make_reporting_command("tailrace.api.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[file for file in (start.socket, start.users) if file is not None],

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 
 from tailrace.base.logs import LEVEL_VARIABLE
+from tailrace.base.process_limits import check_limits
 from tailrace.base.standard_files import open_standard_files
 from tailrace.cli.line_parser import LineParser
-from tailrace.errors import ConfigError, RequestError, TailraceError, describe_error
+from tailrace.errors import ConfigError, RequestError, TailraceError, describe_error, is_shortage
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tailrace.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = argv[0] if argv else None
     try:
+        if chosen in COMMANDS:
+            check_limits()
         args = make_parser(chosen).parse_args(argv)
         return import_module(COMMANDS[args.command][0]).run(args)
     except SystemExit:
@@ -72,6 +75,6 @@ def explain_error(error: BaseException, command: str | None) -> tuple[str, int]:
         return str(error), MISUSED if isinstance(error, ConfigError | RequestError) else FAILED
     if isinstance(error, ModuleNotFoundError) and error.name in CORE:  # installed with --no-deps
         return f"{command} needs {' and '.join(CORE)}; {error.name} is not installed", MISUSED
-    if isinstance(error, OSError):  # a full disk, too few files: the machine's, so a traceback helps nobody
+    if is_shortage(error):
         return describe_error(error), FAILED
     return f"{describe_error(error)} (a bug; {LEVEL_VARIABLE}=debug shows where)", FAILED

@@ -45,14 +45,13 @@ def run(args: argparse.Namespace) -> int:
     os.environ[LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = args.log_level, args.log_format
     from tailrace.api.formats import check_parsers
     from tailrace.api.listen import check_address
-    from tailrace.api.serve import check_files, serve_models
+    from tailrace.api.serve import serve_models
     from tailrace.api.workers import ServedModel
 
     config = with_port(read_config(args))
     warn_about_unknown(os.environ)
     check_parsers(config.server)  # before a model is fetched
     warn_if_open(config.server)
-    check_files()
     check_address(config.server)
     prepared = prepare_all(config)
 

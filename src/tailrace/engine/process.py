@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m tailrace.engine.process`, started by wire/engine_process.py.
+"""The engine as a process of its own: started by wire/engine_process.py.
 
 It reads its settings from the first line of stdin and loads the model. Then its loop runs (engine/loop.py). It ends
 after a Drain or Sleep message, when it has been idle for `sleep_after`, on SIGTERM, and when stdin closes because its
@@ -7,7 +7,6 @@ parent has ended.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -19,15 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.base.logs import start_inherited_logging
 from tailrace.base.memory_trim import freeze_objects
+from tailrace.base.reporting_child import report_failure
 from tailrace.config import EngineConfig
 from tailrace.engine.cache_size import check_memory
 from tailrace.engine.engine import Engine
 from tailrace.engine.loop import Loop
 from tailrace.engine.token_bytes import TokenBytes, token_bytes_of
 from tailrace.engine.watchdog import Watchdog
-from tailrace.errors import EngineError, TailraceError, describe_error
+from tailrace.errors import EngineError
 from tailrace.grammar.service import Grammars
 from tailrace.sampling import processors
 from tailrace.wire.messages import AdapterChange, ModelInfo
@@ -127,30 +126,27 @@ def die_with_parent() -> None:
     threading.Thread(target=watch_parent, daemon=True, name="life line").start()
 
 
-def main() -> int:
-    """Run the process. Returns 0 after a drain; otherwise 1, with a line of JSON on the status pipe."""
-    status = os.dup(1)
-    os.dup2(2, 1)  # prints go to the log
-    start_inherited_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def read_start() -> EngineStart | None:
+    """Return the settings on stdin; None if the parent has ended."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            return 0
+            return None
         line += byte
-    start = msgspec.json.decode(line, type=EngineStart)
+    return msgspec.json.decode(line, type=EngineStart)
+
+
+def run_process(status: int) -> int:
+    """Run the process. Return 0 after a drain, 1 after a failure. status: see base/reporting_child.py."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (start := read_start()) is None:
+        return 0
     die_with_parent()
-    try:
-        socket = EngineSocket(start.url)
-        pulse = Pulse(start.url, start.config.scheduler.stall_s)
-        loop = Loop(build_engine(start.config, pulse.enter), socket, pulse, start.config)
-        loop.adapters.restore(start.changes)
-    except BaseException as error:  # a panic of a library in Rust is no Exception
-        log.debug("the engine could not start", exc_info=True)
-        code, text = (error.code, str(error)) if isinstance(error, TailraceError) else ("", describe_error(error))
-        os.write(status, json.dumps({"code": code or "engine_error", "message": text}).encode() + b"\n")
-        return 1
+    socket = EngineSocket(start.url)
+    pulse = Pulse(start.url, start.config.scheduler.stall_s)
+    loop = Loop(build_engine(start.config, pulse.enter), socket, pulse, start.config)
+    loop.adapters.restore(start.changes)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     freeze_objects()  # the model lives as long as the process: garbage collections need not visit it
     Watchdog(pulse, start.config.scheduler.stall_s, lambda: list({s.request.id: None for s in loop.engine.running}))
@@ -159,14 +155,10 @@ def main() -> int:
     except Exception as error:
         log.exception("the engine's loop failed")
         loop.fail_all(EngineError(f"{type(error).__name__}: {error}"))
-        os.write(status, json.dumps({"code": "engine_error", "message": str(error)}).encode() + b"\n")
+        report_failure(status, error)
         socket.close()
         return 1
     finally:
         loop.engine.close()
     socket.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

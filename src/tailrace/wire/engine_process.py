@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from tailrace.base.logs import MODEL_VARIABLE
-from tailrace.base.python_command import make_python_command
+from tailrace.base.reporting_child import make_reporting_command
 from tailrace.config import EngineConfig
 from tailrace.errors import BY_CODE, EngineDeadError, TailraceError
 from tailrace.wire.messages import AdapterChange, ModelInfo
@@ -65,7 +65,7 @@ class EngineProcess:
         environment = {"OMP_WAIT_POLICY": "passive", **os.environ, **({MODEL_VARIABLE: label} if label else {})}
         try:
             self.process = subprocess.Popen(
-                make_python_command("tailrace.engine.process"),
+                make_reporting_command("tailrace.engine.process"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,

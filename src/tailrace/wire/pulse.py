@@ -8,7 +8,6 @@ Times are of CLOCK_MONOTONIC, which all processes of a machine share.
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -67,7 +66,8 @@ class Pulse:
         path = make_pulse_path(url)
         try:
             with path.open("w+b") as file:
-                os.ftruncate(file.fileno(), SIZE)
+                file.write(bytes(SIZE))  # a hole in the file would get its place on a full disk too late
+                file.flush()
                 self._numbers: memoryview[float] = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("d")
         except OSError as error:  # a full disk, a limit of file sizes
             raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error

@@ -1,0 +1,54 @@
+"""The limits of the system: too low ones are one sentence before anything is imported."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tailrace.base import process_limits
+from tailrace.base.process_limits import check_limits
+from tailrace.errors import ConfigError
+
+
+def test_too_few_files_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20, 20))
+    with pytest.raises(ConfigError, match="20 open files are too few"):
+        check_limits()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the limit has no effect")
+@pytest.mark.parametrize("mib", [100, 180, 220, 300, 700])  # each ended a start at another place
+def test_too_little_memory_is_one_sentence(mib: int):
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit -v {mib << 10}; exec "$0" -m tailrace.cli serve --model scripted:next', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    why = f"{mib} MiB of address space are too little, 1024 MiB and the model's size are needed"
+    assert (done.returncode, done.stderr) == (2, f"tailrace: {why}: raise the limit (ulimit -v)\n")
+
+
+def test_too_few_threads_are_one_sentence_and_none_is_left(monkeypatch):
+    before = threading.active_count()
+    start, started = threading.Thread.start, []
+
+    def refuse_the_ninth(thread: threading.Thread) -> None:
+        if len(started) == 8:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_ninth)
+    with pytest.raises(ConfigError, match=f"{process_limits.MIN_THREADS} threads are needed"):
+        check_limits()
+    assert threading.active_count() == before
+
+
+def test_usual_limits_are_enough():
+    check_limits()

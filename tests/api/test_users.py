@@ -201,13 +201,14 @@ async def test_another_users_stream_is_not_cancelled(slow: Front):
 
 async def test_questions_of_other_front_ends_name_the_user(shared: Front):
     one, _ = KEYS
-    id = (await shared.http.post("/v1/responses", json={"input": "hi"}, headers=one)).json()["id"]
-    front, asker = shared.app.state.front, make_user_id("key", "one")
-    for question in READS.keys() - {"item", "events"}:
-        assert answer_question(front, question, f"{asker} {id}") is not None
-        assert answer_question(front, question, f"{make_user_id('key', 'two')} {id}") is None
-        assert answer_question(front, question, id) is None
-    assert answer_question(front, "events", f"{asker} 0 {id}") is not None
+    made = (await shared.http.post("/v1/responses", json={"input": "hi"}, headers=one)).json()
+    id, front = made["id"], shared.app.state.front
+    asker, other = (make_user_id("key", key) for key in ("one", "two"))
+    arguments = dict.fromkeys([*READS, "forget"], id) | {"item": made["output"][0]["id"], "events": f"0 {id}"}
+    for question, argument in arguments.items():
+        assert answer_question(front, question, f"{other} {argument}") is None
+        assert answer_question(front, question, argument.rpartition(" ")[2]) is None
+        assert answer_question(front, question, f"{asker} {argument}") is not None
 
 
 def test_a_user_beyond_its_share_loses_its_own_responses():

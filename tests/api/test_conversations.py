@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 from openai.types.responses import Response
@@ -113,14 +115,30 @@ async def test_an_image_in_a_result_becomes_a_line_of_text(talk):
 
 async def test_other_users_have_no_part_in_it(tmp_path):
     async with talk_to(tmp_path, api_keys="one, two") as talk:
-        made = await talk.post(PATH, key="one")
-        path = f"{PATH}/{made['id']}"
-        for method in ("GET", "DELETE"):
-            answer = await talk.http.request(method, path, headers={"authorization": "Bearer two"})
-            assert answer.status_code == 404
-        await talk.post(path, metadata={}, key="two", status=404)
-        await talk.post(f"{path}/items", items=[{"role": "user", "content": "x"}], key="two", status=404)
-        await talk.post(input="hi", conversation=made["id"], key="two", status=404)
+        made = await talk.post(PATH, items=[{"role": "user", "content": "a secret"}], key="one")
+        listed = await talk.http.get(f"{PATH}/{made['id']}/items", headers={"authorization": "Bearer one"})
+        item, absent = listed.json()["data"][0]["id"], f"conv_{'0' * 32}"
+
+        async def ask(id: str) -> list[tuple[int, str]]:
+            path = f"{PATH}/{id}"
+            requests: list[tuple[str, str, Any]] = [
+                ("GET", path, None),
+                ("GET", f"{path}/items", None),
+                ("GET", f"{path}/items/{item}", None),
+                ("DELETE", f"{path}/items/{item}", None),
+                ("POST", path, {"metadata": {}}),
+                ("POST", f"{path}/items", {"items": [{"role": "user", "content": "x"}]}),
+                ("POST", "/v1/responses", {"input": "hi", "conversation": id}),
+                ("POST", "/v1/responses/input_tokens", {"input": "hi", "conversation": id}),
+                ("DELETE", path, None),
+            ]
+            headers = {"authorization": "Bearer two"}
+            answers = [await talk.http.request(*two, json=body, headers=headers) for *two, body in requests]
+            return [(answer.status_code, answer.text.replace(id, "ID")) for answer in answers]
+
+        found = await ask(made["id"])
+        assert found == await ask(absent)
+        assert {status for status, _ in found} == {404}
         await talk.post(input="hi", conversation=made["id"], key="one")
 
 

@@ -202,9 +202,15 @@ async def test_another_users_stream_is_not_cancelled(slow: Front):
 async def test_questions_of_other_front_ends_name_the_user(shared: Front):
     one, _ = KEYS
     made = (await shared.http.post("/v1/responses", json={"input": "hi"}, headers=one)).json()
-    id, front = made["id"], shared.app.state.front
+    front = shared.app.state.front
     asker, other = (make_user_id("key", key) for key in ("one", "two"))
-    arguments = dict.fromkeys([*READS, "forget"], id) | {"item": made["output"][0]["id"], "events": f"0 {id}"}
+    named: str = made["id"]
+    arguments: dict[str, str] = {
+        **dict.fromkeys(READS, named),
+        "forget": named,
+        "item": made["output"][0]["id"],
+        "events": f"0 {named}",
+    }
     for question, argument in arguments.items():
         assert answer_question(front, question, f"{other} {argument}") is None
         assert answer_question(front, question, argument.rpartition(" ")[2]) is None

@@ -4,6 +4,7 @@ says so. Each check is shown to see a planted fault."""
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from dataclasses import replace
@@ -295,6 +296,27 @@ def test_settings_that_make_no_model_of_these_weights(little, tmp_path, fields, 
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     with pytest.raises(ModelLoadError, match=f"{folder}: .*{said}"):
         load(folder)
+
+
+def test_files_of_many_other_tensors_are_one_line_in_the_log(little, tmp_path, caplog, monkeypatch):
+    """transformers writes a line for each."""
+    folder = shutil.copytree(little, tmp_path / "m")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    others = {f"other\n{place}": torch.zeros(1) for place in range(300)}
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    save_file(tensors | others, path, {"format": "pt"})
+    load(folder)
+    [line] = [line for line in caplog.messages if "other" in line]
+    assert line == f"{folder}: 300 tensors of its files have no place in the model, such as 'other\\n0'"
+    del tensors["lm_head.weight"]
+    save_file(tensors | others, path, {"format": "pt"})
+    with pytest.raises(
+        ModelLoadError, match=f"{folder}: the model's weights are not all there: lm_head.weight missing"
+    ):
+        load(folder)
+    assert not [record for record in caplog.records if record.name.startswith("transformers")]
 
 
 def test_options_that_nobody_knows_are_refused():

@@ -28,7 +28,7 @@ from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
 from tailrace.runners.base import Batch
 from tailrace.runners.flat_batch import block_table
 from tailrace.runners.inputs import move_batch
-from tailrace.runners.load_transformers import LOAD_FLAGS, refuse_missing
+from tailrace.runners.load_transformers import LOAD_FLAGS, hide_reports, refuse_missing
 from tailrace.runners.transformers import TransformersRunner
 
 NAME = "tailrace_borrowed"  # the name under which the attention function is registered
@@ -166,9 +166,10 @@ def load_assistant(folder: Path, target: TransformersRunner) -> Any:
         config = AutoConfig.from_pretrained(folder)
         if getattr(config, "quantization_config", None) is not None:
             raise ModelLoadError(f"{folder}: a quantized assistant is not read")
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=target.dtype, attn_implementation=NAME, **LOAD_FLAGS
-        )
+        with hide_reports():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=target.dtype, attn_implementation=NAME, **LOAD_FLAGS
+            )
     except TailraceError:
         raise
     except Exception as error:  # whatever a model's code raises

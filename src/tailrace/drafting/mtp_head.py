@@ -26,7 +26,7 @@ from tailrace.runners.attention import NAME
 from tailrace.runners.base import Batch, ModelRunner
 from tailrace.runners.inputs import move_batch
 from tailrace.runners.load_checks import explain_errors, report_nonfinite
-from tailrace.runners.load_transformers import swap_modules
+from tailrace.runners.load_transformers import hide_reports, swap_modules
 from tailrace.runners.lora import Adapters
 from tailrace.runners.paged_model import PagedModel, attach_memory
 from tailrace.runners.reproduction import check_reproduced
@@ -163,15 +163,16 @@ def load_layer(checkpoint: Checkpoint, layout: Layout, target: TransformersRunne
     state["model.norm.weight"] = checkpoint.take(f"{layout.norm}.weight", target.hidden_size)
     state |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), torch.zeros(1, target.hidden_size))
     try:
-        loaded: Any = type(target.paged.model).from_pretrained(
-            None,
-            config=make_single(target.paged.model.config.get_text_config()),
-            state_dict=state,
-            dtype=target.dtype,
-            attn_implementation=NAME,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        with hide_reports():
+            loaded: Any = type(target.paged.model).from_pretrained(
+                None,
+                config=make_single(target.paged.model.config.get_text_config()),
+                state_dict=state,
+                dtype=target.dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     except TailraceError:
         raise
     except Exception as error:  # whatever a model's code raises

@@ -33,6 +33,7 @@ def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bo
         )
         problem = problem and f"config.json: {problem}"
     text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = text.replace("the above report!", "the report that TAILRACE_LOG=debug shows")  # see hide_reports
     return ModelLoadError(f"{folder}: {problem or f'no model can be made of its config.json ({text:.300})'}")
 
 

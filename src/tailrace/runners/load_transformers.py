@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -130,6 +131,27 @@ def refuse_missing(folder: Path, names: list[str]) -> None:
         raise ModelLoadError(f"{folder}: the model's weights are not all there: {names[0]}{others} missing")
 
 
+def log_unused(folder: Path, names: list[str]) -> None:
+    """Log that the files hold such weights: the model has no place for them."""
+    if names:
+        log.info("%s: %d tensors of its files have no place in the model, such as %.80r", folder, len(names), names[0])
+
+
+@contextmanager
+def hide_reports() -> Iterator[None]:
+    """Hide what transformers logs of a load, except errors. Its report has a line for every tensor that is missing or
+    unused. The log level `debug` shows it."""
+    from transformers.utils import logging as hf_logging
+
+    before = hf_logging.get_verbosity()
+    if not log.isEnabledFor(logging.DEBUG):
+        hf_logging.set_verbosity(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(before)
+
+
 def take_threads(config: ModelConfig) -> None:
     """The threads of torch and of our kernels on a CPU.
 
@@ -162,15 +184,17 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         use_causal_masks(config)
         admit_blocks(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=NAME,
-            trust_remote_code=trust_remote_code,
-            **LOAD_FLAGS,
-        )
+        with hide_reports():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=NAME,
+                trust_remote_code=trust_remote_code,
+                **LOAD_FLAGS,
+            )
         model, report = loaded
+        log_unused(folder, sorted(report["unexpected_keys"]))
         refuse_missing(folder, sorted(report["missing_keys"]))
     except TailraceError:
         raise

@@ -131,17 +131,19 @@ def refuse_missing(folder: Path, names: list[str]) -> None:
         raise ModelLoadError(f"{folder}: the model's weights are not all there: {names[0]}{others} missing")
 
 
-def log_unused(folder: Path, names: list[str]) -> None:
-    """Log that the files hold such weights: the model has no place for them."""
-    if names:
+def check_names(folder: Path, report: dict[str, Any]) -> None:
+    """Log how many tensors of the files have no place in the model. Raise ModelLoadError if weights are missing."""
+    if names := sorted(report["unexpected_keys"]):
         log.info("%s: %d tensors of its files have no place in the model, such as %.80r", folder, len(names), names[0])
+    refuse_missing(folder, sorted(report["missing_keys"]))
 
 
 @contextmanager
 def hide_reports() -> Iterator[None]:
     """Hide what transformers logs of a load, except errors. Its report has a line for every tensor that is missing or
     unused. The log level `debug` shows it."""
-    from transformers.utils import logging as hf_logging
+    with require_extra("serve"):
+        from transformers.utils import logging as hf_logging
 
     before = hf_logging.get_verbosity()
     if not log.isEnabledFor(logging.DEBUG):
@@ -165,6 +167,7 @@ def take_threads(config: ModelConfig) -> None:
     kernels.set_num_threads(threads)
 
 
+@hide_reports()
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
     with require_extra("serve"):
@@ -184,18 +187,16 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         use_causal_masks(config)
         admit_blocks(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
-        with hide_reports():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation=NAME,
-                trust_remote_code=trust_remote_code,
-                **LOAD_FLAGS,
-            )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            trust_remote_code=trust_remote_code,
+            **LOAD_FLAGS,
+        )
         model, report = loaded
-        log_unused(folder, sorted(report["unexpected_keys"]))
-        refuse_missing(folder, sorted(report["missing_keys"]))
+        check_names(folder, report)
     except TailraceError:
         raise
     except KeyError as error:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from api.field_world import make_grammars
 from api.harness import Front, LocalClient, front_of, make_tokenizer, saying
+from tailrace.grammar.service import Grammars
 from tailrace.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer) -> Iterator[Grammars]:
+    """The grammars of an engine."""
+    found = make_grammars(tokenizer)
+    yield found
+    found.close()
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.api.response_database import ResponseDatabase
-from tailrace.api.schema.responses import OutputItem, ResponseObject, TextOptions
+from tailrace.api.schema.response_items import OutputItem
+from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.api.stored import Stored, make_stored
 
 

@@ -1,4 +1,4 @@
-"""Tools that only a vendor can run are dropped with a warning if others are left, or refused."""
+"""Tools that cannot be served are dropped with a warning if others are left, or refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ OURS: dict[str, dict[str, Any]] = {
 THEIRS: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [{"type": "web_search"}],
     "/v1/responses": [{"type": "web_search_preview_2025_03_11"}, {"type": "mcp", "server_label": "x"}],
-    "/v1/messages": [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}],
+    "/v1/messages": [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "mcp_toolset", "mcp_server_name": "x"},
+    ],
 }
+VENDOR, SCREEN = "only its vendor can run such a tool", "the model cannot see the screen"
+UNKNOWN, SEARCH = "no such tool is known in this API", "the model sees all tools from the start"
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi"},
@@ -51,6 +56,35 @@ async def test_they_are_dropped_with_a_warning(tmp_path: Any, path: str):
     assert answer.headers.get_list("warning") == [expected]
     if path == "/v1/responses":
         assert [tool["type"] for tool in answer.json()["tools"]] == ["function"]
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "reason"),
+    [
+        ("/v1/chat/completions", {"type": "bash_20250124", "name": "bash"}, UNKNOWN),
+        ("/v1/chat/completions", {"type": "local_shell"}, UNKNOWN),
+        ("/v1/responses", {"type": "computer_use_preview"}, SCREEN),
+        ("/v1/responses", {"type": "tool_search", "execution": "client"}, SEARCH),
+        ("/v1/responses", {"type": "programmatic_tool_calling"}, VENDOR),
+        ("/v1/responses", {"type": "shell", "environment": {"type": "container_auto"}}, VENDOR),
+        ("/v1/responses", {"type": "memory_20250818"}, UNKNOWN),
+        ("/v1/messages", {"type": "bash_20270101", "name": "bash"}, UNKNOWN),
+        ("/v1/messages", {"type": "browser_toolset_20260801"}, SCREEN),
+        ("/v1/messages", {"type": "computer_20251124", "name": "computer"}, SCREEN),
+        ("/v1/messages", {"type": "advisor_20260301", "name": "advisor", "model": "x"}, VENDOR),
+    ],
+)
+async def test_the_warning_says_why(tmp_path: Any, path: str, tool: dict[str, Any], reason: str):
+    answer = await ask(tmp_path, path, [tool, OURS[path]])
+    assert answer.status_code == 200, answer.text
+    [warning] = answer.headers.get_list("warning")
+    assert warning == f'299 tailrace "dropped, because {reason}: {tool["type"]}"'
+
+
+@pytest.mark.parametrize("path", OURS)
+async def test_each_reason_has_its_warning(tmp_path: Any, path: str):
+    answer = await ask(tmp_path, path, [*THEIRS[path], {"type": "computer_20250124", "name": "c"}, OURS[path]])
+    assert [VENDOR in text for text in answer.headers.get_list("warning")] == [True, False]
 
 
 @pytest.mark.parametrize("path", OURS)

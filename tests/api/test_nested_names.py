@@ -23,7 +23,7 @@ from tailrace.api.routes import chat, responses
 from tailrace.api.schema.chat import ChatMessage, Part
 from tailrace.api.schema.conversations import ItemsRequest
 from tailrace.api.schema.messages import MessageBlock
-from tailrace.api.schema.responses import InputItem, InputPart
+from tailrace.api.schema.response_items import InputItem, InputPart
 from tailrace.errors import ParameterError
 from tailrace.request.options import RepetitionDetection, Watermark
 

@@ -9,7 +9,8 @@ import pytest
 
 from api.harness import LocalClient, endless, front_of, saying
 from tailrace.api.response_store import ResponseShare, ResponseStore
-from tailrace.api.schema.responses import OutputItem, ResponseObject, TextOptions
+from tailrace.api.schema.response_items import OutputItem
+from tailrace.api.schema.responses import ResponseObject, TextOptions
 from tailrace.api.stored import Stored
 from tailrace.config import ServerConfig
 from tailrace.text.tokenizer import Tokenizer

@@ -13,12 +13,15 @@ from uuid import uuid4
 import msgspec
 from starlette.requests import Request
 
+from tailrace.api import item_tools
 from tailrace.api.conversation_changes import MOVED, ConversationChange, apply_change, find_item
 from tailrace.api.front_end import front_of
+from tailrace.api.item_messages import COMPACTIONS, message_of, turns_of
 from tailrace.api.received import Received
-from tailrace.api.response_input import COMPACTIONS, message_of, read_input, turns_of
+from tailrace.api.response_input import read_input
 from tailrace.api.schema.conversations import ConversationObject
-from tailrace.api.schema.responses import ConversationName, InputItem, ResponseObject, ResponsesRequest
+from tailrace.api.schema.response_items import InputItem
+from tailrace.api.schema.responses import ConversationName, ResponseObject, ResponsesRequest
 from tailrace.api.sealed_items import open_item
 from tailrace.api.stored import CONVERSATION, Stored, plain_item
 from tailrace.api.user import user_of
@@ -36,6 +39,8 @@ PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    **{kind + item_tools.CALL: tool.prefix for kind, tool in item_tools.DEFINED.items()},
+    **{kind + item_tools.OUTPUT: f"{tool.prefix}o" for kind, tool in item_tools.DEFINED.items()},
     **dict.fromkeys(COMPACTIONS, "cmp"),
 }
 
@@ -174,7 +179,7 @@ def make_item(item: InputItem) -> dict[str, Any]:
     """Return an item of an input as a conversation lists it, with an id of its own."""
     kind = item.type or "message"
     fields = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
-    fields |= {"id": f"{PREFIXES[kind]}_{uuid4().hex}", "type": kind, "status": "completed"}
+    fields = {"status": "completed"} | fields | {"id": f"{PREFIXES[kind]}_{uuid4().hex}", "type": kind}
     if kind == "message":
         part = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
         given = fields["content"]

@@ -7,19 +7,15 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from tailrace.api.json_strings import StringReader
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
-from tailrace.text.tool_parsers.json_patterns import CHARACTERS
 from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
 
 INPUT = "input"  # the argument of a custom tool
 OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[^u])")
-PARTIAL = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
-ESCAPES = CHARACTERS | {"/": "/"}
 FORMS = '{"type": "text"} or {"type": "grammar", "syntax": "regex" or "lark", "definition": string}'
 NESTED_FORMS = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "regex" or "lark", "definition": string}}'
-HIGH, LOW = re.compile(r"\\u[dD][89abAB]..\Z"), re.compile(r"\\u[dD][c-fC-F]..")
 
 
 class CustomFunction(NamedTuple):
@@ -88,51 +84,21 @@ class CustomInput:
     """
 
     def __init__(self) -> None:
-        self._unread, self._begun, self._over = "", False, False
+        self._unread = ""
+        self._text: StringReader | None = None
 
     def feed(self, arguments: str) -> str:
         """Return the text that further arguments give."""
-        if self._over:
-            return ""
-        self._unread += arguments
-        if not self._begun:
+        if self._text is None:
+            self._unread += arguments
             if (opening := OPENING.match(self._unread)) is None:
                 return ""
-            self._begun, self._unread = True, self._unread[opening.end() :]
-        return self._read()
+            self._text, arguments = StringReader(), self._unread[opening.end() :]
+        return self._text.feed(arguments) if self._text.rest is None else ""
 
     def end(self) -> str:
         """Return what is left of the text after the last argument."""
-        return "" if self._begun else self._unread
-
-    def _read(self) -> str:
-        """Decode up to the end of the text, or to what may be a part of an escape."""
-        text, at = self._unread, 0
-        while at < len(text) and text[at] != '"':
-            if text[at] != "\\":
-                at += 1
-                continue
-            if (escape := ESCAPE.match(text, at)) is None:
-                if PARTIAL.match(text, at):
-                    break
-                at += 1  # It begins no escape.
-                continue
-            if HIGH.match(escape[0]):  # The other half of the pair belongs to the same character.
-                rest = text[escape.end() : escape.end() + 6]
-                if len(rest) < 6 and "\\u".startswith(rest[:2]) and '"' not in rest:
-                    break
-                at = escape.end() + (6 if LOW.match(rest) else 0)
-                continue
-            at = escape.end()
-        self._over = at < len(text) and text[at] == '"'
-        found, self._unread = text[:at], text[at:]
-        return ESCAPE.sub(decode_escape, found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def decode_escape(escape: re.Match[str]) -> str:
-    """Return the character of an escape. An escape that JSON does not know stays as it is."""
-    kind, digits = escape[0][1], escape[0][2:]
-    return chr(int(digits, 16)) if kind == "u" else ESCAPES.get(kind, escape[0])
+        return self._unread if self._text is None else ""
 
 
 def write_custom_arguments(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tailrace.api.schema.chat import ChatMessage, Part
 from tailrace.api.schema.messages import InputMessage, MessageBlock
-from tailrace.api.schema.responses import InputItem, InputPart
+from tailrace.api.schema.response_items import InputItem, InputPart
 
 Policy = Literal["auto", "placeholder", "refuse"]
 AnyPart = Part | MessageBlock | InputPart

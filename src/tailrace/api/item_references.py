@@ -6,10 +6,11 @@ import re
 
 import msgspec
 
+from tailrace.api.item_messages import to_items
 from tailrace.api.received import Received
-from tailrace.api.response_input import to_items
 from tailrace.api.schema.chat import ChatMessage
-from tailrace.api.schema.responses import InputItem, ResponsesRequest
+from tailrace.api.schema.response_items import InputItem
+from tailrace.api.schema.responses import ResponsesRequest
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_first
 from tailrace.errors import ParameterError, RequestNotFoundError, format_json

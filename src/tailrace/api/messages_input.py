@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from tailrace.api.anthropic_tools import make_function
 from tailrace.api.chat_prompt import check_messages
 from tailrace.api.prepare import ChatInput, TokenLimit
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort, ThinkingOptions
 from tailrace.api.schema.common import GenerateRequest
-from tailrace.api.schema.messages import Asked, InputMessage, InputTool, MessageBlock, MessagesRequest
+from tailrace.api.schema.messages import Asked, InputMessage, MessageBlock, MessagesRequest
 from tailrace.api.schema.structured import JsonSchema, JsonSchemaFormat
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.errors import ParameterError, format_json
@@ -79,7 +80,7 @@ def conversation_of(ask: Asked) -> tuple[ChatRequest, ToolChoice]:
     if continued and messages[-1].tool_calls:
         place = f"messages[{len(ask.messages) - 1}]"
         raise ParameterError(f"{place}: behind a tool_use must come its tool_result, in a message of the user", place)
-    flat = [tool_of(tool, f"tools[{i}]") for i, tool in enumerate(ask.tools or ())]
+    flat = [make_function(tool, f"tools[{i}]") for i, tool in enumerate(ask.tools or ())]
     check_tools(flat, nested=False)
     check_references(ask.messages, flat)
     chat = ChatRequest(
@@ -229,25 +230,6 @@ def require_field(block: MessageBlock, name: str, place: str) -> Any:
     if (value := getattr(block, name)) is None or value is msgspec.UNSET:
         raise ParameterError(f"{place}.{name}: required, but missing", f"{place}.{name}")
     return value
-
-
-def tool_of(tool: InputTool, place: str) -> dict[str, Any]:
-    """A tool as a function in the form of Responses."""
-    if tool.type not in (None, "custom"):
-        raise ParameterError(
-            f'{place}.type must be "custom": a tool that the client runs, got {format_json(tool.type)}', f"{place}.type"
-        )
-    if tool.input_schema is None:
-        raise ParameterError(f"{place}.input_schema: required, but missing", f"{place}.input_schema")
-    if tool.defer_loading:
-        raise ParameterError(f"{place}.defer_loading: not supported; leave it out (or false)", f"{place}.defer_loading")
-    found: dict[str, Any] = {"type": "function", "name": tool.name}
-    if tool.description is not None:
-        found["description"] = tool.description
-    found["parameters"] = tool.input_schema
-    if tool.strict is not None:
-        found["strict"] = tool.strict
-    return found | ({"input_examples": tool.input_examples} if tool.input_examples else {})
 
 
 def nest_function(tool: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api import foreign_content, foreign_tools
+from tailrace.api import foreign_content
 from tailrace.api.body import Body, BodyReader, check_items
 from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
@@ -57,12 +57,13 @@ class Received(Generic[R]):
             self.warn(f"ignored, because no such field is known: {list_names(body.names.unknown)}")
         if kinds := replace_foreign_content(body.ask, service.config.foreign_content):
             self.warn(foreign_content.WARNING.format(", ".join(kinds)))
-        dropped, self.tool_places = drop_foreign_tools(body.ask) if service.config.foreign_tools == "drop" else ([], [])
-        if dropped:
-            self.warn(foreign_tools.WARNING.format(list_names(dropped)))
-            service.warn_once(
-                "tools that only a vendor can run are dropped; --foreign-tools refuse makes them an error"
-            )
+        self.tool_places: list[str] = []
+        if service.config.foreign_tools == "drop":
+            dropped, self.tool_places = drop_foreign_tools(body.ask)
+            for warning in dropped:
+                self.warn(warning)
+            if dropped:
+                service.warn_once("tools that cannot be served are dropped; --foreign-tools refuse makes them an error")
 
     def move_tools(self, places: Sequence[str]) -> None:
         """Note where the body has each of the tools that the endpoint made of the body's tools."""

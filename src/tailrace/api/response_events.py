@@ -12,9 +12,10 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET
 
-from tailrace.api.custom_tools import CustomInput
+from tailrace.api.call_items import ADDED, FunctionCall, Step, make_call
 from tailrace.api.response_logprobs import Reports
-from tailrace.api.schema.responses import Event, Incomplete, OutputItem, OutputPart, ResponseObject, ResponseUsage
+from tailrace.api.schema.response_items import OutputItem, OutputPart
+from tailrace.api.schema.responses import Event, Incomplete, ResponseObject, ResponseUsage
 from tailrace.api.tool_kinds import Offered
 from tailrace.text.splitter import Segment
 from tailrace.text.tool_parsers import ToolCall
@@ -54,7 +55,7 @@ class ResponseEvents:
         self._calls = 0
         reasoning = response.reasoning or {}
         self._summarised = bool(reasoning.get("summary") or reasoning.get("generate_summary"))
-        self._custom: CustomInput | None = None  # Of the call that is open, if it is one of a custom tool.
+        self._call: FunctionCall | None = None  # the call that is open
         self._count = 0
         self._channel = ""  # of the item that is open, if any
         self._text: list[str] = []
@@ -137,52 +138,23 @@ class ResponseEvents:
             if self.full:
                 return
             self._calls += 1
-            yield from self._open_item(self._make_call(call.name, call.id))
-            self._channel = "tool"
-        if call.arguments:
-            yield from self._write_arguments(self._custom.feed(call.arguments) if self._custom else call.arguments)
+            self._call = make_call(self._offered.get(call.name, Offered(call.name)), call.id)
+        if self._call is not None:
+            yield from self._write_steps(self._call, self._call.feed(call.arguments))
 
-    def _make_call(self, name: str, id: str | None) -> OutputItem:
-        offered = self._offered.get(name, Offered(name))
-        kind, prefix = ("custom_tool_call", "ctc") if offered.custom else ("function_call", "fc")
-        own_id, call_id = f"{prefix}_{uuid4().hex}", id or f"call_{uuid4().hex[:24]}"
-        item = OutputItem(own_id, kind, "in_progress", call_id=call_id, name=offered.name)
-        if offered.namespace:
-            item.namespace = offered.namespace
-        self._custom = CustomInput() if offered.custom else None
-        if offered.custom:
-            item.input = ""
-        else:
-            item.arguments = ""
-        return item
-
-    def _write_arguments(self, text: str) -> Iterator[Event]:
-        if text:
-            self._text.append(text)
-            kind = "custom_tool_call_input" if self._custom else "function_call_arguments"
-            yield self._make_event(f"response.{kind}.delta", **self._locate_item(), delta=text)
-
-    def _close_call(self, status: str) -> Iterator[Event]:
-        item = self.response.output[-1]
-        if self._custom:
-            yield from self._write_arguments(self._custom.end())
-            item.input = "".join(self._text)
-            yield self._make_event("response.custom_tool_call_input.done", **self._locate_item(), input=item.input)
-        else:
-            item.arguments = "".join(self._text)
-            yield self._make_event(
-                "response.function_call_arguments.done", **self._locate_item(), arguments=item.arguments
-            )
-        item.status = status
-        yield self._make_event("response.output_item.done", output_index=self._at, item=item)
-        self._channel = ""
-        self._text = []
+    def _write_steps(self, call: FunctionCall, steps: Iterator[Step]) -> Iterator[Event]:
+        for kind, fields in steps:
+            if kind == ADDED and call.item is not None:
+                yield from self._open_item(call.item)
+            else:
+                yield self._make_event(f"response.{kind}", output_index=self._at, **fields)
 
     def _close_item(self, status: str = "completed") -> Iterator[Event]:
+        if self._call is not None:
+            call, self._call = self._call, None
+            yield from self._write_steps(call, call.end(status))
+            yield self._make_event("response.output_item.done", output_index=self._at, item=call.item)
         if not self._channel:
-            return
-        if self._channel == "tool":
-            yield from self._close_call(status)
             return
         _, _, kind, events = KINDS[self._channel]
         item, text = self.response.output[-1], "".join(self._text)

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from tailrace.api.item_messages import to_messages
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_file import ResponseFile
-from tailrace.api.response_input import to_messages
 from tailrace.api.response_store import ResponseShare
 from tailrace.api.schema.errors import Problem
 from tailrace.api.schema.responses import Event, ResponseObject

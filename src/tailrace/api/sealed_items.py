@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tailrace.api.item_messages import COMPACTIONS
 from tailrace.api.received import Received
-from tailrace.api.response_input import COMPACTIONS
-from tailrace.api.schema.responses import InputItem, InputPart, ResponsesRequest
+from tailrace.api.schema.response_items import InputItem, InputPart
+from tailrace.api.schema.responses import ResponsesRequest
 from tailrace.api.sealed import Kind
 from tailrace.errors import ParameterError
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from tailrace.api.schema.responses import Event, OutputItem, OutputPart, ResponseObject
+from tailrace.api.schema.response_items import OutputItem, OutputPart
+from tailrace.api.schema.responses import Event, ResponseObject
 from tailrace.errors import RequestNotFoundError, format_json
 from tailrace.params import SamplingParams
 

@@ -1,7 +1,8 @@
 """The tools of /v1/responses as functions, and the calls of these functions as the items that the client expects.
 
 A model knows functions alone. A tool in a namespace is a function whose name begins with the namespace. A custom tool
-is a function with one text (decision 0100).
+is a function with one text (decision 0100). A shell and the like are functions of the name of their type (decision
+0134).
 """
 
 from __future__ import annotations
@@ -9,21 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tailrace.api import item_tools
 from tailrace.api.custom_tools import CustomFunction, make_custom_function
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import make_value_error
 from tailrace.text.tool_parsers.lark_source import LarkGrammar
 
+KINDS = ("function", "custom", "namespace", *item_tools.DEFINED)  # types of tools
 JOINT = "__"  # between the names of a namespace and of its tool
 
 
 class Offered(NamedTuple):
-    """A function as the client offered it. custom: its argument is one text. lark: the Lark grammar of this text."""
+    """A function as the client offered it.
+
+    - custom: its argument is one text. lark: the Lark grammar of this text.
+    - item: its calls have items of their own: the type of the tool (item_tools.py), else "".
+    """
 
     name: str
     namespace: str = ""
     custom: bool = False
     lark: LarkGrammar | None = None
+    item: str = ""
 
 
 class FlatTools(NamedTuple):
@@ -68,6 +76,11 @@ def add_tool(flat: FlatTools, tool: dict[str, Any], place: str, namespace: Mappi
     """Append a tool to the functions. namespace: the tool that it stands in; empty without one."""
     name, kind = tool.get("name"), tool.get("type", "function")
     custom = kind == "custom"
+    if kind in item_tools.DEFINED and not namespace:
+        add_function(flat, item_tools.make_item_function(tool, place), place, Offered(kind, item=kind))
+        return
+    if not namespace and kind not in KINDS:
+        raise make_value_error(f"{place}.type", " or ".join(map(format_json, KINDS)), kind)
     if namespace and kind not in ("function", "custom"):
         raise make_value_error(f"{place}.type", '"function" or "custom"', kind)
     if (custom or namespace) and not isinstance(name, str):
@@ -78,8 +91,14 @@ def add_tool(flat: FlatTools, tool: dict[str, Any], place: str, namespace: Mappi
         described = [text for text in (namespace.get("description"), function.get("description")) if text]
         if all(isinstance(text, str) for text in described) and described:
             function["description"] = "\n\n".join(described)
-    if custom or namespace:
-        flat.offered[function["name"]] = Offered(str(name), namespace.get("name", ""), custom, lark)
+    offered = Offered(str(name), namespace.get("name", ""), custom, lark) if custom or namespace else None
+    add_function(flat, function, place, offered)
+
+
+def add_function(flat: FlatTools, function: dict[str, Any], place: str, offered: Offered | None) -> None:
+    """Append a function. offered: None for a plain one."""
+    if offered is not None:
+        flat.offered[function["name"]] = offered
     assert flat.functions is not None
     flat.functions.append(function)
     flat.places.append(place)
@@ -95,6 +114,9 @@ def rename_choice(choice: Any, offered: Mapping[str, Offered]) -> Any:
         return choice
     if isinstance(choice.get("tools"), list):
         return choice | {"tools": [rename_choice(tool, offered) for tool in choice["tools"]]}
+    if choice.get("type") in item_tools.DEFINED:
+        found = offered.get(choice["type"])
+        return {"type": "function", "name": found.name} if found and found.item else choice
     if choice.get("type") not in ("custom", "function") or not isinstance(choice.get("name"), str):
         return choice
     custom, name = choice["type"] == "custom", choice["name"]

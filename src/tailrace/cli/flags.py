@@ -149,8 +149,8 @@ HELP: dict[str, str] = {
     "server.resume_mib": "MiB of events of resumable requests in each front end's memory; the user with the most "
     "loses first",
     "server.reasoning_field": "what a chat's answer calls what the model thinks",
-    "server.foreign_tools": "tools that only a vendor's server can run: drop them with a warning where other tools are "
-    "left, or refuse the request",
+    "server.foreign_tools": "tools that cannot be served, such as those that only a vendor's server can run: drop "
+    "them with a warning where other tools are left, or refuse the request",
     "server.foreign_content": "images, sounds, films and files, which no model reads: a line of text in their place, "
     "or refuse the request; auto: a line of text in a tool's result, elsewhere refuse",
     "server.unknown_fields": "fields of a request that nobody knows: answer with a warning, or refuse the request",

@@ -18,7 +18,8 @@ from tailrace.api.response_input import read_input
 from tailrace.api.response_run import ResponseRun
 from tailrace.api.routes.responses import start_response
 from tailrace.api.schema.conversations import CompactedResponse, CompactRequest
-from tailrace.api.schema.responses import InputItem, ResponseObject, ResponsesRequest
+from tailrace.api.schema.response_items import InputItem
+from tailrace.api.schema.responses import ResponseObject, ResponsesRequest
 from tailrace.api.streaming import json_response
 from tailrace.api.truncation import ROOM
 from tailrace.errors import ContextLengthError, EngineError, ParameterError

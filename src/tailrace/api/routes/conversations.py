@@ -31,7 +31,7 @@ from tailrace.api.schema.conversations import (
     ConversationUpdate,
     ItemsRequest,
 )
-from tailrace.api.schema.responses import InputItem
+from tailrace.api.schema.response_items import InputItem
 from tailrace.api.stored import CONVERSATION
 from tailrace.api.streaming import json_response
 from tailrace.api.work_queue import JSON_BYTES

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
+from tailrace.api.item_messages import to_items
 from tailrace.api.item_pages import make_page, read_page_query, read_query_choice, read_query_number
-from tailrace.api.response_input import to_items
 from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList

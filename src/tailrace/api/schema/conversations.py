@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from tailrace.api.schema.common import CacheSalt, Priority
-from tailrace.api.schema.responses import Includable, InputItem, ResponseUsage
+from tailrace.api.schema.response_items import InputItem
+from tailrace.api.schema.responses import Includable, ResponseUsage
 
 
 class ConversationRequest(msgspec.Struct, kw_only=True):

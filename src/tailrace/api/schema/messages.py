@@ -45,9 +45,10 @@ class InputMessage(msgspec.Struct):
 
 
 class InputTool(msgspec.Struct, kw_only=True):
-    """A tool that the client runs. `input_examples` go to the chat template as they are."""
+    """A tool that the client runs: a custom one, or one that Anthropic has defined, by its type. `input_examples` go to
+    the chat template as they are."""
 
-    # the rest: of tools that only the vendor's server can run
+    # the rest: of tools that Anthropic has defined
     OTHERS: ClassVar = (
         OF_TOOLS
         | {"max_uses", "allowed_domains", "blocked_domains", "user_location", "citations", "max_content_tokens"}
@@ -55,7 +56,7 @@ class InputTool(msgspec.Struct, kw_only=True):
         | {"default_config", "mcp_server_name", "response_inclusion", "url_sources", "use_cache", "model", "max_tokens"}
         | {"caching"}
     )
-    name: str
+    name: str | None = None
     type: str | None = None
     input_schema: dict[str, Any] | None = None
     description: str | None = None

@@ -1,18 +1,16 @@
-"""POST /v1/responses: request, response object, items, stream events."""
+"""POST /v1/responses: request, response object, stream events."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import (
-    OF_PARTS,
     ChatMessage,
     ReasoningEffort,
     ReasoningOptions,
-    Role,
     StopScope,
     ThinkingOptions,
     Verbosity,
@@ -20,55 +18,9 @@ from tailrace.api.schema.chat import (
 from tailrace.api.schema.common import REFUSED, GenerateRequest
 from tailrace.api.schema.errors import Problem
 from tailrace.api.schema.explain import ExplanationJson
+from tailrace.api.schema.response_items import InputItem, OutputItem, OutputPart
 from tailrace.api.schema.structured import ResponsesFormat, TextFormat
 from tailrace.api.schema.tools import FlatTool, ToolChoice
-
-
-class InputPart(msgspec.Struct):
-    """One part of an input message; only text is served."""
-
-    OTHERS: ClassVar = OF_PARTS | {"refusal"}
-    type: str
-    text: str | None = None
-
-
-class InputItem(msgspec.Struct, kw_only=True):
-    """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its
-    `encrypted_content`, else its `content`, else its `summary`. A compaction has `encrypted_content`. An item_reference
-    (`type` may be left out) names a stored item by its `id`."""
-
-    OTHERS: ClassVar = frozenset({"status", "phase", "caller", "async", "created_by"})
-    type: (
-        Literal[
-            "message",
-            "function_call",
-            "function_call_output",
-            "custom_tool_call",
-            "custom_tool_call_output",
-            "reasoning",
-            "compaction",
-            "compaction_summary",
-            "item_reference",
-        ]
-        | None
-    ) = None
-    id: str | None = None
-    role: Role | None = None
-    content: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
-    encrypted_content: str | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    output: str | list[InputPart] | None = None
-
-    @property
-    def is_reference(self) -> bool:
-        """The item stands for a stored one."""
-        nothing = self.role is None and self.content is None
-        return self.type == "item_reference" or (self.type is None and nothing and self.id is not None)
 
 
 class TextOptions(msgspec.Struct):
@@ -147,33 +99,6 @@ RESPONSES_REFUSED: dict[str, tuple[Any, ...]] = REFUSED | {
     "add_special_tokens": (None, False),
     "response_format": (None, {"type": "text"}),
 }
-
-
-class OutputPart(msgspec.Struct, omit_defaults=True):
-    """Content ("output_text") or reasoning ("reasoning_text")."""
-
-    type: str
-    text: str
-    annotations: list[Any] | UnsetType = UNSET
-    logprobs: list[msgspec.Raw] | UnsetType = UNSET
-    explanations: list[ExplanationJson] | UnsetType = UNSET
-
-
-class OutputItem(msgspec.Struct, omit_defaults=True):
-    """A message, a stretch of reasoning, or a call of a function or a custom tool."""
-
-    id: str
-    type: str
-    status: str | UnsetType = UNSET
-    role: str | UnsetType = UNSET
-    content: list[OutputPart] | UnsetType = UNSET
-    summary: list[Any] | UnsetType = UNSET
-    encrypted_content: str | UnsetType = UNSET
-    call_id: str | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    namespace: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    input: str | UnsetType = UNSET
 
 
 class InputDetails(msgspec.Struct, frozen=True):
@@ -262,6 +187,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     explanations: list[ExplanationJson] | UnsetType = UNSET  # of output_text and reasoning_text events
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
+    command: str | UnsetType = UNSET
+    command_index: int | UnsetType = UNSET
+    diff: str | UnsetType = UNSET
 
 
 class ItemList(msgspec.Struct, frozen=True):

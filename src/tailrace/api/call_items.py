@@ -1,0 +1,218 @@
+"""Calls as the items that the client expects, and the events by which the items grow."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from tailrace.api import item_tools
+from tailrace.api.custom_tools import CustomInput
+from tailrace.api.json_strings import ObjectReader, Piece
+from tailrace.api.schema.response_items import OutputItem
+from tailrace.api.tool_kinds import Offered
+
+
+class Step(NamedTuple):
+    """An event about a call's item: its type, behind "response.", and its fields. ADDED: the item begins."""
+
+    type: str
+    fields: dict[str, Any]
+
+
+ADDED = "output_item.added"
+
+
+class FunctionCall:
+    """The call of a function: its arguments are the item's.
+
+    Attributes:
+        item: None before it begins.
+    """
+
+    TYPE, PREFIX, FIELD, EVENTS = "function_call", "fc", "arguments", "function_call_arguments"
+
+    def __init__(self, offered: Offered, call_id: str) -> None:
+        self._offered, self._call_id = offered, call_id
+        self._text: list[str] = []
+        self.item: OutputItem | None = None
+
+    def feed(self, arguments: str) -> Iterator[Step]:
+        """Yield what further arguments give. The first ones may be empty."""
+        if self.item is None:
+            item = self._begin_item(self.TYPE, self.PREFIX)
+            item.name = self._offered.name
+            if self._offered.namespace:
+                item.namespace = self._offered.namespace
+            setattr(item, self.FIELD, "")
+            yield Step(ADDED, {})
+        yield from self._add_text(self._read(arguments))
+
+    def end(self, status: str) -> Iterator[Step]:
+        """Yield what is left to say. status: of the item."""
+        yield from self._add_text(self._read_end())
+        assert self.item is not None
+        text = "".join(self._text)
+        setattr(self.item, self.FIELD, text)
+        yield Step(f"{self.EVENTS}.done", {"item_id": self.item.id, self.FIELD: text})
+        self.item.status = status
+
+    def _begin_item(self, kind: str, prefix: str) -> OutputItem:
+        self.item = OutputItem(f"{prefix}_{uuid4().hex}", kind, "in_progress", call_id=self._call_id)
+        return self.item
+
+    def _add_text(self, text: str) -> Iterator[Step]:
+        if text and self.item is not None:
+            self._text.append(text)
+            yield Step(f"{self.EVENTS}.delta", {"item_id": self.item.id, "delta": text})
+
+    def _read(self, arguments: str) -> str:
+        return arguments
+
+    def _read_end(self) -> str:
+        return ""
+
+
+class CustomCall(FunctionCall):
+    """The call of a custom tool: its input is the text in the arguments."""
+
+    TYPE, PREFIX, FIELD, EVENTS = "custom_tool_call", "ctc", "input", "custom_tool_call_input"
+
+    def __init__(self, offered: Offered, call_id: str) -> None:
+        super().__init__(offered, call_id)
+        self._input = CustomInput()
+
+    def _read(self, arguments: str) -> str:
+        return self._input.feed(arguments)
+
+    def _read_end(self) -> str:
+        return self._input.end()
+
+
+class ItemCall(FunctionCall):
+    """The call of a tool with an item of its own. The item begins when all is known that no event adds to it.
+
+    Arguments that do not fit the tool, because the model was cut off or no grammar holds, are those of a function.
+    """
+
+    CUT = "incomplete"  # the status of an item that was cut off
+
+    def __init__(self, offered: Offered, call_id: str) -> None:
+        super().__init__(offered, call_id)
+        self._tool = item_tools.DEFINED[offered.item]
+        self._reader, self._arguments = ObjectReader(), [""]
+
+    def feed(self, arguments: str) -> Iterator[Step]:
+        """Yield what further arguments give."""
+        self._arguments.append(arguments)
+        for piece in self._reader.feed(arguments):
+            yield from self._watch(piece)
+
+    def end(self, status: str) -> Iterator[Step]:
+        """Yield what is left to say. status: of the item."""
+        arguments = "".join(self._arguments)
+        value = item_tools.read_arguments(self._offered.item, arguments)
+        if value is None and self.item is None:
+            yield from super().feed(arguments)
+            yield from super().end("incomplete")
+            return
+        item = self.item
+        if item is None:
+            item = yield from self._begin(value or {})
+        whole = value is not None and status == "completed"
+        value = value or self._value
+        yield from self._finish(value)
+        self._set(value)
+        item.status = status if whole else self.CUT
+
+    @property
+    def _value(self) -> dict[str, Any]:
+        """The item's field."""
+        return getattr(self.item, self._tool.field)
+
+    def _set(self, value: dict[str, Any]) -> None:
+        setattr(self.item, self._tool.field, value)
+
+    def _begin(self, value: dict[str, Any]) -> Generator[Step, None, OutputItem]:
+        """Begin the item with this value."""
+        item = self._begin_item(self._offered.item + item_tools.CALL, self._tool.prefix)
+        self._set(value)
+        yield Step(ADDED, {})
+        return item
+
+    def _watch(self, piece: Piece) -> Iterator[Step]:
+        """Yield what a piece of a string in the arguments gives."""
+        return iter(())
+
+    def _finish(self, value: dict[str, Any]) -> Iterator[Step]:
+        """Yield what is left to say of an item with this value."""
+        return iter(())
+
+
+class ShellCall(ItemCall):
+    """The call of `shell`: its commands leave as they are written."""
+
+    def _watch(self, piece: Piece) -> Iterator[Step]:
+        if piece.name != "commands":
+            return
+        if self.item is None:
+            yield from self._begin(self._tool.complete({"commands": []}))
+        commands = self._value["commands"]
+        if piece.place == len(commands):
+            commands.append("")
+            yield Step("shell_call_command.added", {"command_index": piece.place, "command": ""})
+        if piece.text:
+            commands[-1] += piece.text
+            yield Step("shell_call_command.delta", {"command_index": piece.place, "delta": piece.text})
+        if piece.over:
+            yield self._end_command()
+
+    def _finish(self, value: dict[str, Any]) -> Iterator[Step]:
+        if value is self._value and self._reader.inside:
+            yield self._end_command()
+
+    def _end_command(self) -> Step:
+        commands = self._value["commands"]
+        return Step("shell_call_command.done", {"command_index": len(commands) - 1, "command": commands[-1]})
+
+
+class PatchCall(ItemCall):
+    """The call of `apply_patch`: its diff leaves as it is written, if the type and the path come before."""
+
+    CUT = "in_progress"  # The item has no other status for it.
+
+    def __init__(self, offered: Offered, call_id: str) -> None:
+        super().__init__(offered, call_id)
+        self._known: dict[str, str] = {}
+
+    def _watch(self, piece: Piece) -> Iterator[Step]:
+        if piece.name != "diff":
+            self._known[piece.name] = self._known.get(piece.name, "") + piece.text
+            return
+        if self.item is None and "path" in self._known and self._known.get("type") in ("create_file", "update_file"):
+            yield from self._begin({name: self._known[name] for name in ("type", "path")} | {"diff": ""})
+        if self.item is not None:
+            yield from self._add_diff(piece.text)
+
+    def _begin(self, value: dict[str, Any]) -> Generator[Step, None, OutputItem]:
+        return (yield from super()._begin(value | {"diff": ""} if "diff" in value else value))
+
+    def _finish(self, value: dict[str, Any]) -> Iterator[Step]:
+        if self.item is None or "diff" not in value:
+            return
+        yield from self._add_diff(value["diff"].removeprefix(self._value["diff"]))
+        yield Step("apply_patch_call_operation_diff.done", {"item_id": self.item.id, "diff": value["diff"]})
+
+    def _add_diff(self, text: str) -> Iterator[Step]:
+        if text and self.item is not None:
+            self._value["diff"] += text
+            yield Step("apply_patch_call_operation_diff.delta", {"item_id": self.item.id, "delta": text})
+
+
+WRITERS = {"local_shell": ItemCall, "shell": ShellCall, "apply_patch": PatchCall}
+
+
+def make_call(offered: Offered, id: str | None) -> FunctionCall:
+    """Return the writer of a call. id: the model's; None: it gave none."""
+    kind = CustomCall if offered.custom else WRITERS.get(offered.item, FunctionCall)
+    return kind(offered, id or f"call_{uuid4().hex[:24]}")

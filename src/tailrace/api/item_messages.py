@@ -1,0 +1,195 @@
+"""The items of /v1/responses as the messages of a chat, and messages as items. Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tailrace.api import item_tools
+from tailrace.api.custom_tools import write_custom_arguments
+from tailrace.api.schema.chat import ChatMessage, Part
+from tailrace.api.schema.response_items import InputItem, InputPart, OutputItem
+from tailrace.api.tool_kinds import make_function_name
+from tailrace.errors import ParameterError, format_json
+from tailrace.text.tool_parsers.functions import make_value_error
+
+CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    **{call: item_tools.DEFINED[kind].field for call, kind in item_tools.CALLS.items()},
+}  # type of an item → its field
+COMPACTIONS = ("compaction", "compaction_summary")
+OUTPUTS = ("function_call_output", "custom_tool_call_output", *item_tools.OUTPUTS)
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def turns_of(items: list[InputItem]) -> list[ChatMessage]:
+    """Input items as the turns of a chat. What a model writes in one answer is one turn: its thoughts, its text and its
+    calls. Templates write calls of one turn as parallel ones, and choose the thoughts that the model sees again."""
+    turns: list[ChatMessage] = []
+    for place, item in enumerate(items):
+        message = message_of(item, f"input[{place}]")
+        if message is None:
+            continue
+        if turns and is_one_turn(turns[-1], message):
+            turns[-1] = merge_messages(turns[-1], message)
+        else:
+            turns.append(message)
+    return turns
+
+
+def is_one_turn(first: ChatMessage, then: ChatMessage) -> bool:
+    """Both are the model's, and not two plain messages."""
+    more = any(message.tool_calls or message.reasoning_content is not None for message in (first, then))
+    return first.role == then.role == "assistant" and more
+
+
+def merge_messages(first: ChatMessage, then: ChatMessage) -> ChatMessage:
+    """Two parts of a turn as one: items stand apart as paragraphs do."""
+    texts = [message.content for message in (first, then) if isinstance(message.content, str) and message.content]
+    thoughts = [message.reasoning_content for message in (first, then) if message.reasoning_content is not None]
+    return ChatMessage(
+        role="assistant",
+        content="\n\n".join(texts),
+        reasoning_content="\n\n".join(thoughts) if thoughts else None,
+        tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
+    )
+
+
+def message_of(item: InputItem, name: str) -> ChatMessage | None:
+    """An input item as the chat template takes it; None: it says nothing to the model.
+
+    Raises:
+        ParameterError: naming what it lacks.
+    """
+    if item.is_reference:
+        raise ParameterError(f"{name}: an item_reference needs the id of a stored item", name)
+    if item.type in COMPACTIONS:
+        if not isinstance(item.content, list):
+            raise ParameterError(f"{name}.encrypted_content: required, but missing", f"{name}.encrypted_content")
+        return ChatMessage(role="assistant", content=join_input_text(item.content, f"{name}.content"))
+    if item.type == "reasoning":
+        whole = item.content if isinstance(item.content, list) else ()
+        thought = join_input_text(whole, f"{name}.content") or join_input_text(item.summary or (), f"{name}.summary")
+        return ChatMessage(role="assistant", content="", reasoning_content=thought) if thought else None
+    if item.type in CALLS:
+        return ChatMessage(role="assistant", content="", tool_calls=[make_call(item, name)])
+    if item.type in OUTPUTS:
+        return ChatMessage(role="tool", content=read_output(item, name), tool_call_id=find_call_id(item))
+    if item.role is None or item.content is None:
+        raise ParameterError(f"{name}: a message needs role and content", name)
+    if isinstance(item.content, str):
+        return ChatMessage(role=item.role, content=item.content)
+    return ChatMessage(role=item.role, content=join_input_text(item.content, f"{name}.content"))
+
+
+def make_call(item: InputItem, name: str) -> dict[str, Any]:
+    """Return a call of before as a chat has it.
+
+    Raises:
+        ParameterError: naming what it lacks.
+    """
+    if (kind := item_tools.CALLS.get(item.type or "")) is not None:
+        own, arguments = kind, item_tools.write_arguments(kind, getattr(item, CALLS[kind + item_tools.CALL]), name)
+    else:
+        text = item.input if item.type == "custom_tool_call" else item.arguments
+        if item.name is None or text is None:
+            raise ParameterError(f"{name}: a {item.type} needs name and {CALLS[item.type or '']}", name)
+        own = make_function_name(item.name, item.namespace)
+        arguments = write_custom_arguments(text) if item.type == "custom_tool_call" else text
+    return {"id": item.call_id, "type": "function", "function": {"name": own, "arguments": arguments}}
+
+
+def find_call_id(item: InputItem) -> str | None:
+    """Return the id of the call whose output an item is. A local shell's output may have it as its own id."""
+    return item.call_id or (item.id if item.type == "local_shell_call_output" else None)
+
+
+def read_output(item: InputItem, name: str) -> str | list[Part]:
+    """Return the output of a tool as a chat has it.
+
+    Raises:
+        ParameterError: naming what it lacks.
+    """
+    if item.type == "apply_patch_call_output":
+        if item.status not in ("completed", "failed"):
+            raise make_value_error(f"{name}.status", '"completed" or "failed"', item.status)
+        return f"{item.status}\n{item.output}" if isinstance(item.output, str) and item.output else item.status
+    if item.output is None:
+        raise ParameterError(f"{name}: a {item.type} needs output", name)
+    if isinstance(item.output, str):
+        return item.output
+    if item.type == "shell_call_output":
+        return "\n".join(describe_command(part, f"{name}.output[{i}]") for i, part in enumerate(item.output))
+    return texts_of(item.output, f"{name}.output")
+
+
+def describe_command(part: InputPart, name: str) -> str:
+    """Return what a command wrote, and how it ended, as text."""
+    if part.outcome is None:
+        raise ParameterError(f"{name}.outcome: required, but missing", f"{name}.outcome")
+    end = "timed out" if part.outcome.type == "timeout" else f"exit code {part.outcome.exit_code}"
+    return "\n".join(text for text in (part.stdout, part.stderr, f"[{end}]") if text)
+
+
+def join_input_text(parts: Sequence[InputPart], name: str) -> str:
+    """The text of all parts."""
+    return "".join(part.text or "" for part in texts_of(parts, name))
+
+
+def texts_of(parts: Sequence[InputPart], name: str) -> list[Part]:
+    """Parts as a chat has them.
+
+    Raises:
+        ParameterError: one of them is no text.
+    """
+    for part in parts:
+        if part.type not in TEXTS or part.text is None:
+            raise ParameterError(f"{name}: only text can be served, got {format_json(part.type)}", name)
+    return [Part("text", part.text) for part in parts]
+
+
+def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:
+    """The output as the messages of the next turn: the same as where a client sends its items back."""
+    return msgspec.to_builtins(turns_of([sent_back(item) for item in output]))
+
+
+def sent_back(item: OutputItem) -> InputItem:
+    """An item of an output as one of an input."""
+    names = ("type", "role", "call_id", "name", "namespace", "arguments", "input", "action", "operation")
+    fields = {name: value for name in names if (value := getattr(item, name)) is not UNSET}
+    parts = [{"type": part.type, "text": part.text} for part in item.content or ()]
+    return msgspec.convert(fields | {"content": parts}, InputItem)
+
+
+def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
+    """The messages that a response of this id answers, as OpenAI lists them. The ids of items come from theirs."""
+    found: list[dict[str, Any]] = []
+
+    def add_item(kind: str, prefix: str, **fields: Any) -> None:
+        own = f"{prefix}_{id.removeprefix('resp_')}_{len(found)}"
+        found.append({"id": own, "type": kind, "status": "completed", **fields})
+
+    for message in messages:
+        parts = message.content or []
+        texts = [parts] if isinstance(parts, str) else [part.text or "" for part in parts]
+        if message.role == "tool":
+            content = texts[0] if isinstance(parts, str) else [{"type": "input_text", "text": text} for text in texts]
+            add_item("function_call_output", "fco", call_id=message.tool_call_id, output=content)
+            continue
+        mine = message.role == "assistant"
+        kind: dict[str, Any] = {"type": "output_text", "annotations": []} if mine else {"type": "input_text"}
+        content = [kind | {"text": text} for text in texts]
+        if message.reasoning_content is not None:
+            add_item(
+                "reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": message.reasoning_content}]
+            )
+        if any(texts) or not mine:
+            add_item("message", "msg", role=message.role, content=content)
+        for call in message.tool_calls or ():
+            function = call["function"]
+            add_item("function_call", "fc", call_id=call["id"], name=function["name"], arguments=function["arguments"])
+    return found

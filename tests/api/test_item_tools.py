@@ -15,7 +15,7 @@ from api.test_responses import events_of, post
 from tailrace.api.call_items import ADDED, make_call
 from tailrace.api.item_messages import turns_of
 from tailrace.api.item_tools import DEFINED
-from tailrace.api.json_strings import ObjectReader
+from tailrace.api.open_strings import ObjectReader
 from tailrace.api.schema.response_items import InputItem
 from tailrace.api.tool_kinds import Offered, flatten_tools
 from tailrace.config import ServerConfig

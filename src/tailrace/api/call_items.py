@@ -8,12 +8,12 @@ from uuid import uuid4
 
 from tailrace.api import item_tools
 from tailrace.api.custom_tools import CustomInput
-from tailrace.api.json_strings import ObjectReader, Piece
+from tailrace.api.open_strings import ObjectReader, StringPiece
 from tailrace.api.schema.response_items import OutputItem
 from tailrace.api.tool_kinds import Offered
 
 
-class Step(NamedTuple):
+class ItemStep(NamedTuple):
     """An event about a call's item: its type, behind "response.", and its fields. ADDED: the item begins."""
 
     type: str
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 ADDED = "output_item.added"
 
 
-class FunctionCall:
+class FunctionItem:
     """The call of a function: its arguments are the item's.
 
     Attributes:
@@ -37,7 +37,7 @@ class FunctionCall:
         self._text: list[str] = []
         self.item: OutputItem | None = None
 
-    def feed(self, arguments: str) -> Iterator[Step]:
+    def feed(self, arguments: str) -> Iterator[ItemStep]:
         """Yield what further arguments give. The first ones may be empty."""
         if self.item is None:
             item = self._begin_item(self.TYPE, self.PREFIX)
@@ -45,26 +45,26 @@ class FunctionCall:
             if self._offered.namespace:
                 item.namespace = self._offered.namespace
             setattr(item, self.FIELD, "")
-            yield Step(ADDED, {})
+            yield ItemStep(ADDED, {})
         yield from self._add_text(self._read(arguments))
 
-    def end(self, status: str) -> Iterator[Step]:
+    def end(self, status: str) -> Iterator[ItemStep]:
         """Yield what is left to say. status: of the item."""
         yield from self._add_text(self._read_end())
         assert self.item is not None
         text = "".join(self._text)
         setattr(self.item, self.FIELD, text)
-        yield Step(f"{self.EVENTS}.done", {"item_id": self.item.id, self.FIELD: text})
+        yield ItemStep(f"{self.EVENTS}.done", {"item_id": self.item.id, self.FIELD: text})
         self.item.status = status
 
     def _begin_item(self, kind: str, prefix: str) -> OutputItem:
         self.item = OutputItem(f"{prefix}_{uuid4().hex}", kind, "in_progress", call_id=self._call_id)
         return self.item
 
-    def _add_text(self, text: str) -> Iterator[Step]:
+    def _add_text(self, text: str) -> Iterator[ItemStep]:
         if text and self.item is not None:
             self._text.append(text)
-            yield Step(f"{self.EVENTS}.delta", {"item_id": self.item.id, "delta": text})
+            yield ItemStep(f"{self.EVENTS}.delta", {"item_id": self.item.id, "delta": text})
 
     def _read(self, arguments: str) -> str:
         return arguments
@@ -73,7 +73,7 @@ class FunctionCall:
         return ""
 
 
-class CustomCall(FunctionCall):
+class CustomItem(FunctionItem):
     """The call of a custom tool: its input is the text in the arguments."""
 
     TYPE, PREFIX, FIELD, EVENTS = "custom_tool_call", "ctc", "input", "custom_tool_call_input"
@@ -89,7 +89,7 @@ class CustomCall(FunctionCall):
         return self._input.end()
 
 
-class ItemCall(FunctionCall):
+class OwnItem(FunctionItem):
     """The call of a tool with an item of its own. The item begins when all is known that no event adds to it.
 
     Arguments that do not fit the tool, because the model was cut off or no grammar holds, are those of a function.
@@ -102,13 +102,13 @@ class ItemCall(FunctionCall):
         self._tool = item_tools.DEFINED[offered.item]
         self._reader, self._arguments = ObjectReader(), [""]
 
-    def feed(self, arguments: str) -> Iterator[Step]:
+    def feed(self, arguments: str) -> Iterator[ItemStep]:
         """Yield what further arguments give."""
         self._arguments.append(arguments)
         for piece in self._reader.feed(arguments):
             yield from self._watch(piece)
 
-    def end(self, status: str) -> Iterator[Step]:
+    def end(self, status: str) -> Iterator[ItemStep]:
         """Yield what is left to say. status: of the item."""
         arguments = "".join(self._arguments)
         value = item_tools.read_arguments(self._offered.item, arguments)
@@ -133,26 +133,26 @@ class ItemCall(FunctionCall):
     def _set(self, value: dict[str, Any]) -> None:
         setattr(self.item, self._tool.field, value)
 
-    def _begin(self, value: dict[str, Any]) -> Generator[Step, None, OutputItem]:
+    def _begin(self, value: dict[str, Any]) -> Generator[ItemStep, None, OutputItem]:
         """Begin the item with this value."""
         item = self._begin_item(self._offered.item + item_tools.CALL, self._tool.prefix)
         self._set(value)
-        yield Step(ADDED, {})
+        yield ItemStep(ADDED, {})
         return item
 
-    def _watch(self, piece: Piece) -> Iterator[Step]:
+    def _watch(self, piece: StringPiece) -> Iterator[ItemStep]:
         """Yield what a piece of a string in the arguments gives."""
         return iter(())
 
-    def _finish(self, value: dict[str, Any]) -> Iterator[Step]:
+    def _finish(self, value: dict[str, Any]) -> Iterator[ItemStep]:
         """Yield what is left to say of an item with this value."""
         return iter(())
 
 
-class ShellCall(ItemCall):
+class ShellItem(OwnItem):
     """The call of `shell`: its commands leave as they are written."""
 
-    def _watch(self, piece: Piece) -> Iterator[Step]:
+    def _watch(self, piece: StringPiece) -> Iterator[ItemStep]:
         if piece.name != "commands":
             return
         if self.item is None:
@@ -160,23 +160,23 @@ class ShellCall(ItemCall):
         commands = self._value["commands"]
         if piece.place == len(commands):
             commands.append("")
-            yield Step("shell_call_command.added", {"command_index": piece.place, "command": ""})
+            yield ItemStep("shell_call_command.added", {"command_index": piece.place, "command": ""})
         if piece.text:
             commands[-1] += piece.text
-            yield Step("shell_call_command.delta", {"command_index": piece.place, "delta": piece.text})
+            yield ItemStep("shell_call_command.delta", {"command_index": piece.place, "delta": piece.text})
         if piece.over:
             yield self._end_command()
 
-    def _finish(self, value: dict[str, Any]) -> Iterator[Step]:
+    def _finish(self, value: dict[str, Any]) -> Iterator[ItemStep]:
         if value is self._value and self._reader.inside:
             yield self._end_command()
 
-    def _end_command(self) -> Step:
+    def _end_command(self) -> ItemStep:
         commands = self._value["commands"]
-        return Step("shell_call_command.done", {"command_index": len(commands) - 1, "command": commands[-1]})
+        return ItemStep("shell_call_command.done", {"command_index": len(commands) - 1, "command": commands[-1]})
 
 
-class PatchCall(ItemCall):
+class PatchItem(OwnItem):
     """The call of `apply_patch`: its diff leaves as it is written, if the type and the path come before."""
 
     CUT = "in_progress"  # The item has no other status for it.
@@ -185,7 +185,7 @@ class PatchCall(ItemCall):
         super().__init__(offered, call_id)
         self._known: dict[str, str] = {}
 
-    def _watch(self, piece: Piece) -> Iterator[Step]:
+    def _watch(self, piece: StringPiece) -> Iterator[ItemStep]:
         if piece.name != "diff":
             self._known[piece.name] = self._known.get(piece.name, "") + piece.text
             return
@@ -194,25 +194,25 @@ class PatchCall(ItemCall):
         if self.item is not None:
             yield from self._add_diff(piece.text)
 
-    def _begin(self, value: dict[str, Any]) -> Generator[Step, None, OutputItem]:
+    def _begin(self, value: dict[str, Any]) -> Generator[ItemStep, None, OutputItem]:
         return (yield from super()._begin(value | {"diff": ""} if "diff" in value else value))
 
-    def _finish(self, value: dict[str, Any]) -> Iterator[Step]:
+    def _finish(self, value: dict[str, Any]) -> Iterator[ItemStep]:
         if self.item is None or "diff" not in value:
             return
         yield from self._add_diff(value["diff"].removeprefix(self._value["diff"]))
-        yield Step("apply_patch_call_operation_diff.done", {"item_id": self.item.id, "diff": value["diff"]})
+        yield ItemStep("apply_patch_call_operation_diff.done", {"item_id": self.item.id, "diff": value["diff"]})
 
-    def _add_diff(self, text: str) -> Iterator[Step]:
+    def _add_diff(self, text: str) -> Iterator[ItemStep]:
         if text and self.item is not None:
             self._value["diff"] += text
-            yield Step("apply_patch_call_operation_diff.delta", {"item_id": self.item.id, "delta": text})
+            yield ItemStep("apply_patch_call_operation_diff.delta", {"item_id": self.item.id, "delta": text})
 
 
-WRITERS = {"local_shell": ItemCall, "shell": ShellCall, "apply_patch": PatchCall}
+WRITERS = {"local_shell": OwnItem, "shell": ShellItem, "apply_patch": PatchItem}
 
 
-def make_call(offered: Offered, id: str | None) -> FunctionCall:
+def make_call(offered: Offered, id: str | None) -> FunctionItem:
     """Return the writer of a call. id: the model's; None: it gave none."""
-    kind = CustomCall if offered.custom else WRITERS.get(offered.item, FunctionCall)
+    kind = CustomItem if offered.custom else WRITERS.get(offered.item, FunctionItem)
     return kind(offered, id or f"call_{uuid4().hex[:24]}")

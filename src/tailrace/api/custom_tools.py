@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from tailrace.api.json_strings import StringReader
+from tailrace.api.open_strings import OpenString
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
 from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
@@ -85,7 +85,7 @@ class CustomInput:
 
     def __init__(self) -> None:
         self._unread = ""
-        self._text: StringReader | None = None
+        self._text: OpenString | None = None
 
     def feed(self, arguments: str) -> str:
         """Return the text that further arguments give."""
@@ -93,7 +93,7 @@ class CustomInput:
             self._unread += arguments
             if (opening := OPENING.match(self._unread)) is None:
                 return ""
-            self._text, arguments = StringReader(), self._unread[opening.end() :]
+            self._text, arguments = OpenString(), self._unread[opening.end() :]
         return self._text.feed(arguments) if self._text.rest is None else ""
 
     def end(self) -> str:

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET
 
-from tailrace.api.call_items import ADDED, FunctionCall, Step, make_call
+from tailrace.api.call_items import ADDED, FunctionItem, ItemStep, make_call
 from tailrace.api.response_logprobs import Reports
 from tailrace.api.schema.response_items import OutputItem, OutputPart
 from tailrace.api.schema.responses import Event, Incomplete, ResponseObject, ResponseUsage
@@ -55,7 +55,7 @@ class ResponseEvents:
         self._calls = 0
         reasoning = response.reasoning or {}
         self._summarised = bool(reasoning.get("summary") or reasoning.get("generate_summary"))
-        self._call: FunctionCall | None = None  # the call that is open
+        self._call: FunctionItem | None = None  # the call that is open
         self._count = 0
         self._channel = ""  # of the item that is open, if any
         self._text: list[str] = []
@@ -142,7 +142,7 @@ class ResponseEvents:
         if self._call is not None:
             yield from self._write_steps(self._call, self._call.feed(call.arguments))
 
-    def _write_steps(self, call: FunctionCall, steps: Iterator[Step]) -> Iterator[Event]:
+    def _write_steps(self, call: FunctionItem, steps: Iterator[ItemStep]) -> Iterator[Event]:
         for kind, fields in steps:
             if kind == ADDED and call.item is not None:
                 yield from self._open_item(call.item)

@@ -11,7 +11,7 @@ from tailrace.api.schema.chat import OF_PARTS, Role
 from tailrace.api.schema.explain import ExplanationJson
 
 
-class Outcome(msgspec.Struct):
+class CommandOutcome(msgspec.Struct):
     """How a command of a `shell` has ended: "exit" or "timeout"."""
 
     type: Literal["exit", "timeout"]
@@ -26,7 +26,7 @@ class InputPart(msgspec.Struct):
     text: str | None = None
     stdout: str = ""
     stderr: str = ""
-    outcome: Outcome | None = None
+    outcome: CommandOutcome | None = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):

@@ -14,7 +14,7 @@ ESCAPES = CHARACTERS | {"/": "/"}
 HIGH, LOW = re.compile(r"\\u[dD][89abAB]..\Z"), re.compile(r"\\u[dD][c-fC-F]..")
 
 
-class StringReader:
+class OpenString:
     """One string, behind its opening quote.
 
     Attributes:
@@ -57,7 +57,7 @@ def decode_escape(escape: re.Match[str]) -> str:
     return chr(int(digits, 16)) if kind == "u" else ESCAPES.get(kind, escape[0])
 
 
-class Piece(NamedTuple):
+class StringPiece(NamedTuple):
     """More text of a string.
 
     - name: of the property whose value the string is, or whose list has the string.
@@ -76,7 +76,7 @@ class ObjectReader:
 
     def __init__(self) -> None:
         self._opened: list[str] = []  # the brackets that are open
-        self._string: StringReader | None = None
+        self._string: OpenString | None = None
         self._name, self._index, self._named = "", 0, False
 
     @property
@@ -84,7 +84,7 @@ class ObjectReader:
         """A string has not ended."""
         return self._string is not None
 
-    def feed(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Iterator[StringPiece]:
         """Yield the pieces that further characters give."""
         while text:
             if self._string is None:
@@ -95,14 +95,14 @@ class ObjectReader:
             if self._opened == ["{"] and not self._named:
                 self._name += found
             elif self._opened in (["{"], ["{", "["]):
-                yield Piece(self._name, self._index, found, self._string is None)
+                yield StringPiece(self._name, self._index, found, self._string is None)
 
     def _read_sign(self, sign: str, rest: str) -> str:
         """Read a character outside of strings. Return what follows."""
         outer = self._opened == ["{"]
         match sign:
             case '"':
-                self._string = StringReader()
+                self._string = OpenString()
                 if outer and not self._named:
                     self._name = ""
             case "{" | "[":

@@ -85,7 +85,7 @@ async def test_what_is_refused(talk):
     for item, param in (
         ({"type": "item_reference", "id": "msg_1"}, "items[0]"),
         ({"role": "user"}, "items[0]"),
-        ({"role": "user", "content": [{"type": "input_image"}]}, "items[0].content"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "items[0].content[0].type"),
         ({"type": "reasoning", "encrypted_content": "x"}, "items[0].encrypted_content"),
         ({"type": "function_call", "call_id": "c"}, "items[0]"),
     ):

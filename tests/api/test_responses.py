@@ -160,9 +160,22 @@ async def test_parts_of_a_tools_output_reach_the_prompt(front):
             )
         ]
         assert counts[0] == counts[1]
-    odd = [{"type": "function_call_output", "call_id": "c", "output": [{"type": "refusal", "text": "x"}]}]
+    odd = [{"type": "function_call_output", "call_id": "c", "output": [{"type": "odd", "text": "x"}]}]
     refused = await post(front, input=odd)
-    assert refused.json()["error"]["param"] == "input[0].output"
+    assert refused.json()["error"]["param"] == "input[0].output[0].type"
+
+
+async def test_a_refusal_of_before_is_text(front):
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    text = {"role": "assistant", "content": "No."}
+    counts = [
+        (await front.http.post(f"{PATH}/input_tokens", json={"input": [turn]})).json()["input_tokens"]
+        for turn in (refusal, text)
+    ]
+    assert counts[0] == counts[1]
+    kept = (await front.http.post("/v1/conversations", json={"items": [refusal]})).json()["id"]
+    [item] = (await front.http.get(f"/v1/conversations/{kept}/items")).json()["data"]
+    assert item["content"] == [{"type": "output_text", "annotations": [], "text": "No."}]
 
 
 @pytest.fixture
@@ -439,12 +452,19 @@ async def test_an_engine_that_dies_on_the_way_is_a_failed_response(tokenizer):
     [
         ({"input": []}, "input"),
         ({"input": [{"role": "user"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"text": "a"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "input[0].content[0].refusal"),
         ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"context_management": [{"type": "compaction", "compact_threshold": 1000}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
+        ({"guardrails": ["pii"]}, "guardrails"),
+        ({"guardrail_config": {"guardrailIdentifier": "g"}}, "guardrail_config"),
+        ({"safety_mode": "STRICT"}, "safety_mode"),
+        ({"system_instruction": "Be brief."}, "system_instruction"),
+        ({"plugins": [{"id": "web"}]}, "plugins"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
         ({"input": [{"type": "function_call_output"}]}, "input[0]"),
         ({"max_tokens": 3}, "max_tokens"),

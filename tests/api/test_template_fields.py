@@ -210,6 +210,22 @@ async def test_an_effort_under_another_name_is_the_templates(tmp_path, name, oth
         assert "|high|" in await prompt_of(front, chat_template_kwargs={other: "high"})
 
 
+@pytest.mark.parametrize(
+    ("effort", "on"),
+    [
+        ({"reasoning_effort": "none"}, {"enable_thinking": True}),
+        ({"reasoning": {"effort": "none"}}, {"thinking": {"type": "enabled"}}),
+        ({"reasoning_effort": "none"}, {"reasoning": {"enabled": True}}),
+    ],
+)
+async def test_no_effort_and_thinking_contradict(front, effort, on):
+    """None never means most. A template's own variable, which is the last word, may say otherwise."""
+    error = await refusal(front, messages=[USER], **effort, **on)
+    assert error["param"] in ("reasoning_effort", "reasoning.effort")
+    assert error["message"].startswith(f'{error["param"]} ("none") and ')
+    assert "|True|" in await prompt_of(front, **effort, chat_template_kwargs={"enable_thinking": True})
+
+
 async def test_two_names_of_a_switch_that_the_template_does_not_read_agree(front):
     error = await refusal(front, messages=[USER], chat_template_kwargs={"thinking": True, "thinking_mode": "disabled"})
     assert error["param"] == "chat_template_kwargs.thinking"

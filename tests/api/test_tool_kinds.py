@@ -19,6 +19,7 @@ CLOSE = {"type": "function", "name": "close", "description": "Close it.", "param
 PATCH = {"type": "custom", "name": "patch", "description": "Patch files."}
 SPACE = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [CLOSE, PATCH]}
 TOOLS = [{"type": "function", "name": "close", "parameters": {}}, SPACE, PATCH]
+REGEX = {"type": "grammar", "syntax": "regex"}
 LARK = {"type": "grammar", "syntax": "lark", "definition": "x"}
 TEXT = 'a\n"b" \\ é 😀'
 
@@ -100,6 +101,8 @@ async def test_a_thought_is_its_summary(tokenizer):
         ([SPACE, CLOSE | {"name": "agents__close"}], None, "tools[1].name"),
         ([{"type": "custom"}], None, "tools[0].name"),
         ([PATCH | {"format": LARK}], None, "tools[0].format.definition"),
+        ([PATCH | {"format": REGEX | {"definition": "(["}}], None, "tools[0].format.definition"),
+        ([PATCH | {"format": REGEX | {"definition": r"(a)\1"}}], None, "tools[0].format.definition"),
         ([PATCH | {"format": {"type": "json"}}], None, "tools[0].format"),
         (TOOLS, {"type": "custom", "name": "close"}, "tool_choice"),
     ],

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from tailrace.api import item_tools
 from tailrace.api.conversation_changes import MOVED, ConversationChange, apply_change, find_item
 from tailrace.api.front_end import front_of
-from tailrace.api.item_messages import COMPACTIONS, message_of, turns_of
+from tailrace.api.item_messages import COMPACTIONS, message_of, texts_of, turns_of
 from tailrace.api.received import Received
 from tailrace.api.response_input import read_input
 from tailrace.api.schema.conversations import ConversationObject
@@ -182,8 +182,8 @@ def make_item(item: InputItem) -> dict[str, Any]:
     fields = {"status": "completed"} | fields | {"id": f"{PREFIXES[kind]}_{uuid4().hex}", "type": kind}
     if kind == "message":
         part = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
-        given = fields["content"]
-        texts = [given] if isinstance(given, str) else [each["text"] for each in given]
+        given = item.content or ""
+        texts = [given] if isinstance(given, str) else [each.text for each in texts_of(given, "content")]
         fields["content"] = [part | {"text": text} for text in texts]
     if kind == "reasoning":
         fields.setdefault("summary", [])

@@ -11,6 +11,7 @@ from tailrace.api.open_strings import OpenString
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
 from tailrace.text.tool_parsers.lark_source import LarkError, LarkGrammar
+from tailrace.text.tool_parsers.schemas import check_pattern
 
 INPUT = "input"  # the argument of a custom tool
 OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -46,6 +47,7 @@ def make_custom_function(tool: dict[str, Any], place: str, nested: bool = False)
         case None | {"type": "text"}:
             pass
         case {"type": "grammar", "syntax": "regex", "definition": str(regex)}:
+            check_pattern(regex, f"{place}.format{inner}.definition")
             text["pattern"] = f"^(?:{regex})$"
             function["strict"] = True
         case {"type": "grammar", "syntax": "lark", "definition": str(lark)}:

@@ -13,7 +13,7 @@ from tailrace.api.custom_tools import write_custom_arguments
 from tailrace.api.schema.chat import ChatMessage, Part
 from tailrace.api.schema.response_items import InputItem, InputPart, OutputItem
 from tailrace.api.tool_kinds import make_function_name
-from tailrace.errors import ParameterError, format_json
+from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
 
 CALLS = {
@@ -23,6 +23,7 @@ CALLS = {
 }  # type of an item → its field
 COMPACTIONS = ("compaction", "compaction_summary")
 OUTPUTS = ("function_call_output", "custom_tool_call_output", *item_tools.OUTPUTS)
+REFUSAL = "refusal"
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -144,12 +145,17 @@ def texts_of(parts: Sequence[InputPart], name: str) -> list[Part]:
     """Parts as a chat has them.
 
     Raises:
-        ParameterError: one of them is no text.
+        ParameterError: a part is no text, or lacks it.
     """
-    for part in parts:
-        if part.type not in TEXTS or part.text is None:
-            raise ParameterError(f"{name}: only text can be served, got {format_json(part.type)}", name)
-    return [Part("text", part.text) for part in parts]
+    found: list[Part] = []
+    for i, part in enumerate(parts):
+        if part.type not in (*TEXTS, REFUSAL):
+            raise make_value_error(f"{name}[{i}].type", " or ".join((*TEXTS, REFUSAL)), part.type)
+        text, field = (part.refusal, REFUSAL) if part.type == REFUSAL else (part.text, "text")
+        if text is None:
+            raise ParameterError(f"{name}[{i}].{field}: required, but missing", f"{name}[{i}].{field}")
+        found.append(Part("text", text))
+    return found
 
 
 def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:

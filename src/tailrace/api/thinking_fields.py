@@ -88,6 +88,8 @@ def wish_of(ask: Conversation) -> Wish:
     switch = read_agreed_value(switches, own)
     effort_field = find_agreed_field(efforts).name
     effort = read_agreed_value(efforts, [entry for entry in own_efforts if entry.name == f"{OWN}reasoning_effort"])
+    if effort == "none":
+        find_agreed_field([GivenField(effort_field, False, effort), *switches])
     off = next((entry.name for entry in (*own, *switches) if entry.value is False), "")
     if not off and not any(entry.value for entry in (*own, *switches)):
         off = next((entry.name for entry in (*own_efforts, *efforts) if entry.value == "none"), "")

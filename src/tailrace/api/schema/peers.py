@@ -20,11 +20,16 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     # what the prompt is
     **dict.fromkeys(("input_embeds", "mm_hashes", "positional_embed_overrides", "previous_input_messages"), ABSENT),
     **dict.fromkeys(("system", "template", "memory", "task", "format", "generation_prompt"), NO_TEXT),
+    **dict.fromkeys(("system_prompt", "system_instruction"), (None, "", {})),  # a message of the role system here
+    **dict.fromkeys(("plugins", "transforms", "search_parameters"), (None, [], {})),  # OpenRouter's and xAI's searches
     **dict.fromkeys(("images", "audio_data", "image_data", "video_data", "context", "preserved_tokens"), EMPTY),
     **dict.fromkeys(("raw", "replace_instruct_placeholders"), OFF),
     "options": (None, {}),  # Ollama's fields within a field
-    # checks of content, and access that depends on them: OpenAI's, Gemini's, Mistral's
+    # checks of content, and access that depends on them: OpenAI's, Gemini's, Mistral's, LiteLLM's, Bedrock's, Cohere's
     **dict.fromkeys(("moderation", "access_programs", "safety_settings"), (None, [], {})),
+    **dict.fromkeys(("guardrails", "guardrail_config", "guardrailConfig"), (None, [], {})),
+    "amazon-bedrock-guardrailConfig": (None, {}),
+    "safety_mode": (None, "OFF", "NONE"),
     "safe_prompt": OFF,
     # the model, and whose cache
     **dict.fromkeys(("lora", "lora_path", "lora_id"), (None, "", [])),

@@ -18,14 +18,16 @@ class CommandOutcome(msgspec.Struct):
     exit_code: int | None = None
 
 
-class InputPart(msgspec.Struct):
-    """One part of an input message; only text is served. The output of a `shell` has parts without a type."""
+class InputPart(msgspec.Struct, omit_defaults=True):
+    """One part of an input message; only text is served, also that of a refusal. The output of a `shell` has parts
+    without a type."""
 
-    OTHERS: ClassVar = OF_PARTS | {"refusal", "created_by"}
+    OTHERS: ClassVar = OF_PARTS | {"created_by"}
     type: str | None = None
     text: str | None = None
-    stdout: str = ""
-    stderr: str = ""
+    refusal: str | None = None
+    stdout: str | None = None
+    stderr: str | None = None
     outcome: CommandOutcome | None = None
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from tailrace.base.json_schema import free_counts, iter_subschemas
 from tailrace.errors import ParameterError, format_json
+from tailrace.grammar.check import UnsupportedError
+from tailrace.grammar.ecma import translate_pattern
 
 MAX_DEPTH = 64  # of nested JSON, as for every other schema
 
@@ -98,6 +100,14 @@ def check_characters(schema: Mapping[str, Any]) -> None:
         for key in ("pattern", "patternProperties"):
             if any(UNWRITABLE.search(text) or SPELT.search(text) for text in list_patterns(node.get(key))):
                 raise make_character_error(key, place)
+
+
+def check_pattern(pattern: str, place: str) -> None:
+    """Raise ParameterError if a pattern is malformed, or has a part that can't be enforced."""
+    try:
+        translate_pattern(pattern)
+    except UnsupportedError as error:
+        raise ParameterError(f"{place}: {error}", place) from None
 
 
 def make_character_error(key: str, place: str) -> ParameterError:

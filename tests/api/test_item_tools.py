@@ -314,3 +314,16 @@ async def test_a_conversation_keeps_the_items(front):
     assert [{name: item.get(name) for name in given} for item, given in zip(kept, items, strict=True)] == items
     counted = await front.http.post("/v1/responses/input_tokens", json={"conversation": id, "input": "And?"})
     assert counted.status_code == 200, counted.text
+
+
+async def test_unknown_names_inside_have_a_warning(front):
+    shell = {"type": "shell", "environment": {"type": "local", "skils": []}, "allowed_callers": ["direct"]}
+    call = {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"], "timeout": 1}}
+    patch = {"type": "apply_patch_call", "call_id": "b", "operation": {"type": "delete_file", "path": "p", "x": 1}}
+    body = {"tools": [shell], "input": [call, patch, {"role": "user", "content": "x"}]}
+    answer = await front.http.post("/v1/responses/input_tokens", json=body)
+    assert answer.status_code == 200, answer.text
+    warning = answer.headers["warning"]
+    for name in ("tools[0].environment.skils", "input[0].action.timeout", "input[1].operation.x"):
+        assert name in warning
+    assert "callers" not in warning

@@ -173,6 +173,6 @@ def write_arguments(kind: str, given: Any, place: str) -> str:
     if given is None:
         raise ParameterError(f"{place}: required, but missing", place)
     try:
-        return msgspec.json.encode(msgspec.convert(given, tool.arguments)).decode()
+        return msgspec.json.encode(msgspec.convert(msgspec.to_builtins(given), tool.arguments)).decode()
     except msgspec.ValidationError as error:
         raise ParameterError(f"{place}: {error}", place) from None

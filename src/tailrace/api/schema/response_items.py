@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import OF_PARTS, Role
 from tailrace.api.schema.explain import ExplanationJson
+from tailrace.api.schema.tools import PatchOperation, ShellAction
 
 
 class CommandOutcome(msgspec.Struct):
@@ -67,8 +68,8 @@ class InputItem(msgspec.Struct, kw_only=True):
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    action: dict[str, Any] | None = None
-    operation: dict[str, Any] | None = None
+    action: ShellAction | None = None
+    operation: PatchOperation | None = None
     output: str | list[InputPart] | None = None
     status: str | None = None
 

@@ -75,6 +75,62 @@ class NamespaceTool(msgspec.Struct, tag_field="type", tag="namespace"):
     tools: list[FlatFunctionTool | CustomTool] | None = None
 
 
+class Skill(msgspec.Struct):
+    """A folder with instructions for a task."""
+
+    name: Any = None
+    description: Any = None
+    path: Any = None
+
+
+class ShellEnvironment(msgspec.Struct):
+    """Where a shell runs. The rest: of containers."""
+
+    OTHERS: ClassVar = frozenset({"container_id", "file_ids", "memory_limit", "network_policy"})
+    type: Any = None
+    skills: list[Skill] | None = None
+
+
+class LocalShellTool(msgspec.Struct, tag_field="type", tag="local_shell"):
+    """A shell of one command, which the client runs."""
+
+    OTHERS: ClassVar = OF_TOOLS
+
+
+class ShellTool(msgspec.Struct, tag_field="type", tag="shell"):
+    """A shell of several commands."""
+
+    OTHERS: ClassVar = OF_TOOLS
+    environment: ShellEnvironment | None = None
+
+
+class ApplyPatchTool(msgspec.Struct, tag_field="type", tag="apply_patch"):
+    """An editor of files."""
+
+    OTHERS: ClassVar = OF_TOOLS
+
+
+class ShellAction(msgspec.Struct, omit_defaults=True):
+    """What a shell ran: the `command` of local_shell, or the `commands` of shell."""
+
+    type: Any = None
+    command: Any = None
+    env: Any = None
+    user: Any = None
+    working_directory: Any = None
+    commands: Any = None
+    max_output_length: Any = None
+    timeout_ms: Any = None
+
+
+class PatchOperation(msgspec.Struct, omit_defaults=True):
+    """What an editor did with a file."""
+
+    type: Any = None
+    path: Any = None
+    diff: Any = None
+
+
 class ToolName(msgspec.Struct):
     """Names a tool."""
 
@@ -106,5 +162,8 @@ class ToolChoiceNames(NamedTool):
 
 
 ChatTool = Annotated[dict[str, Any], named_by(ChatFunctionTool, ChatCustomTool)]
-FlatTool = Annotated[dict[str, Any], named_by(FlatFunctionTool, CustomTool, NamespaceTool)]
+FlatTool = Annotated[
+    dict[str, Any],
+    named_by(FlatFunctionTool, CustomTool, NamespaceTool, LocalShellTool, ShellTool, ApplyPatchTool),
+]
 ToolChoice = Annotated[dict[str, Any], named_by(ToolChoiceNames)]

@@ -6,6 +6,7 @@ The converter knows vocabularies by a hash of what they encode; a tiny one has n
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -17,6 +18,13 @@ sys.path.insert(0, source)
 import conversion  # noqa: E402
 from conversion import base, llama  # noqa: E402
 
+
+def load_config(folder, is_mistral_format):
+    """Return config.json as it is: transformers' own classes rename what published checkpoints have."""
+    return json.loads((folder / "config.json").read_text())
+
+
+base.ModelBase.load_hparams = staticmethod(load_config)
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 real = conversion.get_model_class
 

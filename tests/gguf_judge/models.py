@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from gguf_judge.hybrids import HYBRIDS, publish_folder
+
 t: Any = transformers
 WORDS = [*sorted(ByteLevel.alphabet()), "ĠĠ", "<|endoftext|>", "<|user|>", "<|end|>"]
 VOCAB = len(WORDS)
@@ -280,6 +282,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo": ("Olmo", {"clip_qkv": 2.0, "rope_parameters": plain()}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 32, "rope_parameters": plain(500000.0)} | TIED),
+    **HYBRIDS,
 }
 
 
@@ -308,4 +311,5 @@ def make_folder(name: str, folder: Path, more: Mapping[str, Any] = MappingProxyT
     fast = t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
     fast.add_special_tokens({"additional_special_tokens": WORDS[-3:]})
     fast.save_pretrained(folder)
+    publish_folder(folder)
     return model

@@ -4,14 +4,16 @@ rounded weights, of llama.cpp on the file, and of tailrace on both ways of conve
 `python -m gguf_judge`.
 
 Which entry of a tensor belongs to which entry of a weight is found with the converter itself: it converts a second
-folder, whose weights are numbered.
+folder, whose weights are numbered, from 1 on in each layer.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 from gguf import GGUFReader, dequantize
 
 from gguf_judge.__main__ import logits_here, run
+from gguf_judge.hybrids import publish_folder
 from gguf_judge.models import MODELS, VOCAB, make_folder
 
 HERE = Path(__file__).parent
@@ -35,6 +38,7 @@ TYPES = (
     *("IQ1_S", "Q4_K_S", "IQ2_S", "Q4_0", "IQ1_M", "Q5_1", "IQ2_XS", "MXFP4_MOE"),
 )
 EACH = 3  # types of a model's files
+LAYER = re.compile(r"\.(\d+)\.")
 PROMPT, STEPS = np.random.default_rng(1).integers(0, VOCAB - 3, 60), 24
 SAME = 1e-3  # of logits
 ROUNDED = 0.08  # of a logit's standard deviation: both kinds of kernels round inputs to eight bits
@@ -44,21 +48,29 @@ FEW = 4  # of STEPS: rounded inputs turn near ties of routers, and wrong rows ch
 def settings_of(name: str) -> dict[str, Any]:
     """Return the settings of a model whose rows are whole blocks. Every second vocabulary is padded."""
     given = MODELS[name][1]
-    padded = PADDED if list(MODELS).index(name) % 2 else {}
+    padded = PADDED if list(MODELS).index(name) % 2 and name != "gemma3" else {}  # gemma3's converter cuts these rows
     return WIDE | padded | {key: value for key, value in NARROW.items() if given.get(key)}
 
 
+def layer_of(name: str) -> str:
+    """Return the number of a weight's layer, or of a tensor's; "" if it is in none."""
+    found = LAYER.search(name)
+    return found[1] if found else ""
+
+
 def number_weights(model: Any, folder: Path) -> dict[str, torch.Tensor]:
-    """Write a folder whose matrices' entries are numbers from 1 on. Return the numbers of each matrix."""
-    first, numbers = 1, {}
+    """Write a folder whose matrices' entries are numbers. Return the numbers of each matrix."""
+    first, numbers = Counter[str](), {}
     for name, value in model.state_dict().items():
         if value.dim() > 1:
-            numbers[name] = torch.arange(first, first + value.numel(), dtype=torch.float64).reshape(value.shape)
-            first += value.numel()
-    assert first < 1 << 24, "float32 has no further whole numbers"
+            start = first[layer_of(name)] + 1
+            numbers[name] = torch.arange(start, start + value.numel(), dtype=torch.float64).reshape(value.shape)
+            first[layer_of(name)] += value.numel()
+    assert max(first.values()) < 1 << 24, "float32 has no further whole numbers"
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict({**kept, **{name: value.float() for name, value in numbers.items()}})
     model.save_pretrained(folder)
+    publish_folder(folder)
     model.load_state_dict(kept)
     return numbers
 
@@ -67,16 +79,17 @@ def round_weights(model: Any, numbers: dict[str, torch.Tensor], numbered: Path, 
     """Give a model the rounded weights of a file. Return how many tensors are in blocks."""
     places = {tensor.name: np.asarray(tensor.data).reshape(-1) for tensor in GGUFReader(numbered).tensors}
     last = max(int(value.max()) for value in numbers.values())
-    entries, found = np.full(last + 1, np.nan, np.float32), 0
+    layers: dict[str, np.ndarray] = defaultdict(lambda: np.full(last + 1, np.nan, np.float32))
+    found = 0
     for tensor in GGUFReader(file).tensors:
         if tensor.data.dtype == np.uint8 or tensor.data.dtype.kind not in "fu":
             place = places[tensor.name].astype(np.int64)
             assert (place == places[tensor.name]).all(), tensor.name
-            entries[place] = dequantize(tensor.data, tensor.tensor_type).reshape(-1)
+            layers[layer_of(tensor.name)][place] = dequantize(tensor.data, tensor.tensor_type).reshape(-1)
             found += 1
     state = model.state_dict()
     for name, value in numbers.items():
-        rounded = torch.from_numpy(entries[value.numpy().astype(np.int64)])
+        rounded = torch.from_numpy(layers[layer_of(name)][value.numpy().astype(np.int64)])
         known = ~rounded.isnan()
         state[name][known] = rounded[known]
     return found
@@ -148,6 +161,9 @@ def main(source: str, python: str, names: list[str]) -> int:
         work = Path(tempfile.mkdtemp(prefix="gguf-published-"))
         try:
             found += judge_model(number, name, work, source, python)
+        except Exception as failure:
+            found.append(f"tailrace: {name}: {type(failure).__name__}: {failure!s:.200}")
+            print(found[-1], flush=True)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return int(any(each.startswith("tailrace") for each in found))

@@ -230,10 +230,6 @@ def changed(raw: bytes, after: bytes, skip: int, put: bytes) -> bytes:
             lambda raw: changed(raw, b"llama.block_count", 4, b"\xff\xff\xff\x7f"),
             r"block_count says 2147483647, and the",
         ),
-        (
-            lambda raw: changed(raw, b"llama.attention.head_count\4\0\0\0", 0, bytes(4)),
-            r"the field llama\.attention\.head_count must be at least 1, got 0",
-        ),
         (lambda raw: changed(raw, b"token_embd.weight", 4, bytes(8)), "token_embd.weight has a dimension of 0"),
         (lambda raw: changed(raw, b"token_embd.weight", 0, b"\xff"), "tensor token_embd.weight has 255 dimensions"),
         (

@@ -16,6 +16,7 @@ from gguf import dequantize
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from gguf_judge.hybrids import HYBRIDS
 from gguf_judge.models import COMMON, MODELS, make_model
 from models import gguf_writer
 from models.gguf_writer import write_model
@@ -48,7 +49,7 @@ def logits_of(model: Any, start: int) -> torch.Tensor:
 
 # of these the converter itself is the judge alone (make test-gguf)
 UNWRITTEN = {"lfm2", "qwen35", "qwen35moe", "gemma4", "gpt2", "minimax-m2", "granitemoe", "granitemoe shared"}
-UNWRITTEN |= {"qwen3next", "lfm2moe", "llama4", "hunyuan-moe", "ernie4_5-moe"}
+UNWRITTEN |= {"qwen3next", "lfm2moe", "llama4", "hunyuan-moe", "ernie4_5-moe", *HYBRIDS}
 WRITTEN = [name for name in MODELS if name not in UNWRITTEN]
 
 
@@ -108,6 +109,7 @@ REFUSED = {
     "attention.causal": False,
     "attention.temperature_scale": 0.1,
     "attention.value_length": 64,
+    "attention.head_count": 0,
     "attention.head_count_kv": [2, 4, 2, 2],
     "expert_weights_scale": 2.5,
     "expert_gating_func": 2,
@@ -235,7 +237,7 @@ def test_a_sampling_default_of_zero_is_kept(
 def test_queries_keys_and_values_may_be_one_tensor():
     """As the converter writes them with --fuse-qkv, in the order of interleaved pairs."""
     settings = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
-    recipes = Recipes("llama", settings, {"blk.0.attn_qkv.weight"}, {}, PERMUTED)
+    recipes = Recipes("llama", settings, {"blk.0.attn_qkv.weight"}, {}, PERMUTED, 1)
     rows = np.arange(16)[:, None] * np.ones((16, 3))
     made = {}
     for name in "qkv":
@@ -289,7 +291,7 @@ def test_qwen3_nexts_queries_keys_values_and_gates_are_beside_their_head():
     name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
     for sources in (("attn_qkv", "attn_gate"), ("ssm_in",)):
         tensors = {f"blk.0.{source}.weight": stored[source] for source in sources}
-        recipe = Recipes("qwen3next", settings, tensors, NEXT_WAYS, NEXT).find(name)
+        recipe = Recipes("qwen3next", settings, tensors, NEXT_WAYS, NEXT, 1).find(name)
         assert recipe is not None
         assert recipe.rows
         assert np.array_equal(recipe.join([tensors[source] for source in recipe.sources]), whole)

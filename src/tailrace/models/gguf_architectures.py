@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
-
 from tailrace.errors import ModelLoadError
 from tailrace.models.context import context_length
+from tailrace.models.gguf_architecture import Architecture
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_hybrids import read_delta, read_gemma4, read_latent, read_lfm2, read_sections
 from tailrace.models.gguf_mixtures import (
@@ -24,7 +21,6 @@ from tailrace.models.gguf_mixtures import (
 )
 from tailrace.models.gguf_readers import (
     BY_LAYER,
-    Reader,
     Settings,
     layer_norm,
     read_cohere2,
@@ -67,21 +63,8 @@ from tailrace.models.gguf_recipes import (
     PERMUTED,
     SHIFTED,
     SHORT,
-    Change,
-    Recipe,
 )
-
-
-class Architecture(NamedTuple):
-    """model: transformers' model_type. readers: of its fields, in order. fixed: settings that no field states. changes:
-    of values. ways: to make a parameter of several tensors, by the end of its name."""
-
-    model: str
-    readers: tuple[Reader, ...]
-    fixed: Mapping[str, Any] = MappingProxyType({})
-    changes: tuple[Change, ...] = ()
-    ways: Mapping[str, tuple[Recipe, ...]] = MappingProxyType({})
-
+from tailrace.models.gguf_states import STATES, read_indexer
 
 HEADS = (read_norm, read_heads)
 USUAL = (*HEADS, read_one_rope)
@@ -90,6 +73,7 @@ TURNS = (read_heads, read_one_rope, read_neutral_scale)
 EXPERTS = (*PLAIN, read_experts)
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
 NO_WINDOW = {"use_sliding_window": False, "sliding_window": None}
+LATENT = (read_norm, read_latent, read_experts, read_routing)
 QWEN_MOE = {**NO_WINDOW, "mlp_only_layers": [], "decoder_sparse_step": 1}
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -124,9 +108,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(
         "smollm3", fixed=NO_WINDOW | {"no_rope_layer_interval": 4}, readers=PLAIN, changes=PERMUTED
     ),
-    "deepseek2": Architecture(
-        "deepseek_v2", readers=(read_norm, read_latent, read_experts, read_routing, read_deepseek2)
-    ),
+    "deepseek2": Architecture("deepseek_v2", readers=(*LATENT, read_deepseek2)),
+    "deepseek32": Architecture("deepseek_v32", readers=(*LATENT, read_indexer), names="glm-dsa"),
+    "glm-dsa": Architecture("glm_moe_dsa", readers=(*LATENT, read_indexer)),
     "glm4": Architecture("glm4", readers=PLAIN),
     "glm4moe": Architecture("glm4_moe", readers=(*EXPERTS, read_routing, read_glm4_moe)),
     "stablelm": Architecture("stablelm", readers=(layer_norm("layer_norm_eps"), *TURNS, read_stablelm)),
@@ -181,6 +165,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", fixed={"use_bias": False}, readers=(*EXPERTS, read_softmax, read_ernie_moe), ways=ERNIE_MOE
     ),
+    **STATES,
 }
 
 

@@ -29,6 +29,8 @@ def read_latent(fields: Fields, settings: Settings) -> None:
     turned = fields.size("rope.dimension_count")
     rank = settings["kv_lora_rank"] = fields.size("attention.kv_lora_rank")
     key, value = fields.size("attention.key_length"), fields.size("attention.value_length")
+    if fields.architecture == "kimi-linear":
+        value = rank  # its files state another length, which no head has
     whole = fields.size("attention.key_length_mla", key)
     settings["v_head_dim"] = fields.size("attention.value_length_mla", value)
     if turned >= whole or (whole != key and (key, value) != (rank + turned, rank)):

@@ -24,7 +24,7 @@ UINT32, STRING, ARRAY = 4, 8, 9
 VERSIONS = (2, 3)
 LEAST_FIELD, LEAST_TENSOR = 13, 32  # bytes: an empty name, a type, a value; a name, dimensions, a type and a place
 MOST_DIMENSIONS = 4
-NOT_ZERO = ("block_count", "head_count", "embedding_length", "context_length")
+NOT_ZERO = ("block_count", "embedding_length", "context_length")
 
 
 class Cursor:
@@ -155,8 +155,8 @@ def checked_alignment(kind: int, value: Any) -> int:
 
 
 def check_field(name: str, value: int | None, tensors: int) -> None:
-    """Raise ModelLoadError for a number of layers or heads that does not fit the number of tensors: transformers would
-    make all these layers, or divide by the number."""
+    """Raise ModelLoadError for a number of layers that does not fit the number of tensors, which transformers would
+    all make, and for sizes of 0."""
     kind = name.rpartition(".")[2]
     if kind in NOT_ZERO and value == 0:
         raise ModelLoadError(f"the field {name:.80} must be at least 1, got 0")

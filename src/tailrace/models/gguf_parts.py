@@ -23,7 +23,7 @@ from tailrace.models.child import not_all_there, say_count, send_line
 from tailrace.models.convert_quantized import KeptBlocks
 from tailrace.models.gguf_architectures import read_settings
 from tailrace.models.gguf_fields import Fields
-from tailrace.models.gguf_readers import Settings
+from tailrace.models.gguf_readers import Settings, count_layers
 from tailrace.models.gguf_recipes import Recipe, Recipes, take_first
 
 PART = 1 << 27  # weights; a layer, or an embedding, may have more
@@ -160,9 +160,10 @@ def convert_in_parts(fields: Fields, folder: Path, dtype: torch.dtype, keep: boo
     """
     architecture, settings = read_settings(fields)
     model = empty_model(settings, dtype)
-    further = range(settings["num_hidden_layers"], fields.size("block_count"))
+    further = range(count_layers(fields), fields.size("block_count"))
     ways = {**architecture.ways, **HEAD}
-    known = Recipes(fields.architecture, settings, fields.tensors, ways, architecture.changes, further.stop)
+    name = architecture.names or fields.architecture
+    known = Recipes(name, settings, fields.tensors, ways, architecture.changes, further.stop)
     recipes = find_recipes(fields, model, known, further)
     kept = KeptBlocks(model, dtype) if keep else None
     maker, files = Maker(fields, model, kept), dict[str, str]()
@@ -194,12 +195,20 @@ def write_head(folder: Path, layer: int, maker: Maker, recipes: Recipes) -> None
     for name, value in head.state_dict().items():
         if name.startswith(first):
             shapes[f"{prefix}{name.removeprefix(first)}"] = tuple(value.shape)
-    maker.shapes, values = shapes, {}
+    maker.shapes, values, used = shapes, {}, set[str]()
     for name in shapes:
         if (recipe := recipes.find(name)) is None:
             send_line("warning", f"layer {layer}, which predicts further tokens, is left out: {name} is missing")
             return
+        used.update(recipe.sources)
         values[name] = maker.make_parameter(name, recipe)
+    own = f"blk.{layer}."
+    for name in maker.fields.tensors:
+        if name.startswith(own) and name not in used and not name.startswith(f"{own}nextn."):  # copies of both ends
+            send_line(
+                "warning", f"layer {layer}, which predicts further tokens, is left out: {name} has no place in it"
+            )
+            return
     save_file(values, folder / HEAD_FILE, {"format": "pt"})
 
 

@@ -19,7 +19,12 @@ Reader = Callable[[Fields, Settings], None]
 SLIDING, FULL = "sliding_attention", "full_attention"
 SOFTMAX, SIGMOID = 1, 2  # gguf.constants.ExpertGatingFuncType
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers by which llama.cpp tells the size whose scale is another
-DIFFERING = ("lfm2", "lfm2moe", "gemma4")  # architectures whose layers may have different sizes
+WITHOUT_ATTENTION = ("mamba", "mamba2")
+# architectures whose layers may have different sizes
+DIFFERING = (
+    *("lfm2", "lfm2moe", "gemma4", "granitehybrid", "jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"),
+    *WITHOUT_ATTENTION,
+)
 MTP = (
     "deepseek2",
     "glm4moe",
@@ -27,6 +32,9 @@ MTP = (
     "qwen35moe",
     "qwen3next",
     "cohere2moe",
+    "nemotron_h_moe",
+    "deepseek32",
+    "glm-dsa",
 )  # architectures with layers that predict further tokens
 BY_LAYER = ("kv_heads_by_layer", "feed_forward_by_layer")  # settings for further readers, and none of transformers'
 LOCAL_THETA = 10000.0  # of sliding layers of Gemma 3 and 4, where a file states none
@@ -43,17 +51,28 @@ def read_common(fields: Fields, settings: Settings) -> None:
     settings["intermediate_size"] = sizes[0]
     if fields.architecture not in DIFFERING and len(set(sizes)) > 1:
         fields.refuse("feed_forward_length", sizes)
-    heads = settings["num_attention_heads"] = fields.size("attention.head_count")
-    counts = settings["kv_heads_by_layer"] = fields.of_layers("attention.head_count_kv", heads, layers)
-    settings["num_key_value_heads"] = max(counts)  # 0 in layers without attention
-    if not max(counts) or (len(set(counts)) > 1 and fields.architecture not in DIFFERING):
-        fields.refuse("attention.head_count_kv", counts)
+    if fields.architecture in WITHOUT_ATTENTION:
+        fields.expect("attention.head_count", 0)
+        settings["kv_heads_by_layer"] = [0] * layers
+    else:
+        read_head_counts(fields, settings)
     settings["vocab_size"] = fields.rows("token_embd.weight")
     settings["tie_word_embeddings"] = "output.weight" not in fields.tensors
     settings["attention_bias"] = fields.has_tensor("attn_q.bias") or fields.has_tensor("attn_qkv.bias")
     settings["mlp_bias"] = fields.has_tensor("ffn_up.bias")
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         settings[f"{name}_token_id"] = fields.get_field(f"tokenizer.ggml.{key}_token_id")
+
+
+def read_head_counts(fields: Fields, settings: Settings) -> None:
+    """Read the heads of queries, and those of keys, which are 0 in layers without attention."""
+    heads = settings["num_attention_heads"] = fields.size("attention.head_count")
+    counts = fields.of_layers("attention.head_count_kv", heads, settings["num_hidden_layers"])
+    settings["kv_heads_by_layer"], settings["num_key_value_heads"] = counts, max(counts)
+    kinds, different = set(counts), fields.architecture in DIFFERING
+    mixed = len(kinds - {0}) > 1 and fields.architecture != "gemma4"
+    if not max(counts) or mixed or (len(kinds) > 1 and not different):
+        fields.refuse("attention.head_count_kv", counts)
 
 
 def count_layers(fields: Fields) -> int:
@@ -202,14 +221,19 @@ def read_gpt_oss(fields: Fields, settings: Settings) -> None:
 
 
 def read_granite(fields: Fields, settings: Settings) -> None:
-    """Read Granite's factors. Its files say by `finetuned` whether positions are turned at all."""
+    """Read Granite. Its files say by `finetuned` whether positions are turned at all."""
     fields.expect("rope.scaling.finetuned", True)
+    read_granite_factors(fields, settings)
+    if shared := fields.count("expert_shared_feed_forward_length", 0):
+        settings |= {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
+
+
+def read_granite_factors(fields: Fields, settings: Settings) -> None:
+    """Read the factors by which Granite multiplies."""
     settings["attention_multiplier"] = fields.number("attention.scale", 0) or settings["head_dim"] ** -0.5
     for name, key in (("embedding_multiplier", "embedding_scale"), ("residual_multiplier", "residual_scale")):
         settings[name] = fields.number(key, 0) or 1.0
     settings["logits_scaling"] = fields.number("logit_scale")
-    if shared := fields.count("expert_shared_feed_forward_length", 0):
-        settings |= {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
 
 
 def read_phi3(fields: Fields, settings: Settings) -> None:

@@ -17,8 +17,6 @@ from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from tailrace.errors import ModelLoadError
 
 Join = Callable[[list[np.ndarray]], np.ndarray]
-
-
 Settings = dict[str, Any]
 
 
@@ -238,7 +236,7 @@ def chain_join(join: Join, apply: Callable[[np.ndarray], np.ndarray]) -> Join:
 
 
 class Recipes:
-    """The recipes of one file's parameters. tensors: names in the file. layers: also further ones; 0: the model's."""
+    """The recipes of one file's parameters. tensors: names in the file. layers: of the file."""
 
     def __init__(
         self,
@@ -247,12 +245,12 @@ class Recipes:
         tensors: Collection[str],
         ways: Mapping[str, tuple[Recipe, ...]],
         changes: tuple[Change, ...],
-        layers: int = 0,
+        layers: int,
     ) -> None:
         known = {value: key for key, value in MODEL_ARCH_NAMES.items()}
         if name not in known:
             raise ModelLoadError(f"the installed package gguf does not know the architecture {name}: upgrade it")
-        self._map = get_tensor_name_map(known[name], layers or settings["num_hidden_layers"])
+        self._map = get_tensor_name_map(known[name], layers)
         self._settings, self._tensors, self._changes = settings, tensors, changes
         self._ways = {**WAYS, **ways}
 
@@ -272,6 +270,8 @@ class Recipes:
         base, dot, kind = name.rpartition(".")
         found = self._map.get_name(base) if kind in ("weight", "bias") else self._map.get_name(name)
         source = f"{found}{dot}{kind}" if kind in ("weight", "bias") else f"{found}.weight"
+        if found is not None and kind not in ("weight", "bias") and found in self._tensors:
+            source = found
         ways = LAYER.fullmatch(name)
         if source not in self._tensors or (ways and ways[3] in self._ways):
             return None

@@ -36,6 +36,7 @@ PADDED = {"vocab_size": VOCAB + 12}  # rows of the embedding without a token
 TYPES = (
     *("Q4_K_M", "IQ4_XS", "Q6_K", "IQ3_XXS", "Q5_K_M", "IQ2_XXS", "Q3_K_M", "IQ4_NL", "Q2_K", "IQ3_S", "Q8_0"),
     *("IQ1_S", "Q4_K_S", "IQ2_S", "Q4_0", "IQ1_M", "Q5_1", "IQ2_XS", "MXFP4_MOE"),
+    *("BF16", "TQ1_0", "Q4_1", "TQ2_0", "Q5_0", "F16"),
 )
 EACH = 3  # types of a model's files
 LAYER = re.compile(r"\.(\d+)\.")
@@ -82,7 +83,7 @@ def round_weights(model: Any, numbers: dict[str, torch.Tensor], numbered: Path, 
     layers: dict[str, np.ndarray] = defaultdict(lambda: np.full(last + 1, np.nan, np.float32))
     found = 0
     for tensor in GGUFReader(file).tensors:
-        if tensor.data.dtype == np.uint8 or tensor.data.dtype.kind not in "fu":
+        if tensor.data.dtype != np.float32:
             place = places[tensor.name].astype(np.int64)
             assert (place == places[tensor.name]).all(), tensor.name
             layers[layer_of(tensor.name)][place] = dequantize(tensor.data, tensor.tensor_type).reshape(-1)

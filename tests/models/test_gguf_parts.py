@@ -8,6 +8,7 @@ import operator
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -150,3 +151,15 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path, monkeypatch):
     path = write_layers("glm4moe", tmp_path / "a.gguf", monkeypatch, **more)
     model = gguf_parts.convert_in_parts(Fields(path), tmp_path, torch.float32, keep=False)
     assert model.config.num_hidden_layers == 4
+
+
+def test_blocks_of_signs_are_a_scale_and_a_bit_for_each_value():
+    """As llama.cpp's dequantize_row_q1_0: the lowest bit of the first byte is the first value's."""
+    scales, signs = np.array([0.5, 2.0], np.float16), np.zeros((2, 16), np.uint8)
+    signs[0, 0], signs[1, 15] = 0b101, 0b10000000
+    data = np.concatenate([scales[:, None].view(np.uint8), signs], 1).reshape(1, -1)
+    values = gguf_parts.read_signs(data)
+    assert values.shape == (1, 256)
+    assert values[0, :4].tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert (values[0, 128:255] == -2.0).all()
+    assert values[0, 255] == 2.0

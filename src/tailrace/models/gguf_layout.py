@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -25,6 +26,14 @@ VERSIONS = (2, 3)
 LEAST_FIELD, LEAST_TENSOR = 13, 32  # bytes: an empty name, a type, a value; a name, dimensions, a type and a place
 MOST_DIMENSIONS = 4
 NOT_ZERO = ("block_count", "embedding_length", "context_length")
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor is. offset: relative to the beginning of all data. size: in bytes."""
+
+    name: str
+    offset: int
+    size: int
 
 
 class Cursor:
@@ -109,7 +118,7 @@ def check_part(path: Path, sizes: list[tuple[str, int | None]]) -> int:
         cursor.skip_bytes(4)  # gguf.py has seen the magic
         check_version(cursor.number("I"))
         tensors = cursor.count("Q", LEAST_TENSOR, "tensors")
-        alignment = 32
+        alignment, names = 32, list[str]()
         for _ in range(cursor.count("Q", LEAST_FIELD, "fields")):
             cursor.what = "the name of a field"
             name = cursor.text()
@@ -120,14 +129,36 @@ def check_part(path: Path, sizes: list[tuple[str, int | None]]) -> int:
                 alignment = checked_alignment(kind, value)
             if not name.startswith("clip."):  # a projector is refused by its type
                 sizes.append((name, value))
-        ends = [tensor_end(cursor) for _ in range(tensors)]
-        begin = -(-cursor.at // alignment) * alignment
-        for name, end in ends:
-            if begin + end > len(data):
-                raise ModelLoadError(
-                    f"the file ends at byte {len(data)}, and tensor {name} at byte {begin + end}: it is cut short"
-                )
+            names.append(f"field {name}")
+        places = [read_place(cursor) for _ in range(tensors)]
+        check_places(places, -(-cursor.at // alignment) * alignment, alignment, len(data))
+    check_names([*names, *(f"tensor {place.name}" for place in places)])
     return tensors
+
+
+def check_places(places: list[TensorPlace], begin: int, alignment: int, length: int) -> None:
+    """Check that tensors lie one behind the other, as llama.cpp wants them. begin: of all data. length: of the file.
+
+    Raises:
+        ModelLoadError: the file ends before a tensor does, or tensors overlap or leave a gap.
+    """
+    free = 0
+    for name, offset, size in places:
+        if begin + offset + size > length:
+            raise ModelLoadError(
+                f"the file ends at byte {length}, and tensor {name} at byte {begin + offset + size}: it is cut short"
+            )
+        if offset != free:
+            raise ModelLoadError(
+                f"tensor {name:.80} begins at byte {offset} of the data, and byte {free} is the next one"
+            )
+        free += -(-size // alignment) * alignment
+
+
+def check_names(names: list[str]) -> None:
+    """Raise ModelLoadError if a field or a tensor is there twice."""
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ModelLoadError(f"the {twice[0]:.80} is there twice")
 
 
 def check_version(version: int) -> None:
@@ -164,8 +195,8 @@ def check_field(name: str, value: int | None, tensors: int) -> None:
         raise ModelLoadError(f"the field {name:.80} says {value}, and the file has {tensors} tensors")
 
 
-def tensor_end(cursor: Cursor) -> tuple[str, int]:
-    """Read the next tensor's entry. Return its name and the end of its data, relative to the beginning of all data."""
+def read_place(cursor: Cursor) -> TensorPlace:
+    """Read the next tensor's entry."""
     cursor.what = "the name of a tensor"
     name = cursor.text()
     cursor.what = f"tensor {name:.80}"
@@ -182,4 +213,4 @@ def tensor_end(cursor: Cursor) -> tuple[str, int]:
         raise ModelLoadError(f"{cursor.what} is of the unknown type {kind}") from error
     if shape and shape[0] % block:
         raise ModelLoadError(f"{cursor.what} has rows of {shape[0]}, which are no whole blocks of {block}")
-    return name, offset + prod(shape) // block * size
+    return TensorPlace(name, offset, prod(shape) // block * size)

@@ -27,6 +27,7 @@ from tailrace.models.gguf_readers import Settings, count_layers
 from tailrace.models.gguf_recipes import Recipe, Recipes, take_first
 
 PART = 1 << 27  # weights; a layer, or an embedding, may have more
+SIGN_BLOCK = 18  # bytes of a block of Q1_0
 LAYER = re.compile(r".*?\.(\d+)\.")
 # Of the first layer that predicts further tokens: what it has besides a layer's parameters.
 HEAD: dict[str, tuple[Recipe, ...]] = {
@@ -134,12 +135,22 @@ class Maker:
         return torch.from_numpy(np.require(values, None, ["C", "W"])).to(dtype)
 
 
+def read_signs(data: np.ndarray) -> np.ndarray:
+    """Return the values of blocks of Q1_0: a scale in float16, and 128 bits that say its sign."""
+    blocks = data.reshape(*data.shape[:-1], -1, SIGN_BLOCK)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    signs = np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little")
+    return np.where(signs, scales, -scales).reshape(*data.shape[:-1], -1)
+
+
 def read_values(tensor: Any) -> np.ndarray:
     """Return a tensor in float32.
 
     Raises:
         ModelLoadError: its blocks can't be read here.
     """
+    if tensor.tensor_type.name == "Q1_0":  # the package gguf can't
+        return read_signs(tensor.data)
     try:
         return dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:

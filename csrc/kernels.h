@@ -24,6 +24,26 @@ void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *pack
 void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
             int64_t n, void *y);
 
+// One call of a linear layer: rows [m, k] at x, the next one x_stride entries on.
+struct LinearCall {
+    const void *x;
+    int64_t m, k, x_stride;
+    const void *packed, *bias;
+    int64_t n;
+    void *y;
+};
+
+// One layer per group of rows: those from starts[g] to starts[g + 1] are group g's. `all` has no weights and no bias;
+// weights and biases are the groups' addresses, and biases may be null.
+struct GroupedCall {
+    LinearCall all;
+    Type type;
+    const int64_t *starts;
+    int64_t groups;
+    const uintptr_t *weights, *biases;
+};
+void grouped_linear(const GroupedCall &call);
+
 // Weights quantized in blocks (docs/quantized.md). type: GGUF's number of the blocks' type.
 bool is_quantized(int type);
 // Return (number, weights of a block, bytes of a block) of all types.
@@ -32,6 +52,7 @@ int64_t quantized_bytes(int type, int64_t n, int64_t k);
 // Return false if a scale is not finite: then the packed weights must not be used.
 bool pack_quantized(const void *raw, int type, int64_t n, int64_t k, void *packed);
 void quantized_rows(const void *packed, int type, int64_t k, const int64_t *ids, int64_t count, Type to, void *out);
+void grouped_quantized_linear(const GroupedCall &call, int format);
 void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, int format,
                       const void *bias, int64_t n, void *y);
 // The widest instruction set in use: 0 portable, 1 AVX2, 2 AVX-512 VNNI, 3 AMX. Lowered only while tests compare.

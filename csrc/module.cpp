@@ -79,6 +79,12 @@ NB_MODULE(_cpu, m) {
                        int64_t n, Address y) {
         linear(at(x), Type(type), rows, k, stride, at(packed), at(bias), n, at(y));
     }, Free());
+    m.def("grouped_linear", [](Address x, int type, int64_t rows, int64_t k, int64_t stride, Address starts, int64_t groups,
+                               Address weights, Address biases, int64_t n, int format, Address y) {
+        const GroupedCall call{{at(x), rows, k, stride, nullptr, nullptr, n, at(y)}, Type(type), at<int64_t>(starts), groups,
+                               at<uintptr_t>(weights), at<uintptr_t>(biases)};
+        format < 0 ? grouped_linear(call) : grouped_quantized_linear(call, format);
+    }, Free());
     m.def("is_quantized", [](int type) { return is_quantized(type); });
     m.def("quantized_types", [] { return quantized_types(); });
     m.def("quantized_bytes", [](int type, int64_t n, int64_t k) { return quantized_bytes(type, n, k); });

@@ -1,4 +1,5 @@
-"""Compare models with states (delta rule, Mamba, Mamba 2, short convolutions) with transformers, in turns in one run.
+"""Compare models with states (delta rule, Mamba, Mamba 2, short convolutions) and mixtures of experts with
+transformers, in turns in one run.
 
 The models have layers of real width, few layers, and random weights in bfloat16. Both sides compute the same prompts
 and decode steps with the same number of threads. Prints wall and processor time, and ratios (transformers / ours: above
@@ -42,17 +43,21 @@ HEADS: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 16384,
 }
+DELTA: dict[str, Any] = {
+    "head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "qwen3.5": lambda: t.Qwen3_5TextConfig(
-        **COMMON,
-        **HEADS,
-        head_dim=128,
-        linear_num_key_heads=16,
-        linear_num_value_heads=16,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        layer_types=["linear_attention"] * 3 + ["full_attention"],
+    "qwen3.5": lambda: t.Qwen3_5TextConfig(**COMMON, **HEADS, **DELTA),
+    "qwen3.5 moe": lambda: t.Qwen3_5MoeTextConfig(
+        **COMMON, **HEADS, **DELTA, **EXPERTS, shared_expert_intermediate_size=512
     ),
+    "qwen3 moe": lambda: t.Qwen3MoeConfig(**COMMON, **HEADS, **EXPERTS, head_dim=128),
     "lfm2": lambda: t.Lfm2Config(**COMMON, **HEADS, layer_types=["conv", "conv", "full_attention", "conv"]),
     "mamba2": lambda: t.Mamba2Config(**COMMON, num_heads=32, head_dim=64, state_size=128, n_groups=1, chunk_size=256),
     "mamba": lambda: t.MambaConfig(**COMMON, state_size=16),

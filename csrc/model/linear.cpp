@@ -10,6 +10,7 @@
 #include "model/linear.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace tailrace {
 namespace {
@@ -120,8 +121,8 @@ inline void tiles(int rows, const float *x, int64_t stride, const float *w, int6
     tile_f32(rows, x, stride, w, k, bias, out);
 }
 
-// One block of 64 outputs for all rows; `next` is the block that this thread will do next, or -1.
-template <typename T> void block(const LinearCall &c, int64_t b, int64_t next) {
+// One block of 64 outputs for all rows; `ahead`: the weights that this thread will read next, or null.
+template <typename T> void block(const LinearCall &c, int64_t b, const char *ahead) {
     const T *x = static_cast<const T *>(c.x);
     const T *weights = static_cast<const T *>(c.packed);
     const T *w = weights + b * kPack * c.k;
@@ -131,8 +132,7 @@ template <typename T> void block(const LinearCall &c, int64_t b, int64_t next) {
     if (c.bias)
         for (int64_t j = 0; j < width; ++j) bias[j] = to_float(static_cast<const T *>(c.bias)[b * kPack + j]);
     const int64_t passes = (c.m + kRows - 1) / kRows;
-    const int64_t lines = next < 0 ? 0 : passes > 3 ? 1 : passes > 1 ? 2 : 4;
-    const char *ahead = reinterpret_cast<const char *>(weights + std::max<int64_t>(next, 0) * kPack * c.k);
+    const int64_t lines = !ahead ? 0 : passes > 3 ? 1 : passes > 1 ? 2 : 4;
     alignas(64) float out[kRows * kPack];
     for (int64_t pass = 0; pass < passes; ++pass) {
         const int64_t r = pass * kRows;
@@ -147,11 +147,45 @@ template <typename T> void block(const LinearCall &c, int64_t b, int64_t next) {
     }
 }
 
-template <typename T> void run(const LinearCall &c) {
-    Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t b, int64_t next) { block<T>(c, b, next); });
+// Calls with one k and one n. Their blocks are one list of work, because a few rows per call are little work.
+template <typename T> void run(const std::vector<LinearCall> &calls) {
+    const int64_t blocks = calls.empty() ? 0 : (calls[0].n + kPack - 1) / kPack;
+    const auto weights = [&](int64_t task) {
+        const LinearCall &c = calls[static_cast<size_t>(task / blocks)];
+        return reinterpret_cast<const char *>(static_cast<const T *>(c.packed) + task % blocks * kPack * c.k);
+    };
+    Pool::instance().sweep(blocks * static_cast<int64_t>(calls.size()), [&](int64_t task, int64_t next) {
+        block<T>(calls[static_cast<size_t>(task / blocks)], task % blocks, next < 0 ? nullptr : weights(next));
+    });
+}
+
+void run_all(const std::vector<LinearCall> &calls, Type type) {
+    if (type == Type::f32) return run<float>(calls);
+    if (calls.empty() || !tiles_serve(calls[0].k)) return run<bf16>(calls);
+    for (const LinearCall &call : calls) linear_tiles(call);
 }
 
 }  // namespace
+
+std::vector<LinearCall> split_groups(const GroupedCall &c) {
+    const LinearCall &all = c.all;
+    const int64_t size = c.type == Type::f32 ? 4 : 2;
+    std::vector<LinearCall> calls;
+    for (int64_t g = 0; g < c.groups; ++g) {
+        const int64_t from = c.starts[g], end = c.starts[g + 1];
+        if (from < 0 || end < from || end > all.m)
+            throw std::invalid_argument("starts must ascend from 0 to the number of rows");
+        if (from == end) continue;
+        const char *x = static_cast<const char *>(all.x) + from * all.x_stride * size;
+        char *y = static_cast<char *>(all.y) + from * all.n * size;
+        const void *bias = c.biases ? reinterpret_cast<const void *>(c.biases[g]) : nullptr;
+        calls.push_back({x, end - from, all.k, all.x_stride, reinterpret_cast<const void *>(c.weights[g]), bias, all.n, y});
+    }
+    char *y = static_cast<char *>(all.y);
+    std::fill(y, y + c.starts[0] * all.n * size, char{0});
+    std::fill(y + c.starts[c.groups] * all.n * size, y + all.m * all.n * size, char{0});
+    return calls;
+}
 
 int64_t packed_elements(Type, int64_t n, int64_t k) { return (n + kPack - 1) / kPack * kPack * k; }
 
@@ -175,9 +209,9 @@ void pack_linear(const void *weight, Type type, int64_t n, int64_t k, void *pack
 
 void linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, const void *bias,
             int64_t n, void *y) {
-    const LinearCall call{x, m, k, x_stride, packed, bias, n, y};
-    if (type == Type::f32) return run<float>(call);
-    tiles_serve(k) ? linear_tiles(call) : run<bf16>(call);
+    run_all({{x, m, k, x_stride, packed, bias, n, y}}, type);
 }
+
+void grouped_linear(const GroupedCall &call) { run_all(split_groups(call), call.type); }
 
 }  // namespace tailrace

@@ -1,16 +1,13 @@
-// One call of a packed linear layer, and the path that has a file of its own.
+// Calls of packed linear layers, and the path that has a file of its own.
 #pragma once
 #include "kernels.h"
 
+#include <vector>
+
 namespace tailrace {
 
-struct LinearCall {
-    const void *x;
-    int64_t m, k, x_stride;
-    const void *packed, *bias;
-    int64_t n;
-    void *y;
-};
+// A call per group that has rows. Rows of no group become 0.
+std::vector<LinearCall> split_groups(const GroupedCall &call);
 
 // Whether the machine has tiles of bfloat16, and a row of k inputs fills them.
 bool tiles_serve(int64_t k);

@@ -6,7 +6,7 @@
 #include "base/lines.h"
 #include "base/pool.h"
 #include "base/simd.h"
-#include "quantized/product.h"
+#include "quantized/call.h"
 
 #include <algorithm>
 #include <atomic>
@@ -20,27 +20,8 @@ std::atomic<int> widest_set{3};
 
 constexpr int64_t kRowsAtOnce = 256;  // their sums, [256][64] of float32, stay in the second cache
 constexpr int kFewRows = 4;           // of a product, at most, but for AMX
-constexpr int64_t kBlocksAtOnce = 128;  // of activations that a thread makes int8 at a time, of all rows together
 constexpr int64_t kWholeCodes = 16;   // rows from which on nibbles are taken apart once, where AMX is (see panel)
 constexpr int64_t kManyRows = 32;     // from here on a tile of 16 rows is faster than product_vnni
-
-struct Call {
-    const void *x;
-    int64_t m, k, x_stride;
-    const uint8_t *packed;
-    const void *bias;
-    int64_t n;
-    void *y;
-    const Format *f;
-    Activations rows;
-};
-
-// Blocks [from, end).
-struct Span {
-    int64_t from, end;
-};
-
-enum Set : int { kPortable = 0, kNeon = 1, kAvx2 = 1, kVnni = 2, kAmx = 3 };  // no machine has both of 1
 
 Set best_set() {
     Set best = kPortable;
@@ -55,116 +36,6 @@ Set best_set() {
 
 // The best that tests have left.
 Set widest_of_all() { return std::min(best_set(), static_cast<Set>(widest_set.load())); }
-
-// What stands beside the codes of a row and a block: their scale, their sum times that, and what offsets take away.
-TAILRACE_INLINE void place_block(const Activations &to, const Format &f, int64_t row, int64_t b, float largest,
-                                 const int32_t sums[2]) {
-    const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
-    const float scale = largest < 1e-30f ? 0.0f : largest / 127.0f;
-    const bool two = halves(f) == 2;
-    to.scale[place] = scale;
-    to.total[place] = scale * static_cast<float>(sums[0] + sums[1]);
-    int32_t *start = to.start + (tile * to.blocks + b) * 2 * kTile + lane;
-    start[0] = to.begin - f.offset * (two ? sums[0] : sums[0] + sums[1]);
-    start[kTile] = to.begin - f.offset * sums[1];
-}
-
-// One row of up to 32 inputs per block → q, scale, total and start. NaN and infinity make scale NaN or infinite, so
-// that the row's results are no numbers either. A block below 1e-30 counts as zeros. Inlined, so that it is compiled for
-// the instruction sets of its callers.
-template <typename T>
-TAILRACE_INLINE void quantize_block(const T *x, const Format &f, const Activations &to, int64_t row, int64_t b) {
-    const int64_t tile = row / kTile, lane = row % kTile, place = (tile * to.blocks + b) * kTile + lane;
-    int8_t *q = to.q + place * kBlock;
-    float values[kBlock];
-    uint32_t most = 0;
-    for (int i = 0; i < kBlock; ++i) {
-        values[i] = to_float(x[i]);
-        uint32_t bits;
-        std::memcpy(&bits, &values[i], 4);
-        most = std::max(most, bits & 0x7fffffffu);  // NaN is above infinity here
-    }
-    float largest;
-    std::memcpy(&largest, &most, 4);
-    const float inverse = largest < 1e-30f ? 0.0f : 127.0f / largest;
-    int32_t sums[2] = {0, 0};
-    for (int i = 0; i < kBlock; ++i) {
-        const float shifted = values[i] * inverse + 12582912.0f;  // 1.5 · 2^23: rounds to the nearest, ties to even
-        int32_t bits;
-        std::memcpy(&bits, &shifted, 4);
-        q[i] = static_cast<int8_t>(bits - 0x4b400000);
-    }
-    for (int i = 0; i < kBlock; ++i) sums[i / kSixteen] += q[i];
-    place_block(to, f, row, b, largest, sums);
-}
-
-// Some blocks of a row, whose inputs begin at x.
-TAILRACE_CLONES void quantize_bf16(const bf16 *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
-    for (int64_t b = blocks.from; b < blocks.end; ++b) quantize_block(x + b * kBlock, f, to, row, b);
-}
-TAILRACE_CLONES void quantize_f32(const float *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
-    for (int64_t b = blocks.from; b < blocks.end; ++b) quantize_block(x + b * kBlock, f, to, row, b);
-}
-
-#if TAILRACE_X86
-TAILRACE_AVX512 inline __m512 sixteen_floats(const float *x) { return _mm512_loadu_ps(x); }
-TAILRACE_AVX512 inline __m512 sixteen_floats(const bf16 *x) {
-    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));
-}
-
-// The same operations.
-template <typename T>
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-void quantize_avx512(const T *x, const Format &f, const Activations &to, int64_t row, Span blocks) {
-    const __m512i positive = _mm512_set1_epi32(0x7fffffff);
-    x += blocks.from * kBlock;
-    for (int64_t b = blocks.from; b < blocks.end; ++b, x += kBlock) {
-        const __m512 values[2] = {sixteen_floats(x), sixteen_floats(x + kSixteen)};
-        const __m512i first = _mm512_and_si512(_mm512_castps_si512(values[0]), positive);
-        const __m512i second = _mm512_and_si512(_mm512_castps_si512(values[1]), positive);
-        const uint32_t most = _mm512_reduce_max_epu32(_mm512_max_epu32(first, second));
-        float largest;
-        std::memcpy(&largest, &most, 4);
-        const __m512 inverse = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 127.0f / largest);
-        int8_t *q = to.q + ((row / kTile * to.blocks + b) * kTile + row % kTile) * kBlock;
-        __m128i low, high;
-        for (int half = 0; half < 2; ++half) {
-            const __m512 shifted = _mm512_add_ps(_mm512_mul_ps(values[half], inverse), _mm512_set1_ps(12582912.0f));
-            const __m128i codes = _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted));  // the lowest bytes
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(q + half * kSixteen), codes);
-            (half ? high : low) = codes;
-        }
-        __m256i four = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), _mm256_set_m128i(high, low));
-        four = _mm256_hadd_epi32(four, four);  // within each half
-        four = _mm256_hadd_epi32(four, four);
-        const int32_t sums[2] = {_mm256_extract_epi32(four, 0), _mm256_extract_epi32(four, 4)};
-        place_block(to, f, row, b, largest, sums);
-    }
-}
-#endif
-
-// All rows, some blocks of a tile of rows at a time. Rows of a tile share cache lines, so that threads which took rows
-// of one tile each would wait for each other's writes.
-template <typename T> void quantize_rows(const Call &c, [[maybe_unused]] Set set) {
-    const auto some = [&](int64_t row, Span blocks) {
-        const T *x = static_cast<const T *>(c.x) + row * c.x_stride;
-#if TAILRACE_X86
-        if (set >= kVnni) return quantize_avx512(x, *c.f, c.rows, row, blocks);
-#endif
-        if constexpr (sizeof(T) == 4) quantize_f32(x, *c.f, c.rows, row, blocks);
-        else quantize_bf16(x, *c.f, c.rows, row, blocks);
-    };
-    const int64_t blocks = c.rows.blocks, tiles = (c.m + kTile - 1) / kTile;
-    const int64_t each = std::max<int64_t>(kSuper, kBlocksAtOnce / std::min(c.m, kTile));
-    const int64_t parts = (blocks + each - 1) / each;
-    const auto part = [&](int64_t i) {
-        const int64_t first = i / parts * kTile, from = i % parts * each;
-        for (int64_t r = first; r < std::min(c.m, first + kTile); ++r) some(r, {from, std::min(blocks, from + each)});
-    };
-    if (tiles * parts < 3)
-        for (int64_t i = 0; i < tiles * parts; ++i) part(i);
-    else Pool::instance().run(tiles * parts, part);
-}
 
 // Adds the products of the widened blocks to the sums of `count` rows from p.row on, where a tile begins. What comes next
 // is fetched in parts, one beside each few rows: all of it at once would stand in the way of the first ones' loads. One
@@ -198,7 +69,7 @@ void products(Product p, int64_t count, [[maybe_unused]] Set set, float *acc) {
 template <typename T> void panel(const Call &c, int64_t number, int64_t from, int64_t count, Set set) {
     thread_local Lines<float> sums;
     thread_local Widened w;
-    const uint8_t *weights = c.packed + number * panel_bytes(*c.f, c.k);
+    const uint8_t *weights = static_cast<const uint8_t *>(c.packed) + number * panel_bytes(*c.f, c.k);
     const int64_t width = std::min(kPack, c.n - number * kPack), blocks = c.k / kBlock;
     float bias[kPack] = {};
     if (c.bias)
@@ -241,18 +112,50 @@ Set set_for(const Format &f, int64_t m) {
     return best == kAmx && !tiles ? kVnni : best;
 }
 
-template <typename T> void run(Call c) {
-    const Set set = set_for(*c.f, c.m);
-    if (set == kVnni && can_shift(*c.f)) c.rows.begin = kShift;
-    quantize_rows<T>(c, widest_of_all());
-    for (int64_t from = 0; from < c.m; from += kRowsAtOnce) {
-        const int64_t count = std::min(kRowsAtOnce, c.m - from);
-        Pool::instance().sweep((c.n + kPack - 1) / kPack, [&](int64_t at, int64_t) {
-            if (set == kAmx) begin_amx();
-            panel<T>(c, at, from, count, set);
-            if (set == kAmx) end_amx();
+// Calls with one n.
+template <typename T> void run(const std::vector<Call> &calls) {
+    quantize_rows(calls, sizeof(T) == 4 ? Type::f32 : Type::bf16, widest_of_all());
+    const int64_t panels = (calls[0].n + kPack - 1) / kPack;
+    int64_t most = 0;
+    for (const Call &c : calls) most = std::max(most, c.m);
+    for (int64_t from = 0; from < most; from += kRowsAtOnce) {
+        Pool::instance().sweep(panels * static_cast<int64_t>(calls.size()), [&](int64_t at, int64_t) {
+            const Call &c = calls[static_cast<size_t>(at / panels)];
+            const int64_t count = std::min(kRowsAtOnce, c.m - from);
+            if (count <= 0) return;
+            if (c.set == kAmx) begin_amx();
+            panel<T>(c, at % panels, from, count, c.set);
+            if (c.set == kAmx) end_amx();
         });
     }
+}
+
+// Give each call its part of the memory for rows of int8, and run all. A call's rows begin a tile.
+void run_all(const std::vector<LinearCall> &asked, Type type, int format) {
+    if (asked.empty()) return;
+    thread_local Lines<int8_t> q;
+    thread_local Lines<float> floats;
+    thread_local Lines<int32_t> starts;
+    const int64_t blocks = asked[0].k / kBlock;
+    int64_t places = 0;
+    for (const LinearCall &c : asked) places += (c.m + kTile - 1) / kTile * kTile * blocks;
+    if (static_cast<int64_t>(q.size()) < places * kBlock) {
+        floats.resize(static_cast<size_t>(places * 2));
+        starts.resize(static_cast<size_t>(places * 2));
+        q.resize(static_cast<size_t>(places * kBlock));  // the last: the others are there if it is
+    }
+    const Format *f = format_of(format);
+    std::vector<Call> calls;
+    int64_t at = 0;
+    for (const LinearCall &c : asked) {
+        const Set set = set_for(*f, c.m);
+        const int32_t begin = set == kVnni && can_shift(*f) ? kShift : 0;
+        const Activations rows{q.data() + at * kBlock, floats.data() + at, floats.data() + places + at,
+                               starts.data() + at * 2, blocks, begin};
+        calls.push_back({c, f, rows, set});
+        at += (c.m + kTile - 1) / kTile * kTile * blocks;
+    }
+    type == Type::f32 ? run<float>(calls) : run<bf16>(calls);
 }
 
 }  // namespace
@@ -262,19 +165,9 @@ int best_quantized_set() { return best_set(); }
 
 void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_stride, const void *packed, int format,
                       const void *bias, int64_t n, void *y) {
-    if (m == 0) return;
-    thread_local Lines<int8_t> q;
-    thread_local Lines<float> floats;
-    thread_local Lines<int32_t> starts;
-    const int64_t blocks = k / kBlock, places = (m + kTile - 1) / kTile * kTile * blocks;
-    if (static_cast<int64_t>(q.size()) < places * kBlock) {
-        floats.resize(static_cast<size_t>(places * 2));
-        starts.resize(static_cast<size_t>(places * 2));
-        q.resize(static_cast<size_t>(places * kBlock));  // the last: the others are there if it is
-    }
-    const Activations rows{q.data(), floats.data(), floats.data() + places, starts.data(), blocks};
-    const Call call{x, m, k, x_stride, static_cast<const uint8_t *>(packed), bias, n, y, format_of(format), rows};
-    type == Type::f32 ? run<float>(call) : run<bf16>(call);
+    if (m) run_all({{x, m, k, x_stride, packed, bias, n, y}}, type, format);
 }
+
+void grouped_quantized_linear(const GroupedCall &call, int format) { run_all(split_groups(call), call.type, format); }
 
 }  // namespace tailrace

@@ -237,6 +237,34 @@ def test_joined_parts_are_the_parts_side_by_side():
     assert torch.equal(torch.cat([kernels.linear(x, part) for part in done], -1), expected)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_groups_of_rows_are_those_of_their_layers(kind, biased):
+    """On every instruction set, with few rows and many."""
+    dtype = torch.bfloat16 if biased else torch.float32
+    biases = torch.randn(5, N, dtype=dtype) if biased else [None] * 5
+    raws = [torch.from_numpy(blocks(kind, seed=i)) for i in range(5)]
+    layers = [kernels.pack_quantized(raw, kind, K, bias) for raw, bias in zip(raws, biases, strict=True)]
+    starts = torch.tensor([1, 4, 4, 21, 321, 322])
+    x = torch.randn(325, K, generator=torch.Generator().manual_seed(3)).to(dtype)
+    kernels.set_num_threads(2)
+    expected = torch.zeros(325, N, dtype=dtype)
+    for layer, (first, last) in zip(layers, starts.unfold(0, 2, 1).tolist(), strict=True):
+        expected[first:last] = kernels.linear(x[first:last], layer)
+    for number in range(_cpu.best_quantized_set() + 1):
+        _cpu.use_at_most(number)
+        assert torch.equal(kernels.grouped_linear(x, kernels.group_packed(layers), starts), expected), number
+
+
+def test_groups_must_be_alike():
+    raw = torch.from_numpy(blocks(GGMLQuantizationType.Q8_0))
+    packed, short = (kernels.pack_quantized(some, 8, K) for some in (raw, raw[1:]))
+    with pytest.raises(ValueError, match="one shape and type"):
+        kernels.group_packed([packed, short])
+    with pytest.raises(ValueError, match=r"x must be \[S, 768\]"):
+        kernels.grouped_linear(torch.zeros(3, 32), kernels.group_packed([packed]), torch.tensor([0, 3]))
+
+
 def test_bad_input():
     raw = torch.from_numpy(blocks(GGMLQuantizationType.Q8_0))
     packed = kernels.pack_quantized(raw, 8, K)

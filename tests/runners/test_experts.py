@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn import functional as F
 from transformers.models.dbrx.modeling_dbrx import DbrxExperts as DbrxTransformersExperts
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.jetmoe.modeling_jetmoe import JetMoeParallelExperts
@@ -17,15 +16,15 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-from tailrace.runners import experts
+from tailrace import kernels
+from tailrace.kernels.reference import products as reference
 from tailrace.runners.experts import (
     DbrxExperts,
-    DeviceGroupedLinear,
-    GroupedLinear,
     JetMoeExperts,
     Llama4Experts,
     PackedExperts,
     are_experts,
+    build_grouped,
     sum_in_order,
 )
 from tailrace.runners.fuse import get_module_key
@@ -96,20 +95,6 @@ def test_the_same_as_transformers(kind, dtype):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_the_same_on_a_gpu(kind, monkeypatch):
-    """With what knows no counts on the host; an index behind the last expert is none there too."""
-    states, index, weights = routed()
-    index[0, 0] = EXPERTS
-    expected = PackedExperts(made(kind))(states, index, weights)
-    monkeypatch.setattr(experts, "grouped_linear", DeviceGroupedLinear)
-    monkeypatch.setattr(
-        experts, "sizes_of", lambda numbers, count: torch.searchsorted(numbers, torch.arange(count + 1))
-    )
-    torch.testing.assert_close(PackedExperts(made(kind))(states, index, weights), expected, atol=1e-4, rtol=1e-5)
-
-
 def depends_on_neighbours(layer: Any) -> bool:
     """Whether a token has other bits alone, or in the second half, than among all."""
     states, index, weights = routed()
@@ -171,14 +156,38 @@ def test_experts_of_dbrx():
     torch.testing.assert_close(got, dbrx(states[None], index, weights), atol=1e-4, rtol=1e-5)
 
 
-def test_each_expert_has_its_own_rows():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5, 8), (4, 130, 33), (6, 64, 40), (1, 7, 1)])
+def test_each_expert_has_its_own_rows(shape, biased, dtype):
+    """With the bits that a linear layer of its own gives them."""
     torch.manual_seed(0)
-    weight, bias = torch.randn(3, 5, 8), torch.randn(3, 5)
-    rows = torch.randn(7, 8)
-    got = GroupedLinear(weight, bias)(rows, [2, 0, 4, 0, 1])
-    expected = [F.linear(rows[:2], weight[0], bias[0]), F.linear(rows[2:6], weight[2], bias[2]), torch.zeros(1, 5)]
-    torch.testing.assert_close(got, torch.cat(expected))
-    torch.testing.assert_close(DeviceGroupedLinear(weight, bias)(rows, [2, 0, 4]), torch.cat(expected))
+    groups, features, depth = shape
+    weight, bias = torch.randn(shape, dtype=dtype), torch.randn(groups, features, dtype=dtype) if biased else None
+    counts = torch.randint(0, 9, (groups,)) * torch.randint(0, 2, (groups,))
+    starts = torch.tensor([2, *(2 + counts.cumsum(0)).tolist()])
+    rows = torch.randn(int(starts[-1]) + 3, depth, dtype=dtype)
+    got = build_grouped(weight, bias)(rows, starts)
+    expected = torch.zeros(len(rows), features, dtype=dtype)
+    for group in range(groups):
+        own = slice(int(starts[group]), int(starts[group + 1]))
+        packed = kernels.pack_linear(weight[group], None if bias is None else bias[group])
+        expected[own] = kernels.linear(rows[own], packed)
+    assert torch.equal(got, expected)
+    close = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.2, "rtol": 2e-2}
+    plain = reference.grouped_linear(rows, reference.pack_grouped(weight, bias), starts)
+    torch.testing.assert_close(got, plain, **close)
+
+
+def test_starts_that_do_not_ascend_are_refused():
+    layers, rows = build_grouped(torch.randn(2, 5, 8)), torch.randn(4, 8)
+    for starts in ([0, 3, 2], [0, 2, 5], [-1, 0, 4]):
+        with pytest.raises(ValueError, match="starts must ascend"):
+            layers(rows, torch.tensor(starts))
+    with pytest.raises(ValueError, match=r"starts must be int64 \[3\]"):
+        layers(rows, torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"x must be \[S, 8\]"):
+        layers(rows[:, 1:], torch.tensor([0, 2, 4]))
 
 
 def test_sums_have_one_order():

@@ -14,6 +14,7 @@ depends neither on the number of rows nor on the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ __all__ = [
     "argmax",
     "bmm",
     "convolve",
+    "group_packed",
     "grouped_linear",
     "gumbel",
     "joined",
@@ -43,6 +45,7 @@ __all__ = [
     "make_cache",
     "make_quantized_cache",
     "pack_bits",
+    "pack_grouped",
     "pack_linear",
     "pack_quantized",
     "paged_attention",
@@ -138,24 +141,46 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return choose("bmm", a.device.type, a.dtype)(a, b)
 
 
-def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor
-) -> torch.Tensor:
-    """Apply a linear layer per group of rows, such as an expert's; fp32 accumulation, rounded once.
-
-    On a GPU the result is row-invariant, and the host does not wait for `starts`.
+def pack_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Return a linear layer per group in the order in which `grouped_linear` streams the weights. On a CPU the original
+    may be freed.
 
     Args:
-        x: [S, K], sorted by group. weight: [E, N, K]. bias: [E, N] or None. All have one dtype.
-        starts: int64 [E + 1], ascending. Group g has the rows starts[g] … starts[g + 1] − 1.
+        weight: [groups, N, K], bf16 or f32; on a GPU f16 too. bias: [groups, N] in the same dtype.
+
+    Raises:
+        ValueError: shapes do not fit, or the dtype is another one.
+    """
+    return choose("pack_grouped", weight.device.type, weight.dtype)(weight, bias)
+
+
+def group_packed(layers: Sequence[Any]) -> Any:
+    """Return the same for results of `pack_linear` or `pack_quantized`, one per group; on the CPU.
+
+    Raises:
+        ValueError: the layers differ in shape or type.
+    """
+    return choose("group_packed", "cpu", torch.bfloat16)(layers)
+
+
+def grouped_linear(x: torch.Tensor, packed: Any, starts: torch.Tensor) -> torch.Tensor:
+    """Apply a linear layer per group of rows, such as an expert's; fp32 accumulation, rounded once.
+
+    The result is row-invariant, and a row has the bits that `linear` gives it. The host reads nothing of `starts`: a
+    GPU need not wait, and a step on a CPU can be recorded.
+
+    Args:
+        x: [S, K], sorted by group, in the layers' dtype.
+        packed: the result of `pack_grouped` or `group_packed`.
+        starts: int64 [groups + 1], ascending. Group g has the rows starts[g] … starts[g + 1] − 1.
 
     Returns:
         [S, N]; rows of no group are 0.
 
     Raises:
-        ValueError: on a GPU, shapes do not fit, or dtypes differ or are none of bf16, f16 and f32.
+        ValueError: shapes or dtypes do not fit; on a CPU, `starts` does not ascend from 0 to at most S.
     """
-    return choose("grouped_linear", x.device.type, x.dtype)(x, weight, bias, starts)
+    return choose("grouped_linear", x.device.type, x.dtype)(x, packed, starts)
 
 
 def sum_rows(x: torch.Tensor, divisor: float = 1.0, squared: bool = False) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 transformers gives an expert's rows to one matrix product, whose way of adding depends on how many rows there are. The
 kernels of linear layers add every row's products in one order (csrc/model/linear.cpp, kernels/gpu/products.py). On a
-CPU the projections of every expert are packed.
+CPU the projections of every expert are packed. The host never reads how many rows an expert has.
 """
 
 from __future__ import annotations
@@ -22,47 +22,22 @@ from tailrace.kernels.transfer import there
 DECORATED = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 
 
-Sizes = list[int] | torch.Tensor  # see sizes_of
-
-
 class GroupedLinear:
-    """One linear layer per expert, packed for the CPU. weight: [E, N, K]; bias: [E, N] or None."""
+    """One linear layer per expert. packed: the result of kernels.pack_grouped or kernels.group_packed; experts: how
+    many there are."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        biases = [None] * len(weight) if bias is None else list(bias.detach())
-        pairs = zip(weight.detach(), biases, strict=True)
-        self.packed = [kernels.pack_linear(own, own_bias) for own, own_bias in pairs]
-        self.experts, self.width = weight.shape[:2]
+    def __init__(self, packed: Any, experts: int) -> None:
+        self.packed, self.experts = packed, experts
 
-    def __call__(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
-        """Return [S, N] of rows [S, K], sorted by expert. Rows of numbers that are no expert's become 0. counts: how
-        many rows each expert has, up to the last that has any."""
-        assert isinstance(counts, list)
-        pairs = zip(rows.split(counts), self.packed, strict=False)
-        done = [kernels.linear(part, packed) for part, packed in pairs if len(part)]
-        none = sum(counts[len(self.packed) :])
-        return torch.cat([*done, rows.new_zeros(none, self.width)])
+    def __call__(self, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Return [S, N] of rows [S, K], sorted by expert. Rows of numbers that are no expert's become 0. starts: the
+        result of find_starts."""
+        return kernels.grouped_linear(rows, self.packed, starts)
 
 
-class DeviceGroupedLinear:
-    """One linear layer per expert on a GPU, where the host does not know each expert's number of rows. weight: [E, N,
-    K]; bias: [E, N] or None."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-        self.experts = len(weight)
-
-    def __call__(self, rows: torch.Tensor, starts: Sizes) -> torch.Tensor:
-        """Return [S, N] of rows [S, K], sorted by expert. Rows without an expert become 0. starts: the result of
-        sizes_of, or the number of rows of each expert."""
-        if isinstance(starts, list):
-            starts = there(torch.tensor([0, *accumulate(starts)]), rows.device)
-        return kernels.grouped_linear(rows, self.weight, self.bias, starts)
-
-
-def grouped_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GroupedLinear | DeviceGroupedLinear:
-    """Return the layers for the weight's device."""
-    return (GroupedLinear if weight.device.type == "cpu" else DeviceGroupedLinear)(weight, bias)
+def build_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GroupedLinear:
+    """Return the layers of a weight [E, N, K] and a bias [E, N] or None."""
+    return GroupedLinear(kernels.pack_grouped(weight, bias), len(weight))
 
 
 class PackedExperts(nn.Module):
@@ -87,11 +62,11 @@ class PackedExperts(nn.Module):
         expert."""
         return mix_experts(hidden_states, top_k_index, top_k_weights, self.each, self.up.experts)
 
-    def each(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
+    def each(self, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Return each expert's outputs for its rows."""
         own = self.own
-        rows = self.up(rows.to(self.dtype), counts)
-        rows = self.down(own._apply_gate(rows) if own.has_gate else own.act_fn(rows), counts)
+        rows = self.up(rows.to(self.dtype), starts)
+        rows = self.down(own._apply_gate(rows) if own.has_gate else own.act_fn(rows), starts)
         return own.post_expert_norm(rows) if own.has_post_expert_norm else rows
 
 
@@ -105,8 +80,8 @@ class DbrxExperts(nn.Module):
             weight.unflatten(0, (original.num_experts, original.ffn_hidden_size)) for weight in (mlp.w1, mlp.v1, mlp.w2)
         )
         self.up, self.down, self.act_fn = (
-            grouped_linear(torch.cat([gate, up], 1)),
-            grouped_linear(down.mT),
+            build_grouped(torch.cat([gate, up], 1)),
+            build_grouped(down.mT),
             mlp.activation_fn,
         )
 
@@ -117,10 +92,10 @@ class DbrxExperts(nn.Module):
         flat = hidden_states.flatten(0, -2)
         return mix_experts(flat, top_k_index, top_k_weights, self.each, self.up.experts).view_as(hidden_states)
 
-    def each(self, rows: torch.Tensor, counts: Sizes) -> torch.Tensor:
+    def each(self, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Return each expert's outputs for its rows."""
-        gate, up = self.up(rows, counts).chunk(2, -1)
-        return self.down(self.act_fn(gate) * up, counts)
+        gate, up = self.up(rows, starts).chunk(2, -1)
+        return self.down(self.act_fn(gate) * up, starts)
 
 
 class Llama4Experts(nn.Module):
@@ -128,14 +103,15 @@ class Llama4Experts(nn.Module):
 
     def __init__(self, original: Any) -> None:
         super().__init__()
-        self.up = grouped_linear(original.gate_up_proj.mT)
-        self.down = grouped_linear(original.down_proj.mT)
+        self.up = build_grouped(original.gate_up_proj.mT)
+        self.down = build_grouped(original.down_proj.mT)
         self.act_fn = original.act_fn
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        counts = [len(hidden_states) // self.up.experts] * self.up.experts
-        gate, up = self.up(hidden_states, counts).chunk(2, -1)
-        return self.down(up * self.act_fn(gate), counts)
+        each = len(hidden_states) // self.up.experts
+        starts = torch.arange(self.up.experts + 1, device=hidden_states.device) * each
+        gate, up = self.up(hidden_states, starts).chunk(2, -1)
+        return self.down(up * self.act_fn(gate), starts)
 
 
 class JetMoeExperts(nn.Module):
@@ -143,16 +119,16 @@ class JetMoeExperts(nn.Module):
 
     def __init__(self, original: Any) -> None:
         super().__init__()
-        self.linear = grouped_linear(original.weight)
+        self.linear = build_grouped(original.weight)
 
     def forward(self, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
-        return self.linear(inputs, list(expert_size))
+        return self.linear(inputs, there(torch.tensor([0, *accumulate(expert_size)]), inputs.device))
 
 
-def build_projection(original: Any, name: str) -> GroupedLinear | DeviceGroupedLinear:
+def build_projection(original: Any, name: str) -> GroupedLinear:
     """Return a projection of decorated experts."""
     weight = getattr(original, name)
-    return grouped_linear(
+    return build_grouped(
         weight.mT if original.is_transposed else weight,
         getattr(original, f"{name}_bias") if original.has_bias else None,
     )
@@ -162,27 +138,25 @@ def mix_experts(
     states: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
-    each: Callable[[torch.Tensor, Sizes], torch.Tensor],
+    each: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     number: int,
 ) -> torch.Tensor:
     """Return the weighted sum over the experts that each token chose: states [T, H], index and weights [T, k] → [T, H].
 
-    each: rows sorted by expert, and their sizes_of → the experts' outputs. number: of experts.
+    each: rows sorted by expert, and their find_starts → the experts' outputs. number: of experts.
     """
     chosen = index.shape[-1]
     experts, order = index.reshape(-1).sort(stable=True)
-    rows = each(states[order // chosen], sizes_of(experts, number))
+    rows = each(states[order // chosen], find_starts(experts, number))
     rows = rows * weights.reshape(-1)[order, None]
     back = torch.empty_like(rows)
     back[order] = rows
     return sum_in_order(back.unflatten(0, (-1, chosen))).to(states.dtype)
 
 
-def sizes_of(experts: torch.Tensor, number: int) -> Sizes:
-    """Return how many rows each expert has, given the rows' experts in ascending order. On a GPU the host must not wait
-    for these counts, so there return where each expert's rows begin: int64 [number + 1]."""
-    if experts.device.type == "cpu":
-        return torch.bincount(experts).tolist()
+def find_starts(experts: torch.Tensor, number: int) -> torch.Tensor:
+    """Return where each expert's rows begin, given the rows' experts in ascending order: int64 [number + 1]. The last
+    entry is the end of the last one's rows."""
     return torch.searchsorted(experts, torch.arange(number + 1, device=experts.device))
 
 

@@ -14,6 +14,9 @@ import triton.language as tl
 from tailrace.kernels.gpu.launcher import Launcher, special
 from tailrace.kernels.gpu.linear import DTYPES, MULTIPLY, tile_of
 from tailrace.kernels.gpu.linear_kernels import over_depth
+from tailrace.kernels.reference.products import Grouped, pack_grouped
+
+__all__ = ["bmm", "grouped_linear", "pack_grouped"]
 
 
 @triton.jit(do_not_specialize=["m", "n"])
@@ -125,9 +128,8 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, starts: torch.Tensor
-) -> torch.Tensor:
+def grouped_linear(x: torch.Tensor, packed: Grouped, starts: torch.Tensor) -> torch.Tensor:
+    weight, bias = packed
     check("grouped_linear", x, weight, *(() if bias is None else (bias,)))
     groups, features, depth = weight.shape
     if x.dim() != 2 or x.shape[1] != depth or starts.shape != (groups + 1,):

@@ -27,8 +27,10 @@ from tailrace.models.describe import defaults
 from tailrace.models.gguf_architectures import read_settings
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_recipes import NEXT, NEXT_WAYS, PERMUTED, Recipes
+from tailrace.runners.experts import PackedExperts
 from tailrace.runners.load_transformers import load_transformers
 
+EXPERTS = (".gate_up_proj", ".up_proj", ".experts.down_proj")  # of all experts of a layer
 FAR = 5000  # behind the original context of every model that has a scaling
 
 
@@ -87,11 +89,37 @@ def test_blocks_stay_and_are_the_same_weights(name: str, tmp_path: Path):
     assert kept.keys() == plain.keys()
     assert ("model.embed_tokens.weight" in types) != name.startswith("gemma")  # which scales it
     assert any("self_attn" in part for part in types)
+    assert all(part in types for part in plain if part.endswith(EXPERTS))
     for part, value in kept.items():
         if part in types:
             assert value.dtype == torch.uint8
             value = torch.from_numpy(dequantize(value.numpy(), Type(types[part])))
+            if name == "gpt-oss" and part.endswith(EXPERTS):  # which has them as [inputs, outputs]
+                value = value.mT
         assert torch.equal(value, plain[part]), part
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss", "deepseek2 v3"])
+@torch.inference_mode()
+def test_experts_in_blocks_are_computed(name: str, tmp_path: Path):
+    """As those of the same weights as numbers, but for activations that are rounded to integers."""
+    path = write_model(make_model(name), tmp_path / "tiny.gguf", Type.Q8_0)
+    mixtures = []
+    for keep in (True, False):
+        folder = convert_file(path, keep)
+        runner = load_transformers(ModelConfig(model=str(folder), dtype="float32"), folder, block_size=16)
+        runner.allocate(64)
+        assert runner.decode_steps is not None
+        found = [module for module in runner.paged.model.modules() if isinstance(module, PackedExperts)]
+        assert found
+        assert all(module.quantized == keep for module in found)
+        mixtures.append(found)
+    torch.manual_seed(0)
+    for blocks, numbers in zip(*mixtures, strict=True):
+        states, weights = torch.randn(9, COMMON["hidden_size"]), torch.rand(9, 2)
+        index = torch.stack([torch.randperm(numbers.up.experts)[:2] for _ in range(9)])
+        got, expected = (module(states, index, weights) for module in (blocks, numbers))
+        assert 0 < torch.dist(got, expected) < 0.02 * torch.linalg.vector_norm(expected)
 
 
 @pytest.fixture(scope="module")

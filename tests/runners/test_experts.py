@@ -17,13 +17,13 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from tailrace import kernels
+from tailrace.base.expert_modules import are_experts
 from tailrace.kernels.reference import products as reference
 from tailrace.runners.experts import (
     DbrxExperts,
     JetMoeExperts,
     Llama4Experts,
     PackedExperts,
-    are_experts,
     build_grouped,
     sum_in_order,
 )

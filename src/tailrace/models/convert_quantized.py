@@ -4,12 +4,14 @@ A matrix stays under three conditions. A block never spans two rows, so nothing 
 
 - Moving rows of tensors of one block type makes the matrix (gguf_recipes.py).
 - The block type has a kernel.
-- Only linear layers and embeddings own the matrix.
+- Only linear layers and embeddings own the matrix, or it has a projection of all experts of a layer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from gguf import GGMLQuantizationType
 from torch import nn
 
 from tailrace import _cpu
+from tailrace.base.expert_modules import are_experts
 from tailrace.models.gguf_recipes import Recipe
 from tailrace.models.tensors import BLOCKS_METHOD
 
@@ -32,6 +35,7 @@ class KeptBlocks:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.owned = {name for name, _, _ in list_owned_matrices(model)}
+        self.experts = {name: module.is_transposed for name, module in list_expert_matrices(model)}
         self.types: dict[str, int] = {}
         self.shapes: dict[str, list[int]] = {}
         self.left: Counter[str] = Counter()
@@ -45,15 +49,18 @@ class KeptBlocks:
         """
         kinds = {tensor.tensor_type for tensor in tensors}
         kind = kinds.pop() if len(kinds) == 1 else None
-        if kind is None or int(kind) not in TYPES or not recipe.rows or name not in self.owned:
+        transposed = self.experts.get(name)
+        join = recipe.experts if transposed is not None else recipe.join if recipe.rows and name in self.owned else None
+        if kind is None or int(kind) not in TYPES or join is None:
             self.left.update(tensor.tensor_type.name for tensor in tensors if tensor.tensor_type.name not in FLOATS)
             return None
-        raw = recipe.join([tensor.data.reshape(-1, tensor.data.shape[-1]).view(np.uint8) for tensor in tensors])
+        raw = join([read_blocks(tensor, len(shape)) for tensor in tensors])
         widths = {int(tensor.shape[0]) for tensor in tensors}
-        if (len(raw), *widths) != shape:
+        if (*raw.shape[:-1], *widths) != ((shape[0], shape[2], shape[1]) if transposed else shape):
             raise ValueError("the rows are not the model's")
         self.types[name], self.shapes[name] = int(kind), list(raw.shape)
-        self.packed_bytes += _cpu.quantized_bytes(int(kind), *shape)
+        matrices = 1 if len(shape) == 2 else len(raw)
+        self.packed_bytes += matrices * _cpu.quantized_bytes(int(kind), raw.shape[-2], widths.pop())
         return torch.from_numpy(np.require(raw, None, ["C", "W"]))
 
     def settings(self) -> dict[str, Any]:
@@ -65,9 +72,25 @@ class KeptBlocks:
             "shapes": self.shapes,
             "names": {str(number): GGMLQuantizationType(number).name for number in set(self.types.values())},
             "left": {f"of {kind} {became}": count for kind, count in self.left.items()},
-            "raw_bytes": sum(rows * size for rows, size in self.shapes.values()),
+            "raw_bytes": sum(prod(shape) for shape in self.shapes.values()),
             "packed_bytes": self.packed_bytes,
         }
+
+
+def read_blocks(tensor: Any, dimensions: int) -> np.ndarray:
+    """Return the bytes of a tensor's rows: uint8 [rows, bytes of a row], or [experts, rows, bytes of a row]."""
+    shape = tensor.data.shape
+    leading = (-1,) if dimensions == 2 else (shape[0], -1)
+    return tensor.data.reshape(*leading, shape[-1]).view(np.uint8)
+
+
+def list_expert_matrices(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the matrices of all experts of a layer: (name of the parameter, its module)."""
+    for path, module in model.named_modules():
+        if are_experts(module):
+            for name in ("gate_up_proj", "up_proj", "down_proj"):
+                if isinstance(getattr(module, name, None), nn.Parameter):
+                    yield f"{path}.{name}", module
 
 
 def list_owned_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter, list[Any]]]:

@@ -18,7 +18,7 @@ from tailrace.models.child import run_child
 from tailrace.models.progress import Progress
 from tailrace.models.store import make_once
 
-FORMAT = 6  # of converted folders; raising it makes older ones unused
+FORMAT = 7  # of converted folders; raising it makes older ones unused
 MAGIC = b"GGUF"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 SAMPLE_BYTES = 1 << 20  # read at both ends for the key: headers and metadata are at the front

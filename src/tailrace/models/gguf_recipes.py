@@ -22,12 +22,14 @@ Settings = dict[str, Any]
 
 class Recipe(NamedTuple):
     """sources: tensors; join: their values → the parameter's. rows: it only moves rows, so blocks survive it. done: the
-    architecture's changes are not for it."""
+    architecture's changes are not for it. experts: the same for matrices of experts as [E, outputs, inputs]; it only
+    moves rows."""
 
     sources: tuple[str, ...]
     join: Join
     rows: bool = True
     done: bool = False
+    experts: Join | None = None
 
 
 def take_first(values: list[np.ndarray]) -> np.ndarray:
@@ -75,11 +77,13 @@ def part_of(start: int, size: int) -> Join:
     return lambda values: values[0][start : start + size]
 
 
+GATES = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+DOWN = Recipe(("ffn_down_exps.weight",), take_first, experts=take_first)
 # end of a parameter's name → ways to make it, the first whose tensors are there
 WAYS: dict[str, tuple[Recipe, ...]] = {
     "mlp.experts.gate_up_proj": (
-        Recipe(("ffn_gate_up_exps.weight",), take_first, False),
-        Recipe(("ffn_gate_exps.weight", "ffn_up_exps.weight"), join_experts, False),
+        Recipe(("ffn_gate_up_exps.weight",), take_first, False, experts=take_first),
+        Recipe(GATES, join_experts, False, experts=join_experts),
     ),
     "mlp.gate_up_proj.weight": (
         Recipe(("ffn_gate.weight", "ffn_up.weight"), join_rows),
@@ -110,14 +114,10 @@ GEMMA4: dict[str, tuple[Recipe, ...]] = {
 LFM2_MOE: dict[str, tuple[Recipe, ...]] = {
     "feed_forward.expert_bias": WAYS["mlp.gate.e_score_correction_bias"],
     "feed_forward.experts.gate_up_proj": WAYS["mlp.experts.gate_up_proj"],
-    "feed_forward.experts.down_proj": (Recipe(("ffn_down_exps.weight",), take_first),),
+    "feed_forward.experts.down_proj": (DOWN,),
 }
 LLAMA4: dict[str, tuple[Recipe, ...]] = {
-    "feed_forward.experts.gate_up_proj": (
-        Recipe(
-            ("ffn_gate_exps.weight", "ffn_up_exps.weight"), lambda values: turn_matrices([join_experts(values)]), False
-        ),
-    ),
+    "feed_forward.experts.gate_up_proj": (Recipe(GATES, lambda values: turn_matrices([join_experts(values)]), False),),
     "feed_forward.experts.down_proj": (Recipe(("ffn_down_exps.weight",), turn_matrices, False),),
 }
 ERNIE_MOE: dict[str, tuple[Recipe, ...]] = {
@@ -133,13 +133,13 @@ MINIMAX = {"mlp.e_score_correction_bias": WAYS["mlp.gate.e_score_correction_bias
 GRANITE_MOE: dict[str, tuple[Recipe, ...]] = {
     "block_sparse_moe.router.weight": (Recipe(("ffn_gate_inp.weight",), take_first),),
     "block_sparse_moe.experts.gate_up_proj": WAYS["mlp.experts.gate_up_proj"],
-    "block_sparse_moe.experts.down_proj": (Recipe(("ffn_down_exps.weight",), take_first),),
+    "block_sparse_moe.experts.down_proj": (DOWN,),
     "shared_mlp.input_linear.weight": (Recipe(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), join_rows),),
 }
 GPT_OSS: dict[str, tuple[Recipe, ...]] = {
-    "mlp.experts.gate_up_proj": (Recipe(("ffn_gate_exps.weight", "ffn_up_exps.weight"), weave_matrices, False),),
+    "mlp.experts.gate_up_proj": (Recipe(GATES, weave_matrices, False, experts=weave_experts),),
     "mlp.experts.gate_up_proj_bias": (Recipe(("ffn_gate_exps.bias", "ffn_up_exps.bias"), weave_experts, False),),
-    "mlp.experts.down_proj": (Recipe(("ffn_down_exps.weight",), turn_matrices, False),),
+    "mlp.experts.down_proj": (Recipe(("ffn_down_exps.weight",), turn_matrices, False, experts=take_first),),
     "mlp.experts.down_proj_bias": (Recipe(("ffn_down_exps.bias",), take_first, False),),
 }
 
@@ -262,7 +262,7 @@ class Recipes:
         for change in self._changes:
             if found := re.search(change.pattern, name):
                 made = chain_join(recipe.join, change.make(self._settings, found))
-                return Recipe(recipe.sources, made, recipe.rows and change.rows)
+                return recipe._replace(join=made, rows=recipe.rows and change.rows, experts=None)
         return recipe
 
     def _find_plain_recipe(self, name: str) -> Recipe | None:
@@ -275,7 +275,7 @@ class Recipes:
         ways = LAYER.fullmatch(name)
         if source not in self._tensors or (ways and ways[3] in self._ways):
             return None
-        return Recipe((source,), take_first)
+        return Recipe((source,), take_first, experts=take_first)
 
     def _find_listed_recipe(self, name: str) -> Recipe | None:
         """Return a parameter of the table."""

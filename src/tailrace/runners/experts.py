@@ -18,9 +18,6 @@ from torch import nn
 from tailrace import kernels
 from tailrace.kernels.transfer import there
 
-# of the modules that transformers' use_experts_implementation decorates
-DECORATED = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
-
 
 class GroupedLinear:
     """One linear layer per expert. packed: the result of kernels.pack_grouped or kernels.group_packed; experts: how
@@ -43,7 +40,8 @@ def build_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Gro
 class PackedExperts(nn.Module):
     """The experts of a layer, as transformers' experts_implementation has them.
 
-    own: the original without its projections; it has the gate, the activation and the norm.
+    own: the original without its projections; it has the gate, the activation and the norm. quantized: whether a
+    projection has its weights in blocks.
     """
 
     def __init__(self, original: Any) -> None:
@@ -53,6 +51,7 @@ class PackedExperts(nn.Module):
         self.down = build_projection(original, "down_proj")
         self.own = copy(original)
         self.own._parameters = {}
+        self.quantized = bool(getattr(original, "quantized", None))
         self.dtype = original.down_proj.dtype
 
     def forward(
@@ -126,7 +125,9 @@ class JetMoeExperts(nn.Module):
 
 
 def build_projection(original: Any, name: str) -> GroupedLinear:
-    """Return a projection of decorated experts."""
+    """Return a projection of decorated experts. It is in blocks if `quantized` has it (runners/quantized.py)."""
+    if grouped := getattr(original, "quantized", {}).get(name):
+        return grouped
     weight = getattr(original, name)
     return build_grouped(
         weight.mT if original.is_transposed else weight,
@@ -166,8 +167,3 @@ def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
     for part in rest:
         total = total + part
     return total
-
-
-def are_experts(module: nn.Module) -> bool:
-    """Return True for modules that transformers' use_experts_implementation decorates."""
-    return all(hasattr(module, name) for name in DECORATED)

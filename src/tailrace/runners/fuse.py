@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from tailrace import kernels
+from tailrace.base.expert_modules import are_experts
 from tailrace.runners.attention import ATTRIBUTE, AttentionLayer
-from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts, are_experts
+from tailrace.runners.experts import DbrxExperts, JetMoeExperts, Llama4Experts, PackedExperts
 from tailrace.runners.quantized import QuantizedLinear, rounds_activations
 
 log = logging.getLogger(__name__)
@@ -216,6 +217,8 @@ def group_modules(model: nn.Module, name: str) -> dict[str, Places]:
     and experts. Code around a module may read its weights (a router does), so each group is tried."""
     found: dict[str, Places] = {}
     for path, parent in model.named_modules():
+        if isinstance(parent, PackedExperts):
+            continue  # made at load, of blocks; the original in it has no weights
         for child, module in parent.named_children():
             if get_module_key(module) == name:
                 where = f"{type(parent).__name__} {re.sub(r'[0-9]+', 'N', f'{path}.{child}')}"

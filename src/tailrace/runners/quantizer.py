@@ -46,9 +46,9 @@ class BlocksQuantizer(HfQuantizer):
             for target, source in (model._tied_weights_keys or {}).items():
                 if source in self.types:
                     self.types[target], shapes[target] = self.types[source], shapes[source]
-        self.modules = swap_modules(model, {name: (shape[0], shape[1]) for name, shape in shapes.items()}, model.dtype)
+        self.modules = swap_modules(model, shapes, model.dtype)
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        pack_all(self.modules, self.types)
+        pack_all(model, self.modules, self.types)
         del self.modules  # the model keeps its quantizer, and modules that are replaced later must go
         return model

@@ -304,38 +304,3 @@ def test_damaged_parts_are_a_sentence(tmp_path: Path, damage: Any, said: str):
     folder = write(tmp_path / "tiny", tensors, quantization_config=case.settings)
     with pytest.raises(ModelLoadError, match=rf"can't be converted: tensor model\.layers\.1\.mlp\.{said}"):
         resolve(config_for(folder, tmp_path), progress=False)
-
-
-def test_experts_are_widened_and_merged_by_the_loader(tmp_path: Path):
-    """A checkpoint with names and a matrix per expert of its own, which transformers renames and merges."""
-    from safetensors.torch import load_file
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4, "sliding_window": None}
-    torch.manual_seed(0)
-    MixtralForCausalLM(MixtralConfig(**sizes, **heads)).save_pretrained(tmp_path / "saved")
-    tensors = load_file(tmp_path / "saved" / "model.safetensors")
-    experts = [name for name in tensors if ".experts." in name]
-    assert len(experts) == 12, sorted(tensors)
-    matrices = [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight") or name in experts]
-    folder = write(tmp_path / "packed", packed(tensors, lambda w: packers.gptq(packers.rounded(w, 32)), matrices))
-    config = json.loads((tmp_path / "saved" / "config.json").read_text()) | {"quantization_config": gptq(32)}
-    (folder / "config.json").write_text(json.dumps(config))
-    found, ours = loaded(config_for(folder, tmp_path, weights="quantized", dtype="float32"))
-    settings = json.loads((found / "config.json").read_text())["quantization_config"]
-    assert settings["left"] == {"of other modules became float32": len(experts)}
-    assert len(settings["types"]) == len(matrices) - len(experts) == 4
-    _, theirs = loaded(config_for(folder, tmp_path, dtype="float32"))
-    expected = theirs.paged.run_trial()
-    assert (ours.paged.run_trial() - expected).norm() / expected.norm() < 0.03
-
-    plain = write(tmp_path / "plain", tensors)
-    (plain / "config.json").write_text((tmp_path / "saved" / "config.json").read_text())
-    found, ours = loaded(config_for(plain, tmp_path, quantize="q8_0", dtype="float32"))
-    settings = json.loads((found / "config.json").read_text())["quantization_config"]
-    assert len(settings["types"]) == 6  # with the embedding and the output projection
-    assert settings["left"] == {"of other modules stay floats": len(experts) + 1}  # and the router
-    _, theirs = loaded(config_for(plain, tmp_path, dtype="float32"))
-    expected = theirs.paged.run_trial()
-    assert (ours.paged.run_trial() - expected).norm() / expected.norm() < 0.03

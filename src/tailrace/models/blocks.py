@@ -36,14 +36,14 @@ def widen_floats(tensor: FileTensor, values: np.ndarray) -> np.ndarray:
 
 
 def quantize_matrix(tensor: FileTensor, kind: GGMLQuantizationType) -> Iterator[memoryview]:
-    """Yield the blocks of a matrix of floats, row after row.
+    """Yield the blocks of a matrix of floats, or of several matrices [E, N, K], row after row.
 
     Raises:
         ModelLoadError: a weight is not finite.
     """
-    rows = map_tensor(tensor)
-    step = max(1, AT_ONCE // tensor.shape[1])
-    for first in range(0, tensor.shape[0], step):
+    rows = map_tensor(tensor).reshape(-1, tensor.shape[-1])
+    step = max(1, AT_ONCE // tensor.shape[-1])
+    for first in range(0, len(rows), step):
         values = widen_floats(tensor, rows[first : first + step])
         if not np.isfinite(values).all():
             raise ModelLoadError(f"tensor {tensor.name} has a weight that is not finite, so it can't be quantized")

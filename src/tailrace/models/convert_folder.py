@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,15 @@ from tailrace.models.config_files import NESTED, read_json
 from tailrace.models.folder import read_quantization
 from tailrace.models.footprint import weight_files
 from tailrace.models.grids import Grid, read_grids
-from tailrace.models.plain_model import Owned, Owner, make_renamer, meta_model, owner_of, refuse_missing
+from tailrace.models.plain_model import (
+    Owned,
+    Owner,
+    meta_model,
+    owner_of,
+    owner_of_experts,
+    read_names,
+    refuse_missing,
+)
 from tailrace.models.store import MARKER
 from tailrace.models.tensors import BLOCKS_METHOD, FileTensor, NewTensor, index_tensors, write_tensors
 
@@ -84,6 +93,30 @@ class Conversion:
         self.raw_bytes += rows * size
         self.packed_bytes += _cpu.quantized_bytes(kind[0], rows, width)
 
+    def keep_experts(self, owner: Owned, parts: list[FileTensor], kind: GGMLQuantizationType) -> None:
+        """Blocks for all experts' matrices [E, N, K] of a layer. parts: the tensors that transformers joins.
+
+        Raises:
+            ModelLoadError: together they do not have the owner's rows.
+        """
+        experts, outputs, width = owner.shape
+        rows = sum(prod(part.shape[:-1]) for part in parts)
+        if wrong := next((part for part in parts if part.shape[-1] != width), None):
+            raise make_shape_error(wrong.name, wrong.shape, owner)
+        if rows != experts * outputs:
+            raise ModelLoadError(
+                f"the tensors of {owner.name} have {rows} rows, and by config.json {experts * outputs}"
+            )
+        size = row_bytes(kind, width)
+        assert size is not None
+        for part in parts:
+            made = NewTensor(part.name, "U8", (*part.shape[:-1], size), lambda part=part: quantize_matrix(part, kind))
+            self.tensors.append(made)
+        self.types[owner.name], self.shapes[owner.name] = int(kind), [experts, outputs, size]
+        self.names[str(int(kind))] = kind.name
+        self.raw_bytes += rows * size
+        self.packed_bytes += experts * _cpu.quantized_bytes(int(kind), outputs, width)
+
     def settings(self, verb: str) -> dict[str, Any]:
         """The `quantization_config` that runners/quantizer.py reads."""
         return {
@@ -115,9 +148,19 @@ def all_tensors(folder: Path) -> dict[str, FileTensor]:
     return {name: tensor for path in files for name, tensor in index_tensors(path).items()}
 
 
-def quantize_tensors(tensors: dict[str, FileTensor], owner: Owner, kind: GGMLQuantizationType) -> Conversion:
-    """Matrices of floats → blocks."""
-    plan = Conversion()
+def quantize_tensors(
+    tensors: dict[str, FileTensor], owner: Owner, experts: Owner, kind: GGMLQuantizationType
+) -> Conversion:
+    """Matrices of floats → blocks. owner: of linear layers and the embedding."""
+    plan, mixtures = Conversion(), defaultdict[Owned, list[FileTensor]](list)
+    for tensor in tensors.values():
+        one = experts(tensor.name) if tensor.dtype in FLOATS and len(tensor.shape) in (2, 3) else None
+        if one is not None and row_bytes(kind, one.shape[-1]) is not None:
+            mixtures[one].append(tensor)
+    for one, parts in mixtures.items():
+        plan.keep_experts(one, parts, kind)
+    done = {part.name for parts in mixtures.values() for part in parts}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in done}
     owned = {name: owner(name) for name, tensor in tensors.items() if tensor.dtype in FLOATS}
     firsts = {one.first: tensors[name] for name, one in owned.items() if one and one.first == one.name}
     for tensor in tensors.values():
@@ -201,18 +244,19 @@ def fill_folder(source: Path, folder: Path, dtype: str, weights: str, remote_cod
     """Fill `folder`."""
     send_line("stage", "reading the weights' headers")
     tensors, settings = all_tensors(source), read_quantization(source)
-    owner = None
+    owner = experts = None
     if weights != "dequantized":
         model = meta_model(source, remote_code)
-        rename, merges = make_renamer(model)
-        owner = owner_of(model, rename)
-        if not settings and not merges:  # which parts make one whole is known when they are loaded
-            refuse_missing(model, rename, tensors)
+        names = read_names(model)
+        owner, experts = owner_of(model, names.rename), owner_of_experts(model, names)
+        if not settings and not names.merges:  # which parts make one whole is known when they are loaded
+            refuse_missing(model, names.rename, tensors)
     if settings:
         made = unpack_matrices(tensors, settings, dtype, owner)
     else:
         assert owner is not None
-        made = quantize_tensors(tensors, owner, GGMLQuantizationType[weights.upper()])
+        assert experts is not None
+        made = quantize_tensors(tensors, owner, experts, GGMLQuantizationType[weights.upper()])
     shutil.copytree(source, folder, ignore=partial(leave_out, folder.resolve()), dirs_exist_ok=True)
     write_config(source, folder, None if owner is None else made.settings("stay" if settings else "became"))
     send_line("stage", f"writing {len(made.tensors)} tensors, {len(made.types)} of them in blocks")

@@ -23,7 +23,7 @@ from tailrace.models.store import make_once
 from tailrace.models.tensors import has_plain_floats
 
 PACKED = ("gptq", "awq", "compressed-tensors")  # methods whose matrices convert_folder.py reads
-FORMAT = 1  # of converted folders; raising it makes older ones unused
+FORMAT = 2  # of converted folders; raising it makes older ones unused
 SAMPLE_BYTES = 1 << 16  # of a file of weights, read at both ends for the key
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.child import not_all_there
-from tailrace.models.convert_quantized import list_owned_matrices
+from tailrace.models.convert_quantized import list_expert_matrices, list_owned_matrices
 
 
 class Owned(NamedTuple):
@@ -46,9 +46,20 @@ def meta_model(folder: Path, remote_code: bool) -> Any:
         raise ModelLoadError(f"transformers can't build a model from its config.json: {reason}") from error
 
 
-def make_renamer(model: Any) -> tuple[Renamer, bool]:
-    """Return a function from a checkpoint tensor's name to the model's name and to what it is merged by, if it is; and
-    whether any tensors are merged."""
+class Names(NamedTuple):
+    """How a checkpoint's tensors become the model's.
+
+    - rename: a function from a tensor's name to the model's name and to what it is merged by, if it is.
+    - merges: whether any tensors are merged. stacks: what merges whole rows of experts' matrices, in any dtype.
+    """
+
+    rename: Renamer
+    merges: bool
+    stacks: frozenset[str]
+
+
+def read_names(model: Any) -> Names:
+    """Return what transformers does with the names of a model's checkpoint."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -62,7 +73,33 @@ def make_renamer(model: Any) -> tuple[Renamer, bool]:
             target, merged = rename_source_key(name, [], [], model.base_model_prefix, state)
         return target, merged
 
-    return rename_tensor, bool(converters)
+    patterns: dict[bool, set[str]] = {True: set(), False: set()}
+    for entry in converters:
+        patterns[all(map(stacks_rows, entry.operations))].update(entry.source_patterns)
+    return Names(rename_tensor, bool(converters), frozenset(patterns[True] - patterns[False]))
+
+
+def stacks_rows(operation: Any) -> bool:
+    """Return True if an operation of transformers puts experts' matrices one behind the other, or the rows of an
+    expert's matrices one below the other."""
+    return (type(operation).__name__, operation.__dict__.get("dim")) in (("MergeModulelist", 0), ("Concatenate", 1))
+
+
+def owner_of_experts(model: Any, names: Names) -> Owner:
+    """Return a function from a checkpoint tensor's name to the matrices of experts [E, N, K] of which it has rows, or
+    None."""
+    found = {
+        name: tuple(getattr(module, name.rpartition(".")[2]).shape)
+        for name, module in list_expert_matrices(model)
+        if not module.is_transposed
+    }
+
+    def find_owner(name: str) -> Owned | None:
+        target, merged = names.rename(name)
+        whole = target in found and (merged is None or merged in names.stacks)
+        return Owned(target, target, found[target]) if whole else None
+
+    return find_owner
 
 
 def owner_of(model: Any, rename: Renamer) -> Owner:

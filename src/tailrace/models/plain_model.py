@@ -46,7 +46,7 @@ def meta_model(folder: Path, remote_code: bool) -> Any:
         raise ModelLoadError(f"transformers can't build a model from its config.json: {reason}") from error
 
 
-class Names(NamedTuple):
+class CheckpointNames(NamedTuple):
     """How a checkpoint's tensors become the model's.
 
     - rename: a function from a tensor's name to the model's name and to what it is merged by, if it is.
@@ -58,7 +58,7 @@ class Names(NamedTuple):
     stacks: frozenset[str]
 
 
-def read_names(model: Any) -> Names:
+def read_names(model: Any) -> CheckpointNames:
     """Return what transformers does with the names of a model's checkpoint."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -76,7 +76,7 @@ def read_names(model: Any) -> Names:
     patterns: dict[bool, set[str]] = {True: set(), False: set()}
     for entry in converters:
         patterns[all(map(stacks_rows, entry.operations))].update(entry.source_patterns)
-    return Names(rename_tensor, bool(converters), frozenset(patterns[True] - patterns[False]))
+    return CheckpointNames(rename_tensor, bool(converters), frozenset(patterns[True] - patterns[False]))
 
 
 def stacks_rows(operation: Any) -> bool:
@@ -85,7 +85,7 @@ def stacks_rows(operation: Any) -> bool:
     return (type(operation).__name__, operation.__dict__.get("dim")) in (("MergeModulelist", 0), ("Concatenate", 1))
 
 
-def owner_of_experts(model: Any, names: Names) -> Owner:
+def owner_of_experts(model: Any, names: CheckpointNames) -> Owner:
     """Return a function from a checkpoint tensor's name to the matrices of experts [E, N, K] of which it has rows, or
     None."""
     found = {

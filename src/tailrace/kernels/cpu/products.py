@@ -17,7 +17,7 @@ from tailrace.kernels.types import CODES
 DENSE = -1  # instead of the number of a type of blocks
 
 
-class Grouped(NamedTuple):
+class PackedGroups(NamedTuple):
     """Packed layers [N, K] of all groups, and the addresses of their weights and biases, int64 [groups]. biases: None
     without biases."""
 
@@ -26,13 +26,13 @@ class Grouped(NamedTuple):
     biases: torch.Tensor | None
 
 
-def group_packed(layers: Sequence[Packed | Quantized]) -> Grouped:
+def group_packed(layers: Sequence[Packed | Quantized]) -> PackedGroups:
     first = layers[0]
     if any(describe_layer(layer) != describe_layer(first) for layer in layers):
         raise ValueError("all groups must have layers of one shape and type")
     weights = torch.tensor([layer.data.data_ptr() for layer in layers])
     biases = [layer.bias.data_ptr() for layer in layers if layer.bias is not None]
-    return Grouped(tuple(layers), weights, torch.tensor(biases) if biases else None)
+    return PackedGroups(tuple(layers), weights, torch.tensor(biases) if biases else None)
 
 
 def describe_layer(layer: Packed | Quantized) -> tuple[object, ...]:
@@ -41,7 +41,7 @@ def describe_layer(layer: Packed | Quantized) -> tuple[object, ...]:
     return layer.n, layer.k, kind, None if layer.bias is None else layer.bias.dtype
 
 
-def pack_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Grouped:
+def pack_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedGroups:
     refuse_odd(weight=weight, bias=bias)
     if weight.dim() != 3 or not len(weight) or (bias is not None and bias.shape != weight.shape[:2]):
         shapes = f"{tuple(weight.shape)} and {None if bias is None else tuple(bias.shape)}"
@@ -50,7 +50,7 @@ def pack_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Grou
     return group_packed([pack_linear(own, own_bias) for own, own_bias in zip(weight.detach(), biases, strict=True)])
 
 
-def grouped_linear(x: torch.Tensor, packed: Grouped, starts: torch.Tensor) -> torch.Tensor:
+def grouped_linear(x: torch.Tensor, packed: PackedGroups, starts: torch.Tensor) -> torch.Tensor:
     refuse_odd(x=x, starts=starts)
     layer, groups = packed.layers[0], len(packed.layers)
     quantized = isinstance(layer, Quantized)

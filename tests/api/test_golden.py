@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from api.harness import LocalClient, front_of, saying
-from tailrace.api import chat_tools, chunks, response_events, service
+from tailrace.api import call_items, chat_tools, chunks, response_events, service
 from tailrace.api.routes import responses
 from tailrace.config import ServerConfig
 
@@ -64,7 +64,7 @@ FAILS_AT = {"chat-error": 3, "response-failed": 3}  # the step that fails
 def fixed(monkeypatch):
     """Time and random names stand still."""
     names = itertools.count(1)
-    for module in (chat_tools, response_events, responses):
+    for module in (call_items, chat_tools, response_events, responses):
         monkeypatch.setattr(module, "uuid4", lambda: SimpleNamespace(hex=f"{next(names):032x}"))
     clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
     monkeypatch.setattr(service, "fingerprint_of", lambda name: "fp_golden")

@@ -45,7 +45,7 @@ def replace_foreign_content(ask: Any, policy: Policy) -> list[str]:
     for turn in turns:
         of_tool = holds_result(turn) or (of_tool and turn.role == "user")
         for part in list_parts(turn) if of_tool or policy == "placeholder" else ():
-            if (kind := KINDS.get(part.type)) is not None:
+            if (kind := KINDS.get(part.type or "")) is not None:
                 part.type, part.text = "text", PLACEHOLDER.format(kind)
                 replaced[kind] = None
     return list(replaced)

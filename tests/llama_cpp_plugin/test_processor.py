@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList
+from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from tailrace.errors import ParameterError
 from tailrace.integrations.llama_cpp import TailraceLlamaProcessor
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots
@@ -166,3 +168,50 @@ def test_where_a_grammar_leaves_none_of_the_kept_the_likeliest_comes():
 def test_what_cannot_be_drawn_from_is_an_error():
     with pytest.raises(RuntimeError, match="can't be sampled from"):
         TailraceLlamaProcessor(SamplingParams())(np.array([1], np.intc), np.full(9, np.nan, np.float32))
+
+
+def complete(llm: Llama, fields: dict[str, Any], eos_token_ids: Any = None, **more: Any) -> str:
+    """Return the text that a call gives as the docs say."""
+    eos = [llm.token_eos()] if eos_token_ids is None else eos_token_ids
+    processor = TailraceLlamaProcessor(SamplingParams(**fields), eos_token_ids=eos)
+    given = {
+        "logits_processor": LogitsProcessorList([processor]),
+        "stopping_criteria": StoppingCriteriaList([processor.check_step]),
+    }
+    answer: Any = llm(PROMPT.decode(), max_tokens=MANY, temperature=0, **given, **more)
+    return answer["choices"][0]["text"]
+
+
+def test_the_criterion_stops_nothing(llm):
+    fields = {"temperature": 1.3, "seed": 3}
+    expected = llm.detokenize(by_hand(llm, SamplingParams(**fields))).decode()
+    assert complete(llm, fields) == expected
+    assert complete(llm, fields, grammar=LlamaGrammar.from_string('root ::= " red"', verbose=False)) == " red"
+
+
+@pytest.mark.parametrize(
+    ("fields", "eos", "text"),
+    [
+        ({"allowed_token_ids": [10**6]}, None, "allowed_token_ids: token id 1000000 is not in 0"),
+        ({"logit_bias": {10**6: 1.0}}, None, "logit_bias: token id 1000000 is not in 0"),
+        ({"processors": {"absent": {}}}, None, 'there is no "absent"'),
+        ({}, [-1], "eos_token_ids must be a list of whole numbers"),
+    ],
+    ids=str,
+)
+def test_an_error_of_a_field_reaches_the_caller(llm, fields, eos, text):
+    """llama-cpp-python alone prints it, and draws by itself."""
+    with pytest.raises(ParameterError) as caught:
+        complete(llm, fields, eos)
+    assert text in str(caught.value)
+    assert complete(llm, {"temperature": 0.0})
+
+
+def test_a_call_that_drops_the_processor_is_an_error(llm):
+    with pytest.raises(RuntimeError, match="has not asked tailrace for this token: leave out the call's logit_bias"):
+        complete(llm, {}, logit_bias={5: 1.0})
+    drafter = LlamaPromptLookupDecoding(num_pred_tokens=4)
+    path = os.environ["TAILRACE_GGUF"]
+    drafted = Llama(path, n_ctx=256, logits_all=True, verbose=False, n_threads=1, draft_model=drafter)
+    with pytest.raises(RuntimeError, match="draft_model"):
+        complete(drafted, {"logit_bias": {28: 100.0}})

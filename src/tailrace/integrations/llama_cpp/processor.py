@@ -1,8 +1,11 @@
-"""tailrace in llama-cpp-python: `llm(prompt, temperature=0, logits_processor=LogitsProcessorList([processor]))`.
+"""tailrace in llama-cpp-python: a logits processor that draws, and a stopping criterion that passes its errors on.
 
 llama-cpp-python's chain of samplers has processors first, then its grammar, and its own choice last. So the processor
 draws, and its result makes a greedy choice take the token. It knows nothing of llama.cpp's types: it gets an array of
 ids and one of scores.
+
+llama-cpp-python calls a processor inside of C: an exception is printed and lost, and llama.cpp draws the token itself.
+It asks stopping criteria from Python, whose exceptions reach the caller.
 
 No score of the result is −inf. If a grammar left only scores of −inf, llama.cpp would take a token that the grammar
 does not allow, and end the process.
@@ -43,8 +46,11 @@ class TailraceLlamaProcessor:
             allowed, the likeliest allowed token is taken.
 
     Raises:
-        ParameterError: (a ValueError) for a field that can't act here. In the call for other fields that `Slots.add`
-            refuses.
+        ParameterError: (a ValueError) for a field that can't act here.
+
+    Example:
+        >>> llm(prompt, temperature=0, logits_processor=LogitsProcessorList([processor]),
+        ...     stopping_criteria=StoppingCriteriaList([processor.check_step]))  # doctest: +SKIP
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class TailraceLlamaProcessor:
         self._slots: Slots | None = None
         self._sampler: Sampler | None = None
         self._drawn = -1
+        self._error: Exception | None = None  # of the last call
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """Draw a token and return the scores that select it, float32 [V], all finite.
@@ -69,6 +76,30 @@ class TailraceLlamaProcessor:
         input_ids: whole numbers [T], the prompt and the output so far. scores: float32 [V], possibly a strided field of
         records; not modified.
         """
+        self._error = None
+        try:
+            return self._draw(input_ids, scores)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def check_step(self, input_ids: np.ndarray, scores: np.ndarray) -> bool:
+        """Return False, which stops nothing. A stopping criterion of the call, asked after each token.
+
+        Raises:
+            ParameterError: `Slots.add` refuses a field with this model, for example a token id.
+            RuntimeError: the scores can't be sampled from, or tailrace has not drawn the token.
+        """
+        if self._error is not None:
+            raise self._error
+        if not np.array_equal(input_ids, self._seen):
+            raise RuntimeError(
+                "llama-cpp-python has not asked tailrace for this token: leave out the call's logit_bias, with which "
+                "it drops all processors, and the model's draft_model"
+            )
+        return False
+
+    def _draw(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         slots, sampler = self._follow_ids(input_ids, len(scores))
         logits = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float32))[None]
         sampled = sampler(logits, Rows.plain([0], [0], [len(input_ids)]))

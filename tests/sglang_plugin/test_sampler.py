@@ -148,6 +148,17 @@ def test_batches_that_merge_and_shrink_keep_their_seeds(model, monkeypatch):
     assert Runner().draw(logits[keep], first, [5] * 2)[0].tolist() == [whole[i] for i in keep]
 
 
+def test_requests_that_have_ended_need_no_slot(model, monkeypatch):
+    """With a grammar SGLang draws a step after the ended requests of the step before have left its pool."""
+    start(model, monkeypatch)
+    logits, runner = make_logits(3), Runner()
+    requests = make_requests([{**ROWS[1], **OWN}, ROWS[3], {**ROWS[4], **OWN}], [11, 12, 13])
+    whole = draw(logits, requests, runner).tolist()
+    requests[0].kv.req_pool_idx = None
+    assert draw(logits, requests, runner).tolist()[1:] == whole[1:]
+    assert not runner.sampler.errors
+
+
 def test_ranks_agree_and_requests_without_a_seed_draw_anew(model, monkeypatch):
     start(model, monkeypatch)
     logits, said = make_logits(len(ROWS)), []

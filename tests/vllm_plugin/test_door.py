@@ -68,6 +68,10 @@ def test_what_cannot_act_is_a_400_that_names_it(server: Server, stream: bool) ->
         error = json.loads(answer)["error"]
         assert error["param"] == name
         assert text in error["message"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": stream}
+    status, answer = server.ask("/v1/messages", {**body, "dry_multiplier": 1})
+    assert status == 400, answer
+    assert "set dry_multiplier in vllm_xargs" in answer
     for fields in ({"logprobs": -1}, {"logprob_token_ids": [3], "logprobs": 1}):
         status, answer = server.complete([9], vllm_xargs={"top_n_sigma": 1.5}, stream=stream, **fields)
         assert status == 400, answer

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import crowd  # noqa: F401  (registers the plug-in)
 import pytest
 from shared_examples import company
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.exceptions import VLLMValidationError
 
+from tailrace.integrations.refusals import IGNORED
 from tailrace.integrations.vllm.fallbacks import log
-from tailrace.integrations.vllm.http_requests import CHAT, COMPLETION, IGNORED, OURS, RESPONSES, install_checks
+from tailrace.integrations.vllm.http_requests import CHAT, COMPLETION, MESSAGES, OURS, RESPONSES, install_checks
 from tailrace.integrations.vllm.refused_fields import EVERYWHERE
 from tailrace.integrations.vllm.xargs import OURS as OWN
 from tailrace.integrations.vllm.xargs import SHARED
@@ -31,7 +36,7 @@ PASSING: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in OURS:
+    for name in (*OURS, MESSAGES):
         monkeypatch.setattr(name, resolve_name(name))  # as it was, after the test
     install_checks()
 
@@ -78,6 +83,33 @@ def test_a_beam_search_refuses_what_acts(kind: str) -> None:
         assert build(kind, use_beam_search=True, n=2, vllm_xargs=neutral).beam_width == 2
 
 
+def ask_messages(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> str:
+    """Send a request to Anthropic's endpoint, whose own answer is a word."""
+
+    async def answer(serving: Any, request: Any, raw_request: Any = None) -> str:
+        return "answered"
+
+    async def read_body() -> bytes:
+        return json.dumps({**BODIES[CHAT], "model": "m", "max_tokens": 3, **fields}).encode()
+
+    monkeypatch.setattr(MESSAGES, answer)
+    install_checks()
+    request = AnthropicMessagesRequest(model="m", max_tokens=3, **BODIES[CHAT])
+    return asyncio.run(resolve_name(MESSAGES)(None, request, SimpleNamespace(body=read_body)))
+
+
+def test_anthropics_endpoint_refuses_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (
+        ("dry_multiplier", "set dry_multiplier in vllm_xargs"),
+        ("xtcProbability", "set xtc_probability in vllm_xargs"),
+        ("banned_strings", "can't take tokens back"),
+    ):
+        with pytest.raises(VLLMValidationError, match=f"{name} has no effect outside of vllm_xargs: .*{text}"):
+            ask_messages(monkeypatch, **{name: 1})
+    for passing in (*PASSING, {"vllm_xargs": {"dry_multiplier": 1}}, {"thinking": {"type": "disabled"}, "top_k": 5}):
+        assert ask_messages(monkeypatch, **passing) == "answered"
+
+
 def test_a_request_without_such_names_is_vllms_own() -> None:
     params = build(COMPLETION, temperature=0.5, vllm_xargs={"top_n_sigma": 1.5})
     assert params.extra_args == {"top_n_sigma": 1.5}
@@ -90,6 +122,6 @@ def test_another_vllm_loses_the_check_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr(resolve_name(RESPONSES), "to_sampling_params")
     install_checks()
     assert logged == [
-        "tailrace checks no names outside of vllm_xargs, fields may be lost: this vLLM is built differently: "
-        f"there is no {RESPONSES}.to_sampling_params"
+        "tailrace checks no names outside of vllm_xargs at OpenAI's endpoints, fields may be lost: this vLLM is built "
+        f"differently: there is no {RESPONSES}.to_sampling_params"
     ]

@@ -4,11 +4,12 @@ name that would have no effect."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.base.nearest import find_nearest
 from tailrace.errors import ParameterError
-from tailrace.params import FIELDS, SamplingParams
+from tailrace.integrations.field_values import read_value
+from tailrace.params import FIELDS, SamplingParams, find_idle
 from tailrace.sampling.processors import find_processor
 
 # names of fields at other servers, or of ours over HTTP
@@ -20,6 +21,8 @@ OTHER_NAMES = {
 }
 NEAR, NEARER = 0.75, 0.88  # the likeness of a misspelt name; the second where others may read the name
 SHOWN = 100  # characters of a name in an error
+# OpenAI's own; it changes the speed of an answer alone, and clients send it to every server
+IGNORED = "prediction"
 
 
 class FieldPlace(NamedTuple):
@@ -79,6 +82,25 @@ def check_theirs(names: Iterable[str], place: FieldPlace) -> None:
             raise ParameterError(f"{name} can't be had in {place.name}: set {place.theirs[name]}", name)
 
 
+def list_asking(given: Mapping[str, Any]) -> list[str]:
+    """Return the names by which somebody asks for a field of tailrace's, where others may read names.
+
+    Some clients send all fields that they know. So a neutral value asks for nothing, and neither does the field of a
+    method that is off. A wrong value asks.
+    """
+    meant = {name: field for name in given if name != IGNORED and (field := find_meant(name))}
+    values: dict[str, Any] = {}
+    asking = []
+    for name, field in meant.items():
+        try:
+            if given[name] is not None:
+                values[field] = FIELDS[field].check_value(read_value(FIELDS[field], given[name]))
+        except ParameterError:
+            asking.append(name)
+    acting = {field for field, value in values.items() if not FIELDS[field].neutral(value)} - find_idle(values, values)
+    return asking + [name for name, field in meant.items() if field in acting and name not in asking]
+
+
 def explain_name(name: str, place: FieldPlace, read_by_others: bool) -> str:
     """Return why a name would have no effect; "" if it acts, or if somebody else may read it.
 
@@ -96,6 +118,11 @@ def explain_name(name: str, place: FieldPlace, read_by_others: bool) -> str:
         refusal = f" It can't be had inside {place.engine}: {place.refused[near]}" if near in place.refused else ""
         return f"there is no field {shown} in {place.name}; did you mean {meant}?{refusal}"
     return "" if read_by_others else f"{shown} has no effect: neither tailrace nor {place.engine} reads it there"
+
+
+def find_meant(name: str) -> str:
+    """Return the field that a name means where others may read names; "" if it means none."""
+    return name if name in FIELDS else find_near(name, NEARER)
 
 
 def find_near(name: str, cutoff: float) -> str:

@@ -14,12 +14,11 @@ import torch
 from sglang.srt.runtime_context import get_parallel, get_server_args
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-from tailrace.integrations.sglang.own_fields import KEY, ORDER, read_fields, unpack_params
+from tailrace.integrations.sglang.own_fields import KEY, ORDER, find_seed, read_fields, unpack_params
 from tailrace.params import SamplingParams
 from tailrace.sampling import KeySource, Rows, Sampler, SequenceState, Slots, sample
 
 FOLLOWED = "tailrace_followed"  # attribute of SGLang's request
-UNSEEDED = 42  # SGLang's seed of requests without one, with --enable-deterministic-inference
 PLAIN = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -77,7 +76,7 @@ class Drawer:
         """Draw a token for each row, int64 [N · width]. SGLang needs one even for a row from which none can be drawn. A
         test for such rows would wait for the device."""
         deterministic = info.sampling_seed is not None
-        own = {i: self._follow(one, deterministic) for i, one in enumerate(step.requests or ()) if get_own_text(one)}
+        own = {i: self._follow(one, deterministic) for i, one in enumerate(step.requests or ()) if needs_slot(one)}
         if not own:
             return self._draw_plain(logits, info, step, None).clamp(min=0)
         ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -125,7 +124,7 @@ class Drawer:
     def _follow(self, request: Any, deterministic: bool) -> SlottedRequest:
         followed = getattr(request, FOLLOWED, None)
         if followed is None:
-            key = self.keys.key_of(read_seed(request, deterministic))
+            key = self.keys.key_of(find_seed(request.sampling_params.sampling_seed, deterministic))
             followed = SlottedRequest(unpack_params(get_own_text(request)), key)
             setattr(request, FOLLOWED, followed)
         return followed
@@ -189,6 +188,12 @@ def get_own_text(request: Any) -> str:
     return custom.get(KEY, "") if isinstance(custom, dict) else ""
 
 
+def needs_slot(request: Any) -> bool:
+    """Return whether a request has fields of tailrace's own, and a number in SGLang's pool. A step with a grammar is
+    drawn when ended requests have already left the pool; their tokens are dropped."""
+    return bool(get_own_text(request)) and request.kv.req_pool_idx is not None
+
+
 def count_known(request: Any) -> int:
     """Return the number of a request's tokens that SGLang has read."""
     return len(request.origin_input_ids) + len(request.output_ids)
@@ -219,7 +224,7 @@ def read_tensors(info: SamplingBatchInfo, step: DrawStep, vocab_size: int) -> tu
 def read_requests(
     requests: Sequence[Any], step: DrawStep, deterministic: bool
 ) -> tuple[dict[str, Any], list[int | None]]:
-    """Return fields and seeds of these requests' rows from their parameters. deterministic: see `read_seed`."""
+    """Return fields and seeds of these requests' rows from their parameters. deterministic: see `find_seed`."""
     given = [read_fields(one.sampling_params) for one in requests]
     fields: dict[str, Any] = {}
     for name in PLAIN:
@@ -227,15 +232,8 @@ def read_requests(
         if name == "temperature" and step.scaled:
             values = [0.0 if value == 0.0 else 1.0 for value in values]
         fields[name] = [value for value in values for _ in range(step.width)]
-    seeds = [read_seed(one, deterministic) for one in requests]
+    seeds = [find_seed(one.sampling_params.sampling_seed, deterministic) for one in requests]
     return fields, [seed for seed in seeds for _ in range(step.width)]
-
-
-def read_seed(request: Any, deterministic: bool) -> int | None:
-    """Return the request's seed. deterministic: a request without a seed has SGLang's, as with
-    `--enable-deterministic-inference`."""
-    seed = request.sampling_params.sampling_seed
-    return UNSEEDED if seed is None and deterministic else seed
 
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

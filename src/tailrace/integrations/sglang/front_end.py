@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+from copy import copy
+from itertools import count
 from typing import Any
 
-import orjson
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.runtime_context import get_exec, get_spec
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_params import SamplingParams as Theirs
 
 from tailrace.errors import ParameterError
+from tailrace.integrations.sglang.endpoints import has_drafts, register_endpoint_hooks, serves_tailrace
 from tailrace.integrations.sglang.own_fields import (
     KEY,
     check_outer_names,
     find_own_fields,
+    find_seed,
     make_params,
     pack_params,
     read_fields,
 )
+from tailrace.sampling import request_key
 
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
-SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request"
+SEND = "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request"
+SEEDS = "tailrace_seeds"  # attribute of SGLang's request
 # SGLang draws these requests' tokens in ways that pass tailrace's fields by.
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def install_front_end_hooks() -> None:
-    """Hook the tokenizer manager and OpenAI's endpoints. Called again it does nothing."""
+    """Hook the tokenizer manager and the endpoints. Called again it does nothing."""
     if TOKENIZER in HookRegistry._patched:
         return
     HookRegistry.register(TOKENIZER, create_checked_object, HookType.AROUND)
-    HookRegistry.register(SERVING, handle_checked_request, HookType.AROUND)
+    HookRegistry.register(SEND, send_seeded, HookType.AROUND)
+    register_endpoint_hooks()
     HookRegistry.apply_hooks()
 
 
@@ -40,16 +46,36 @@ def create_checked_object(original: Any, manager: Any, given: Any, *args: Any, *
     Raises:
         ParameterError: (a ValueError, which SGLang answers with 400) a field has no effect, or a wrong value.
     """
-    if get_exec().kernel.sampling_backend != "tailrace":
+    if not serves_tailrace():
         return original(manager, given, *args, **more)
     if isinstance(given.sampling_params, dict):
         names = [name for name in given.sampling_params if name not in Theirs.__struct_fields__]
         check_outer_names(names, has_drafts())
     made = original(manager, given, *args, **more)
     params: Any = getattr(made, "sampling_params", None)
-    if isinstance(params, Theirs) and params.custom_params is not None:
-        add_own_params(params, given, manager)
+    if isinstance(params, Theirs):
+        if params.custom_params is not None:
+            add_own_params(params, given, manager)
+        add_seeds(params, given)
     return made
+
+
+def add_seeds(params: Theirs, given: Any) -> None:
+    """Give a request with several sequences a seed for each: SGLang would send all with the same one."""
+    seed = find_seed(params.sampling_seed, get_exec().deterministic.enable_deterministic_inference)
+    if params.n > 1 and seed is not None:
+        setattr(given, SEEDS, (request_key(seed, index) for index in count()))
+
+
+async def send_seeded(original: Any, manager: Any, made: Any) -> None:
+    """Wrap the sending of a sequence to the scheduler: the sequence gets its seed. A sequence without tokens fills
+    SGLang's cache before the others."""
+    state = manager.rid_to_state.get(made.rid)
+    seeds = getattr(getattr(state, "obj", None), SEEDS, None)
+    if seeds is not None and made.sampling_params.max_new_tokens != 0:
+        made.sampling_params = copy(made.sampling_params)
+        made.sampling_params.sampling_seed = next(seeds)
+    await original(manager, made)
 
 
 def add_own_params(params: Theirs, given: Any, manager: Any) -> None:
@@ -85,20 +111,3 @@ def explain_passed_by(params: Theirs, given: Any, own: dict[str, Any]) -> str:
     if "forced_token_ids" in own and any(getattr(params, name) is not None for name in GRAMMARS):
         return "with a grammar"
     return ""
-
-
-async def handle_checked_request(original: Any, serving: Any, request: Any, raw_request: Any) -> Any:
-    """Wrap OpenAI's endpoints: tailrace's fields outside of custom_params are an error, because SGLang drops names that
-    it does not know."""
-    if get_exec().kernel.sampling_backend == "tailrace" and raw_request is not None:
-        try:
-            body = orjson.loads(await raw_request.body())
-            check_outer_names([name for name in body if name not in type(request).model_fields], has_drafts())
-        except ParameterError as error:
-            return serving.create_error_response(message=str(error), err_type="BadRequest", status_code=400)
-    return await original(serving, request, raw_request)
-
-
-def has_drafts() -> bool:
-    """Return whether the server of this process has drafts."""
-    return get_spec().speculative_algorithm is not None

@@ -14,7 +14,7 @@ import msgspec
 from tailrace.errors import ParameterError
 from tailrace.integrations.engine_tokenizer import encoder_of
 from tailrace.integrations.field_texts import convert_texts, find_text
-from tailrace.integrations.refusals import FieldPlace, check_names, check_served
+from tailrace.integrations.refusals import FieldPlace, check_names, check_served, find_meant, list_asking
 from tailrace.integrations.sglang.refused_fields import SGLANG, SGLANG_DRAFTS, THEIRS
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.request.sampler_fields import PENALTIES
@@ -24,6 +24,8 @@ KEY = "__tailrace_params"  # of the text, among the custom params
 ORDER = ("temperature", "top_p", "top_k", "min_p")
 READ_BY_SGLANG = frozenset({"thinking_budget"})  # of custom params
 OWN = "__sglang_"  # beginning of the names that SGLang itself adds to the custom params
+UNSEEDED = 42  # SGLang's seed of requests without one, with --enable-deterministic-inference
+CUSTOM, GENERATE, CHAT = "custom_params", "/generate", "/v1/chat/completions"
 INSTEAD = {name: f"SGLang's own {own}, outside of custom_params" for name, own in THEIRS.items()}
 OUTSIDE = {name: f"SGLang's own {THEIRS[name]}" if name in THEIRS else f"{name} in custom_params" for name in FIELDS}
 INSIDE = {
@@ -52,6 +54,22 @@ def check_outer_names(names: list[str], drafts: bool) -> None:
     """Raise ParameterError for names outside of the custom params by which somebody means a field of tailrace's. SGLang
     ignores names that it does not know."""
     check_names(names, INSIDE[drafts]._replace(name="SGLang's fields", theirs=OUTSIDE), True)
+
+
+def check_body(dropped: Mapping[str, Any], path: str, reads_custom: bool, drafts: bool) -> None:
+    """Raise ParameterError for the first name by which somebody asks for a field of tailrace's, and which is lost.
+
+    Args:
+        dropped: what SGLang ignores of a body. path: of the endpoint. reads_custom: the endpoint reads custom_params.
+    """
+    asking = list_asking(dropped)
+    if reads_custom:
+        return check_outer_names(asking, drafts)
+    where = "custom_params in sampling_params" if path == GENERATE else f"custom_params at {CHAT}"
+    theirs = {CUSTOM: where, **{name: f"{name} in {where}" for name in FIELDS}}
+    lost = [name for name in asking if find_meant(name) not in THEIRS]
+    names = [CUSTOM, *lost] if dropped.get(CUSTOM) else lost
+    check_names(names, INSIDE[drafts]._replace(name=f"the body of {path}", theirs=theirs), True)
 
 
 def make_params(own: Mapping[str, Any], theirs: Mapping[str, Any], tokenizer: Any, vocab_size: int) -> SamplingParams:
@@ -87,6 +105,12 @@ def read_fields(theirs: Any) -> dict[str, Any]:
     top_k = 0 if theirs.top_k >= 1 << 30 else theirs.top_k
     cut = {"top_p": theirs.top_p, "min_p": theirs.min_p}
     return {"temperature": theirs.temperature, "top_k": top_k, **cut, **penalties}
+
+
+def find_seed(seed: int | None, deterministic: bool) -> int | None:
+    """Return a request's seed. deterministic: a request without a seed has SGLang's, as with
+    `--enable-deterministic-inference`."""
+    return UNSEEDED if seed is None and deterministic else seed
 
 
 def pack_params(params: SamplingParams) -> str:

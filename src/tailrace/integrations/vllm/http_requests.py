@@ -6,34 +6,36 @@ with such a field gets an HTTP 400 that names the field. The names that vLLM ign
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from tailrace.errors import ParameterError
-from tailrace.integrations.field_values import read_value
-from tailrace.integrations.refusals import NEARER, SHOWN, find_near
+from tailrace.integrations.refusals import SHOWN, find_meant, list_asking
 from tailrace.integrations.vllm import layout
 from tailrace.integrations.vllm.fallbacks import log, raise_found
 from tailrace.integrations.vllm.layout import Function
 from tailrace.integrations.vllm.refused_fields import EVERYWHERE
 from tailrace.integrations.vllm.xargs import OURS as OWN
-from tailrace.params import FIELDS, find_idle
 
 OPENAI = "vllm.entrypoints.openai"
 CHAT = f"{OPENAI}.chat_completion.protocol.ChatCompletionRequest"
 COMPLETION = f"{OPENAI}.completion.protocol.CompletionRequest"
 RESPONSES = f"{OPENAI}.responses.protocol.ResponsesRequest"
-# OpenAI's own; it changes the speed of an answer alone
-IGNORED = "prediction"
+MESSAGES = "vllm.entrypoints.anthropic.serving.AnthropicServingMessages.create_messages"
 
 
 def install_checks() -> None:
-    """Check the requests of OpenAI's endpoints, unless this vLLM has others."""
-    try:
-        layout.replace_functions(OURS, {name: {"model_extra"} for name in (CHAT, COMPLETION, RESPONSES)})
-    except AttributeError as error:
-        log.error("tailrace checks no names outside of vllm_xargs, fields may be lost: %s", error)
+    """Check the requests of OpenAI's and of Anthropic's endpoints, unless this vLLM has others."""
+    read = {name: {"model_extra"} for name in (CHAT, COMPLETION, RESPONSES)}
+    for endpoints, ours, needed in (("OpenAI's", OURS, read), ("Anthropic's", {MESSAGES: answer_messages}, {})):
+        try:
+            layout.replace_functions(ours, needed)
+        except AttributeError as error:
+            message = "tailrace checks no names outside of vllm_xargs at %s endpoints, fields may be lost: %s"
+            log.error(message, endpoints, error)
 
 
 def make_params(theirs: Function, request: Any, *args: Any, **more: Any) -> Any:
@@ -57,46 +59,46 @@ def make_beams(theirs: Function, request: Any, *args: Any, **more: Any) -> Any:
     return theirs(request, *args, **more)
 
 
+async def answer_messages(theirs: Function, serving: Any, request: Any, raw_request: Any = None) -> Any:
+    """Return what vLLM answers to Anthropic's request. Its class keeps no names that it does not know.
+
+    Raises:
+        VLLMValidationError: over HTTP a 400.
+    """
+    if raw_request is not None:
+        body = await raw_request.body()
+        raise_found(lambda: find_outer_error(find_dropped(body, type(request).model_fields)))
+    return await theirs(serving, request, raw_request)
+
+
+def find_dropped(body: bytes, known: Collection[str]) -> dict[str, Any]:
+    """Return what vLLM ignores of a body. known: the names that vLLM reads."""
+    return {name: value for name, value in msgspec.json.decode(body).items() if name not in known}
+
+
 def find_outer_error(given: Mapping[str, Any]) -> ParameterError | None:
-    """Return an error for the first name that means one of tailrace's fields; None if there is none.
+    """Return an error for the first name that asks for a field of tailrace's; None if there is none.
 
     Args:
         given: what vLLM ignores of a request.
     """
-    meant = {name: field for name in given if (field := find_meant(name))}
-    values = {field: given[name] for name, field in meant.items()}
-    for name in list_acting(values):
-        shown = next(other for other, field in meant.items() if field == name)[:SHOWN]
-        reason = EVERYWHERE.get(name) or f"set {name} in vllm_xargs"
+    for name in list_asking({name: value for name, value in given.items() if is_lost(find_meant(name))}):
+        field, shown = find_meant(name), name[:SHOWN]
+        reason = EVERYWHERE.get(field) or f"set {field} in vllm_xargs"
         return ParameterError(f"{shown} has no effect outside of vllm_xargs: {reason}", shown)
     return None
 
 
-def find_meant(name: str) -> str:
-    """Return the field of tailrace's that is meant by a name, and that vLLM itself lacks; "" if none is."""
-    field = name if name in FIELDS else find_near(name, NEARER)
-    return field if field in OWN or (field in EVERYWHERE and field != IGNORED) else ""
+def is_lost(field: str) -> bool:
+    """Return whether vLLM itself lacks this field of tailrace's."""
+    return field in OWN or field in EVERYWHERE
 
 
 def find_beam_error(given: Mapping[str, Any]) -> ParameterError | None:
     """Return an error for the first of tailrace's fields among the `vllm_xargs` of a beam search."""
-    for name in list_acting({name: value for name, value in given.items() if name in OWN}):
+    for name in list_asking({name: value for name, value in given.items() if name in OWN}):
         return ParameterError(f"{name} can't be had with use_beam_search, which draws no tokens", name)
     return None
-
-
-def list_acting(given: Mapping[str, Any]) -> list[str]:
-    """Return the fields that ask for something: neither neutral, nor of a method that is off. A wrong value asks."""
-    values: dict[str, Any] = {}
-    wrong = []
-    for name, value in given.items():
-        try:
-            if value is not None:
-                values[name] = FIELDS[name].check_value(read_value(FIELDS[name], value))
-        except ParameterError:
-            wrong.append(name)
-    idle = find_idle(values, values)
-    return wrong + [name for name, value in values.items() if name not in idle and not FIELDS[name].neutral(value)]
 
 
 OURS: dict[str, Function] = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from crowd import CONFIG, CPU, VOCAB, Crowd
 from drafted import draw_tokens, make_drafting_config, verify_tokens
 from vllm import SamplingParams
+from vllm.config import speculative
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
@@ -162,7 +163,11 @@ def test_positions_behind_uncounted_drafts_are_left_to_vllm() -> None:
     assert list(fallbacks) == ["drafts whose number vLLM has not read yet (asynchronous scheduling)"]
 
 
-@pytest.mark.parametrize("method", ["standard", "block", "synthetic", "fly", "of a later vLLM"])
+# those of this vLLM, and of later ones
+RULES = sorted({*get_args(getattr(speculative, "RejectionSampleMethod", None)), "fly", "of a later vLLM"})
+
+
+@pytest.mark.parametrize("method", RULES)
 def test_only_rules_that_keep_the_distribution_are_replaced(method: str) -> None:
     """All others stay vLLM's, with a line in the log (FLy is of vLLM 0.33)."""
     calls: list[Any] = []

@@ -34,16 +34,21 @@ def source() -> Path:
 
 
 def run(folder: Path, switch: str) -> dict[str, str]:
-    """What became of each test. switch: what TAILRACE_VLLM is."""
-    with tempfile.TemporaryDirectory() as held:
-        results = Path(held) / "results"
-        env = os.environ | {"TAILRACE_VLLM": switch, RESULTS: str(results), "PYTHONPATH": str(Path(__file__).parent)}
-        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        paths = [f"tests/v1/sample/{name}" for name in FILES if (folder / "tests/v1/sample" / name).is_file()]
-        options = ["-q", "-W", "ignore", "--noconftest", "-p", "no:cacheprovider", "-p", "vllms_own", "--tb=line"]
-        command = [sys.executable, "-m", "pytest", *options, "-c", "/dev/null", "--rootdir", ".", *paths]
-        subprocess.run(command, cwd=folder, env=env, check=False)
-        return json.loads(results.read_text())
+    """What became of each test. switch: what TAILRACE_VLLM is. Each file has a process of its own: what every engine of
+    a process refuses is refused as soon as parameters are made, and a test of a file starts engines."""
+    found = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    env = os.environ | {"TAILRACE_VLLM": switch, "PYTHONPATH": found}
+    env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    options = ["-q", "-W", "ignore", "--noconftest", "-p", "no:cacheprovider", "-p", "vllms_own", "--tb=line"]
+    outcomes: dict[str, str] = {}
+    for path in (f"tests/v1/sample/{name}" for name in FILES):
+        if (folder / path).is_file():
+            with tempfile.TemporaryDirectory() as held:
+                results = Path(held) / "results"
+                command = [sys.executable, "-m", "pytest", *options, "-c", "/dev/null", "--rootdir", ".", path]
+                subprocess.run(command, cwd=folder, env=env | {RESULTS: str(results)}, check=False)
+                outcomes |= json.loads(results.read_text())
+    return outcomes
 
 
 # ---- as a plug-in of pytest

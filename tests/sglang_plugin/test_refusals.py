@@ -46,7 +46,8 @@ def test_each_refused_field_is_an_error_with_the_reason(model):
 
 def test_with_drafts_fields_with_history_are_errors_and_others_are_not(model):
     runtime_context.publish(resolve(model, **NGRAM), role="tokenizer")
-    for name, (needed, value) in ACTS.items():
+    theirs = {name: ({}, 1) for name in DRAFTS if name in THEIRS}
+    for name, (needed, value) in {**ACTS, **theirs}.items():
         custom = {**needed, name: value}
         if name in DRAFTS:
             with pytest.raises(ParameterError, match=f"{name} can't be had inside SGLang: {DRAFTS[name]}"):

@@ -178,7 +178,7 @@ def fetch(address: str, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_fields_under_names_of_sglangs_own_act(server):
     """Those whose draws tailrace must see, and those of the answer. The others are in the other tests of servers."""
-    _, address = server
+    kind, address = server
     plain = fetch(address, {"ignore_eos": True})
     said, text = plain["output_ids"], plain["text"]
     assert len(said) == 8  # max_tokens and ignore_eos
@@ -200,6 +200,15 @@ def test_fields_under_names_of_sglangs_own_act(server):
     assert [[entry[1] for entry in one] for one in found["output_token_ids_logprobs"]] == [[5, 6]] * 8
     assert len(found["input_token_logprobs"]) == 2
     assert text == fetch(address, {"ignore_eos": True})["text"]
+    body = {"text": "ab", "sampling_params": {"top_k": 3, "max_new_tokens": 4, "ignore_eos": True}}
+    answer = requests.post(f"{address}/generate", json={**body, "return_sampling_mask": True}, timeout=60)
+    assert answer.status_code == (400 if kind == "drafts" else 200), answer.text
+    if kind == "drafts":
+        assert "return_sampling_mask is not supported with speculative decoding" in answer.text
+    else:
+        masks = answer.json()["meta_info"]["output_token_sampling_mask"]
+        assert [len(mask) for mask in masks] == [3] * 4
+        assert all(id in mask for id, mask in zip(answer.json()["output_ids"], masks, strict=True))
 
 
 def refuse(url: str, body: dict[str, Any]) -> str:

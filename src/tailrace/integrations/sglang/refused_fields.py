@@ -62,7 +62,7 @@ DRAFTS: dict[str, str] = dict.fromkeys(
         "processors",
     ),
     HISTORY,
-)
+) | {"return_sampling_mask": "SGLang itself refuses it beside these drafts"}
 SGLANG_DRAFTS: dict[str, str] = SGLANG | DRAFTS
 
 THEIRS: dict[str, str] = {

@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_exec, get_spec
 
 from tailrace.errors import ParameterError
-from tailrace.integrations.sglang.own_fields import check_body
+from tailrace.integrations.sglang.own_fields import GENERATE, check_body
 
 ENTRYPOINTS = "sglang.srt.entrypoints"
 OPENAI = f"{ENTRYPOINTS}.openai.serving_base.OpenAIServingBase.handle_request"
@@ -24,21 +24,21 @@ RESPONSES = f"{ENTRYPOINTS}.openai.serving_responses.OpenAIServingResponses.crea
 MESSAGES = f"{ENTRYPOINTS}.anthropic.serving.AnthropicServing.handle_messages"
 OLLAMA = f"{ENTRYPOINTS}.ollama.serving.OllamaServing"
 SERVED = (OPENAI, RESPONSES, MESSAGES, f"{OLLAMA}.handle_chat", f"{OLLAMA}.handle_generate")
-GENERATE = f"{ENTRYPOINTS}.api_contract.generate_contract_error"  # of /generate
+CONTRACT = f"{ENTRYPOINTS}.api_contract.generate_contract_error"  # SGLang's check of a body of /generate
 
 
 def register_endpoint_hooks() -> None:
     """Register the hooks of all endpoints that generate."""
     for name in SERVED:
         HookRegistry.register(name, handle_checked_request, HookType.AROUND)
-    HookRegistry.register(GENERATE, find_generate_error, HookType.AFTER)
+    HookRegistry.register(CONTRACT, find_generate_error, HookType.AFTER)
 
 
 async def handle_checked_request(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
     """Wrap an endpoint: refuse names that SGLang drops."""
     try:
         if serves_tailrace() and hasattr(raw_request, "body"):  # gRPC's requests have none
-            check_names_of(orjson.loads(await raw_request.body()), type(request).model_fields, raw_request.url.path)
+            check_endpoint(orjson.loads(await raw_request.body()), type(request).model_fields, raw_request.url.path)
         return await original(serving, request, raw_request)
     except ParameterError as error:
         if not hasattr(serving, "create_error_response"):
@@ -47,16 +47,16 @@ async def handle_checked_request(original: Any, serving: Any, request: Any, raw_
 
 
 def find_generate_error(found: str | None, body: Any) -> str | None:
-    """Extend SGLang's check of a body of /generate: return an error for a name that SGLang drops."""
+    """Extend SGLang's check of a body of /generate: also return an error for a name that SGLang drops."""
     if found is None and serves_tailrace() and isinstance(body, dict):
         try:
-            check_names_of(body, GenerateReqInput.__dataclass_fields__, "/generate")
+            check_endpoint(body, GenerateReqInput.__dataclass_fields__, GENERATE)
         except ParameterError as error:
             return str(error)
     return found
 
 
-def check_names_of(body: Mapping[str, Any], known: Mapping[str, Any], path: str) -> None:
+def check_endpoint(body: Mapping[str, Any], known: Mapping[str, Any], path: str) -> None:
     """Raise ParameterError for the first name that SGLang drops and by which somebody means a field of tailrace's.
 
     Args:

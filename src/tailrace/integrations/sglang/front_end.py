@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from itertools import count
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -25,7 +24,7 @@ from tailrace.sampling import request_key
 
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
 SEND = "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request"
-SEEDS = "tailrace_seeds"  # attribute of SGLang's request
+SEEDS = "tailrace_seeds"  # attribute of SGLang's request, which SGLang may pickle: those of the sequences to come
 # SGLang draws these requests' tokens in ways that pass tailrace's fields by.
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
@@ -64,17 +63,17 @@ def add_seeds(params: Theirs, given: Any) -> None:
     """Give a request with several sequences a seed for each: SGLang would send all with the same one."""
     seed = find_seed(params.sampling_seed, get_exec().deterministic.enable_deterministic_inference)
     if params.n > 1 and seed is not None:
-        setattr(given, SEEDS, (request_key(seed, index) for index in count()))
+        setattr(given, SEEDS, [request_key(seed, index) for index in range(params.n)])
 
 
 async def send_seeded(original: Any, manager: Any, made: Any) -> None:
     """Wrap the sending of a sequence to the scheduler: the sequence gets its seed. A sequence without tokens fills
     SGLang's cache before the others."""
     state = manager.rid_to_state.get(made.rid)
-    seeds = getattr(getattr(state, "obj", None), SEEDS, None)
-    if seeds is not None and made.sampling_params.max_new_tokens != 0:
+    seeds = getattr(getattr(state, "obj", None), SEEDS, None)  # a list that the copies of a request share
+    if seeds and made.sampling_params.max_new_tokens != 0:
         made.sampling_params = copy(made.sampling_params)
-        made.sampling_params.sampling_seed = next(seeds)
+        made.sampling_params.sampling_seed = seeds.pop(0)
     await original(manager, made)
 
 

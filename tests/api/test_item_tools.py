@@ -14,7 +14,7 @@ from api.harness import LocalClient, front_of, saying
 from api.test_responses import events_of, post
 from tailrace.api.call_items import ADDED, make_call
 from tailrace.api.item_messages import turns_of
-from tailrace.api.item_tools import DEFINED
+from tailrace.api.item_tools import DEFINED, read_arguments
 from tailrace.api.open_strings import ObjectReader
 from tailrace.api.schema.response_items import InputItem
 from tailrace.api.tool_kinds import Offered, flatten_tools
@@ -161,6 +161,14 @@ def run_call(kind: str, arguments: str, cuts: list[int]) -> tuple[list[tuple[str
     return [(kind, strip_ids(fields)) for kind, fields in steps], msgspec.to_builtins(call.item)
 
 
+@pytest.mark.parametrize("rest", ["", ", ", ', "timeo', ', "timeout_ms": 5', ', "timeout_ms": "x"}'])
+def test_a_command_ends_once(rest: str):
+    steps, item = run_call("shell", '{"commands": ["a", "b"]' + rest, list(range(60)))
+    done = [fields for name, fields in steps if name.endswith(".done")]
+    assert done == [{"command_index": 0, "command": "a"}, {"command_index": 1, "command": "b"}]
+    assert (item["action"]["commands"], item["status"]) == (["a", "b"], "incomplete")
+
+
 TEXT = st.text(alphabet=st.sampled_from('ab"\\/\n,:[]{}é😀'), max_size=12)
 ARGUMENTS = st.one_of(
     st.tuples(
@@ -211,6 +219,27 @@ def test_strings_of_an_object(value: dict[str, Any], cuts: list[int]):
     lists = {name: one if isinstance(one, list) else [one] for name, one in value.items()}
     wanted = {(name, i): part for name, one in lists.items() for i, part in enumerate(one) if isinstance(part, str)}
     assert found == wanted
+
+
+@given(
+    st.sampled_from(
+        [("shell", "commands"), ("local_shell", "command"), ("apply_patch", "diff"), ("apply_patch", "path")]
+    ),
+    VALUES,
+    st.lists(st.integers(0, 200)),
+)
+def test_arguments_that_do_not_fit(place: tuple[str, str], value: Any, cuts: list[int]):
+    kind, name = place
+    fitting = {"type": "create_file", "path": "p", "diff": ""} if kind == "apply_patch" else {}
+    arguments = json.dumps(fitting | {name: value})
+    steps, item = run_call(kind, arguments, cuts)
+    assert [step for step, _ in steps].count(ADDED) == 1
+    if read_arguments(kind, arguments) is None:
+        assert item["status"] in ("incomplete", "in_progress")
+        assert item["type"] == f"{kind}_call" or item["arguments"] == arguments
+    for step, fields in steps:
+        if step == "shell_call_command.delta":
+            assert fields["command_index"] < len(item["action"]["commands"])
 
 
 def test_what_the_model_sees_of_calls_and_outputs():

@@ -152,13 +152,19 @@ class OwnItem(FunctionItem):
 class ShellItem(OwnItem):
     """The call of `shell`: its commands leave as they are written."""
 
+    def __init__(self, offered: Offered, call_id: str) -> None:
+        super().__init__(offered, call_id)
+        self._open = False  # the last command has not ended
+
     def _watch(self, piece: StringPiece) -> Iterator[ItemStep]:
-        if piece.name != "commands":
-            return
+        count = 0 if self.item is None else len(self._value["commands"])
+        if piece.name != "commands" or piece.place != count - self._open:
+            return  # arguments that do not fit: without a grammar the list may have other values than strings
         if self.item is None:
             yield from self._begin(self._tool.complete({"commands": []}))
         commands = self._value["commands"]
-        if piece.place == len(commands):
+        if not self._open:
+            self._open = True
             commands.append("")
             yield ItemStep("shell_call_command.added", {"command_index": piece.place, "command": ""})
         if piece.text:
@@ -168,10 +174,11 @@ class ShellItem(OwnItem):
             yield self._end_command()
 
     def _finish(self, value: dict[str, Any]) -> Iterator[ItemStep]:
-        if value is self._value and self._reader.inside:
+        if self._open:
             yield self._end_command()
 
     def _end_command(self) -> ItemStep:
+        self._open = False
         commands = self._value["commands"]
         return ItemStep("shell_call_command.done", {"command_index": len(commands) - 1, "command": commands[-1]})
 

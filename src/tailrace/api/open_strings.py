@@ -79,11 +79,6 @@ class ObjectReader:
         self._string: OpenString | None = None
         self._name, self._index, self._named = "", 0, False
 
-    @property
-    def inside(self) -> bool:
-        """A string has not ended."""
-        return self._string is not None
-
     def feed(self, text: str) -> Iterator[StringPiece]:
         """Yield the pieces that further characters give."""
         while text:

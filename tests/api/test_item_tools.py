@@ -316,7 +316,13 @@ async def test_wrong_items_are_named_by_their_places(front, items: list[Any], pa
         ([{"type": "shell"}, {"type": "shell"}], None, "tools[1].name"),
         ([{"type": "shell"}, {"type": "function", "name": "shell"}], None, "tools[1].name"),
         ([{"type": "shell"}], {"type": "apply_patch"}, "tool_choice"),
+        ([{"type": "shell"}, {"type": "web_search"}], {"type": "web_search"}, "tool_choice"),
         ([{"type": "sell"}], None, "tools[0].type"),
+        ([{"type": ["shell"]}], None, "tools[0].type"),
+        ([{"type": {}}], None, "tools[0].type"),
+        ([{"type": "namespace", "name": "n", "tools": [{"type": []}]}], None, "tools[0].tools[0].type"),
+        ([{"type": "shell"}], {"type": ["shell"]}, "tool_choice"),
+        ([{"type": "shell"}], {"type": "allowed_tools", "mode": "auto", "tools": [{"type": {}}]}, "tool_choice"),
     ],
 )
 async def test_wrong_tools_are_named_by_their_places(front, tools: list[Any], choice: Any, param: str):
@@ -326,7 +332,7 @@ async def test_wrong_tools_are_named_by_their_places(front, tools: list[Any], ch
 
 def test_the_model_sees_the_skills_of_a_shell():
     skill = {"name": "pdf", "description": "Reads PDF files.", "path": "/s/pdf"}
-    [function] = flatten_tools([{"type": "shell", "environment": {"type": "local", "skills": [skill]}}]).functions or ()
+    [function] = flatten_tools([{"type": "shell", "environment": {"type": "local", "skills": [skill]}}]).functions or []
     assert function["description"].endswith("\n- pdf (/s/pdf): Reads PDF files.")
     assert function["strict"]
 

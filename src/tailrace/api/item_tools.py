@@ -118,6 +118,11 @@ CALLS = {kind + CALL: kind for kind in DEFINED}
 OUTPUTS = {kind + OUTPUT: kind for kind in DEFINED}
 
 
+def has_items(kind: Any) -> bool:
+    """Return whether calls of tools of this type are items of their own. kind: as a request has it."""
+    return isinstance(kind, str) and kind in DEFINED
+
+
 def runs_in_container(tool: Any) -> bool:
     """Return whether a tool is OpenAI's shell in a container, which its server runs."""
     environment = tool.get("environment") if isinstance(tool, dict) else None

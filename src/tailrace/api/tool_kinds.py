@@ -76,7 +76,7 @@ def add_tool(flat: FlatTools, tool: dict[str, Any], place: str, namespace: Mappi
     """Append a tool to the functions. namespace: the tool that it stands in; empty without one."""
     name, kind = tool.get("name"), tool.get("type", "function")
     custom = kind == "custom"
-    if kind in item_tools.DEFINED and not namespace:
+    if item_tools.has_items(kind) and not namespace:
         add_function(flat, item_tools.make_item_function(tool, place), place, Offered(kind, item=kind))
         return
     if not namespace and kind not in KINDS:
@@ -108,15 +108,17 @@ def rename_choice(choice: Any, offered: Mapping[str, Offered]) -> Any:
     """Return a tool_choice by the names of functions.
 
     Raises:
-        ParameterError: it names an unknown custom tool.
+        ParameterError: it names an unknown tool.
     """
     if not isinstance(choice, dict):
         return choice
     if isinstance(choice.get("tools"), list):
         return choice | {"tools": [rename_choice(tool, offered) for tool in choice["tools"]]}
-    if choice.get("type") in item_tools.DEFINED:
+    if item_tools.has_items(choice.get("type")):
         found = offered.get(choice["type"])
-        return {"type": "function", "name": found.name} if found and found.item else choice
+        if found is None or not found.item:
+            raise ParameterError(f"tool_choice: there is no tool of type {format_json(choice['type'])}", "tool_choice")
+        return {"type": "function", "name": found.name}
     if choice.get("type") not in ("custom", "function") or not isinstance(choice.get("name"), str):
         return choice
     custom, name = choice["type"] == "custom", choice["name"]

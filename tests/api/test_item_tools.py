@@ -339,12 +339,16 @@ def test_the_model_sees_the_skills_of_a_shell():
 
 async def test_a_conversation_keeps_the_items(front):
     items: list[dict[str, Any]] = [
+        {"type": "local_shell_call", "call_id": "l", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "call_id": "l", **OUTPUTS["local_shell"]},
         {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"]}},
         {"type": "shell_call_output", "call_id": "a", **OUTPUTS["shell"]},
         {"type": "apply_patch_call", "call_id": "b", "operation": CALLS[2][2]["operation"], "status": "completed"},
         {"type": "apply_patch_call_output", "call_id": "b", **OUTPUTS["apply_patch"]},
     ]
-    id = (await front.http.post("/v1/conversations", json={"items": items})).json()["id"]
+    sent = [*items]
+    sent[1] = {"type": "local_shell_call_output", "id": "l", **OUTPUTS["local_shell"]}  # the id of its call
+    id = (await front.http.post("/v1/conversations", json={"items": sent})).json()["id"]
     kept = (await front.http.get(f"/v1/conversations/{id}/items", params={"order": "asc"})).json()["data"]
     assert [{name: item.get(name) for name in given} for item, given in zip(kept, items, strict=True)] == items
     counted = await front.http.post("/v1/responses/input_tokens", json={"conversation": id, "input": "And?"})

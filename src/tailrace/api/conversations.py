@@ -16,7 +16,7 @@ from starlette.requests import Request
 from tailrace.api import item_tools
 from tailrace.api.conversation_changes import MOVED, ConversationChange, apply_change, find_item
 from tailrace.api.front_end import front_of
-from tailrace.api.item_messages import COMPACTIONS, message_of, texts_of, turns_of
+from tailrace.api.item_messages import COMPACTIONS, OUTPUTS, find_call_id, message_of, texts_of, turns_of
 from tailrace.api.received import Received
 from tailrace.api.response_input import read_input
 from tailrace.api.schema.conversations import ConversationObject
@@ -187,6 +187,8 @@ def make_item(item: InputItem) -> dict[str, Any]:
         fields["content"] = [part | {"text": text} for text in texts]
     if kind == "reasoning":
         fields.setdefault("summary", [])
+    if kind in OUTPUTS:
+        fields["call_id"] = find_call_id(item)  # may stand in the id that is replaced
     return fields
 
 

@@ -264,6 +264,12 @@ def test_what_the_model_sees_of_calls_and_outputs():
         },
         {"type": "apply_patch_call_output", "call_id": "c", "status": "failed", "output": "no p"},
         {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"},
+        {
+            "type": "apply_patch_call_output",
+            "call_id": "c",
+            "status": "failed",
+            "output": [{"type": "input_text", "text": "no p"}],
+        },
     ]
     turns = turns_of(msgspec.convert(items, list[InputItem]))
     calls = [call["function"] for turn in turns for call in turn.tool_calls or ()]
@@ -274,7 +280,7 @@ def test_what_the_model_sees_of_calls_and_outputs():
     ]
     said = [(turn.tool_call_id, turn.content) for turn in turns if turn.role == "tool"]
     shell = "out\nerr\n[exit code 2]\n[timed out]"
-    assert said == [("a", "x"), ("b", shell), ("c", "failed\nno p"), ("c", "completed")]
+    assert said == [("a", "x"), ("b", shell), ("c", "failed\nno p"), ("c", "completed"), ("c", "failed\nno p")]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +298,13 @@ def test_what_the_model_sees_of_calls_and_outputs():
                 {"type": "shell_call_output", "call_id": "a", "output": [{"stdout": "x"}]},
             ],
             "input[2].output[0].outcome",
+        ),
+        (
+            [
+                {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"]}},
+                {"type": "shell_call_output", "call_id": "a", "output": [{"outcome": {"type": "exit"}}]},
+            ],
+            "input[2].output[0].outcome.exit_code",
         ),
         (
             [

@@ -118,7 +118,8 @@ def read_output(item: InputItem, name: str) -> str | list[Part]:
     if item.type == "apply_patch_call_output":
         if item.status not in ("completed", "failed"):
             raise make_value_error(f"{name}.status", '"completed" or "failed"', item.status)
-        return f"{item.status}\n{item.output}" if isinstance(item.output, str) and item.output else item.status
+        text = join_input_text(item.output, f"{name}.output") if isinstance(item.output, list) else item.output
+        return f"{item.status}\n{text}" if text else item.status
     if item.output is None:
         raise ParameterError(f"{name}: a {item.type} needs output", name)
     if isinstance(item.output, str):
@@ -130,9 +131,11 @@ def read_output(item: InputItem, name: str) -> str | list[Part]:
 
 def describe_command(part: InputPart, name: str) -> str:
     """Return what a command wrote, and how it ended, as text."""
-    if part.outcome is None:
-        raise ParameterError(f"{name}.outcome: required, but missing", f"{name}.outcome")
-    end = "timed out" if part.outcome.type == "timeout" else f"exit code {part.outcome.exit_code}"
+    ended = part.outcome
+    if ended is None or (ended.type == "exit" and ended.exit_code is None):
+        place = f"{name}.outcome" if ended is None else f"{name}.outcome.exit_code"
+        raise ParameterError(f"{place}: required, but missing", place)
+    end = "timed out" if ended.type == "timeout" else f"exit code {ended.exit_code}"
     return "\n".join(text for text in (part.stdout, part.stderr, f"[{end}]") if text)
 
 

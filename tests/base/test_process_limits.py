@@ -20,18 +20,26 @@ def test_too_few_files_are_one_sentence(monkeypatch):
         check_limits()
 
 
+def start_under(limit: str) -> tuple[int, str]:
+    """Return the exit code and stderr of a start under a limit of the shell."""
+    command = f'ulimit {limit}; exec "$0" -m tailrace.cli serve --model scripted:next'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the limit has no effect")
 @pytest.mark.parametrize("mib", [100, 180, 220, 300, 700])  # each ended a start at another place
 def test_too_little_memory_is_one_sentence(mib: int):
-    done = subprocess.run(
-        ["sh", "-c", f'ulimit -v {mib << 10}; exec "$0" -m tailrace.cli serve --model scripted:next', sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
     why = f"{mib} MiB of address space are too little, 1024 MiB and the model's size are needed"
-    assert (done.returncode, done.stderr) == (2, f"tailrace: {why}: raise the limit (ulimit -v)\n")
+    assert start_under(f"-v {mib << 10}") == (2, f"tailrace: {why}: raise the limit (ulimit -v)\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not every shell has the limit")
+def test_too_little_processor_time_is_one_sentence():
+    why = "4 s of processor time are too little, 60 s are needed"
+    assert start_under("-t 4") == (2, f"tailrace: {why}: raise the limit (ulimit -t)\n")
 
 
 def test_too_few_threads_are_one_sentence_and_none_is_left(monkeypatch):

@@ -1,4 +1,4 @@
-"""The limits that the system sets to this process and its children: open files, memory and threads."""
+"""The limits that the system sets to this process and its children: open files, memory, processor time and threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from tailrace.errors import ConfigError
 MAX_FILES = 65_536
 MIN_FILES = 128  # with which a start and a few connections succeed
 MIN_THREADS = 32  # of the server's processes together, and these processes count as threads
-MIN_MIB = {  # with less, libraries end the process without a reason: limits by their names in `resource` and `ulimit`
-    "RLIMIT_AS": ("address space", "ulimit -v", 1024),
-    "RLIMIT_DATA": ("data", "ulimit -d", 384),
+LEAST = {  # with less, the system or a library ends the process without a reason
+    # limit by its name in `resource` → the unit in bytes or seconds, the unit, what it limits, the minimum, the command
+    "RLIMIT_AS": (1 << 20, "MiB", "address space", 1024, "ulimit -v"),
+    "RLIMIT_DATA": (1 << 20, "MiB", "data", 384, "ulimit -d"),
+    "RLIMIT_CPU": (1, "s", "processor time", 60, "ulimit -t"),
 }
 
 
@@ -55,8 +57,8 @@ def check_threads() -> None:
                 thread.join()
 
 
-def check_memory() -> None:
-    """Check that the process may have the memory that libraries need.
+def check_amounts() -> None:
+    """Check that the process may have the memory and the processor time that a start needs.
 
     Raises:
         ConfigError: a limit is too low.
@@ -65,20 +67,21 @@ def check_memory() -> None:
         import resource
     except ImportError:
         return
-    for name, (what, command, least) in MIN_MIB.items():
+    for name, (size, unit, what, least, command) in LEAST.items():
         soft, _ = resource.getrlimit(getattr(resource, name))
-        if soft != resource.RLIM_INFINITY and soft >> 20 < least:
-            text = f"{soft >> 20} MiB of {what} are too little, {least} MiB and the model's size are needed"
+        if soft != resource.RLIM_INFINITY and (given := soft // size) < least:
+            needed = f"{least} {unit}" + (" and the model's size" if unit == "MiB" else "")
+            text = f"{given} {unit} of {what} are too little, {needed} are needed"
             raise ConfigError(f"{text}: raise the limit ({command})")
 
 
 def check_limits() -> None:
-    """Check that the process may have the files, the memory and the threads that it needs. Imports no library.
+    """Check that the process may have the files, memory, processor time and threads that it needs. Imports no library.
 
     Raises:
         ConfigError: a limit is too low.
     """
     if (limit := allow_files()) < MIN_FILES:
         raise ConfigError(f"{limit} open files are too few, {MIN_FILES} are needed: raise the limit (ulimit -n)")
-    check_memory()
+    check_amounts()
     check_threads()

@@ -51,12 +51,14 @@ async def test_calls_are_tool_uses(tokenizer, grammars, kind: str, choice: str, 
 
 
 async def test_the_model_sees_the_input(tmp_path):
-    """Whatever is not said of the tool comes from its type; a description of the request's own goes first."""
+    """Whatever is not said of the tool comes from its type; a description of the request's own goes first. Also tools
+    whose loading is deferred are seen."""
     tokenizer = make_tokenizer(tmp_path, "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}=")
     tools = [
         {"type": "memory_20250818", "name": "memory", "cache_control": {"type": "ephemeral"}},
         {"type": "bash_20250124", "name": "bash", "description": "Own.", "input_examples": [{"command": "ls"}]},
-        {"type": "text_editor_20250728", "max_characters": 9},
+        {"type": "text_editor_20250728", "max_characters": 9, "defer_loading": True},
+        {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
     ]
     client = LocalClient(saying(b"x"))
     client.context = 4096
@@ -77,7 +79,6 @@ async def test_the_model_sees_the_input(tmp_path):
     [
         ({"type": "bash_20250124", "name": "shell"}, "tools[0].name"),
         ({"type": "bash_20250124", "name": "bash", "input_schema": {}}, "tools[0].input_schema"),
-        ({"type": "bash_20250124", "name": "bash", "defer_loading": True}, "tools[0].defer_loading"),
         ({"type": "bash_20270101", "name": "bash"}, "tools[0].type"),
         ({"type": "bash", "name": "bash"}, "tools[0].type"),
         ({"type": "computer_toolset_20260801"}, "tools[0].type"),

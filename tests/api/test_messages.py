@@ -409,7 +409,6 @@ async def test_the_stream_has_the_input_of_the_whole_message(tokenizer, argument
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
-        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice"),

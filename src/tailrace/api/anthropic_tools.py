@@ -105,8 +105,6 @@ def make_function(tool: InputTool, place: str) -> dict[str, Any]:
     Raises:
         ParameterError: naming the field.
     """
-    if tool.defer_loading:
-        raise ParameterError(f"{place}.defer_loading: not supported; leave it out (or false)", f"{place}.defer_loading")
     defined = make_defined_tool(tool, place)
     found: dict[str, Any] = {"type": "function", "name": defined.name}
     if (description := tool.description or defined.description) is not None:

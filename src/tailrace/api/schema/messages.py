@@ -62,7 +62,6 @@ class InputTool(msgspec.Struct, kw_only=True):
     description: str | None = None
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
-    defer_loading: bool | None = None
 
 
 class ToolUse(msgspec.Struct, kw_only=True):

@@ -324,6 +324,7 @@ async def test_wrong_items_are_named_by_their_places(front, items: list[Any], pa
     ("tools", "choice", "param"),
     [
         ([{"type": "shell", "environment": {"type": "container_auto"}}], None, "tools[0].environment"),
+        ([{"type": "shell", "environment": {}}, {"type": "apply_patch"}], None, "tools[0].environment"),
         ([{"type": "shell", "environment": "local"}], None, "tools[0].environment"),
         ([{"type": "shell", "environment": {"type": "local", "skills": [1]}}], None, "tools[0].environment.skills"),
         ([{"type": "shell"}, {"type": "shell"}], None, "tools[1].name"),

@@ -126,7 +126,7 @@ def has_items(kind: Any) -> bool:
 def runs_in_container(tool: Any) -> bool:
     """Return whether a tool is OpenAI's shell in a container, which its server runs."""
     environment = tool.get("environment") if isinstance(tool, dict) else None
-    return isinstance(environment, dict) and environment.get("type") != "local"
+    return isinstance(environment, dict) and str(environment.get("type")).startswith("container")
 
 
 def make_item_function(tool: dict[str, Any], place: str) -> dict[str, Any]:

@@ -14,14 +14,6 @@ from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import make_value_error
 
 TEXT = {"type": "string"}
-LINE = {"type": "integer", "minimum": 0}
-RANGE = {
-    "type": "array",
-    "items": {"type": "integer"},
-    "minItems": 2,
-    "maxItems": 2,
-    "description": "For view: the first and the last line to show, counted from 1. -1 is the end of the file.",
-}
 
 
 class DefinedTool(NamedTuple):
@@ -42,19 +34,38 @@ def make_parameters(required: Sequence[str], **properties: dict[str, Any]) -> di
     return {"type": "object", "properties": properties, "required": [*required]}
 
 
+REPLACEMENT, INSERTED = "For str_replace: the text that replaces old_str.", "For insert: the text to insert."
+# parameters of the editor and of the memory
+EDITED = {
+    "view_range": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "minItems": 2,
+        "maxItems": 2,
+        "description": "For view: the first and the last line to show, counted from 1. -1 is the end of the file.",
+    },
+    "file_text": describe(TEXT, "For create: the content of the file."),
+    "old_str": describe(TEXT, "For str_replace: the text to replace. It must be in the file exactly once."),
+    "insert_line": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "For insert: the line after which the text is inserted. 0 is the beginning of the file.",
+    },
+}
+
+
 def make_editor(name: str, inserted: str, *commands: str) -> DefinedTool:
     """Return the text editor. inserted: the parameter with the text of `insert`."""
-    replacement = "For str_replace: the text that replaces old_str."
-    text = "For insert: the text to insert."
-    texts = {"new_str": f"{replacement} {text}"} if inserted == "new_str" else {"new_str": replacement, inserted: text}
+    texts = (
+        {"new_str": f"{REPLACEMENT} {INSERTED}"}
+        if inserted == "new_str"
+        else {"new_str": REPLACEMENT, inserted: INSERTED}
+    )
     parameters = make_parameters(
         ("command", "path"),
         command={"type": "string", "enum": ["view", "create", "str_replace", "insert", *commands]},
         path=describe(TEXT, "Absolute path of the file or folder."),
-        view_range=RANGE,
-        file_text=describe(TEXT, "For create: the content of the file."),
-        old_str=describe(TEXT, "For str_replace: the text to replace. It must be in the file exactly once."),
-        insert_line=describe(LINE, "For insert: the line behind which the text is inserted. 0 is the file's begin."),
+        **EDITED,
         **{name: describe(TEXT, words) for name, words in texts.items()},
     )
     return DefinedTool(name, "View, create and change text files. view also lists a folder.", parameters)
@@ -76,12 +87,9 @@ MEMORY = DefinedTool(
         ("command",),
         command={"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
         path=describe(TEXT, "Path of the file or folder below /memories, for all commands but rename."),
-        view_range=RANGE,
-        file_text=describe(TEXT, "For create: the content of the file."),
-        old_str=describe(TEXT, "For str_replace: the text to replace. It must be in the file exactly once."),
-        insert_line=describe(LINE, "For insert: the line behind which the text is inserted. 0 is the file's begin."),
-        new_str=describe(TEXT, "For str_replace: the text that replaces old_str."),
-        insert_text=describe(TEXT, "For insert: the text to insert."),
+        **EDITED,
+        new_str=describe(TEXT, REPLACEMENT),
+        insert_text=describe(TEXT, INSERTED),
         old_path=describe(TEXT, "For rename: the present path."),
         new_path=describe(TEXT, "For rename: the new path."),
     ),

@@ -14,7 +14,7 @@ from tailrace.api.tool_kinds import Offered
 
 
 class ItemStep(NamedTuple):
-    """An event about a call's item: its type, behind "response.", and its fields. ADDED: the item begins."""
+    """An event about a call's item: its type without "response.", and its fields. ADDED: the item begins."""
 
     type: str
     fields: dict[str, Any]
@@ -38,7 +38,7 @@ class FunctionItem:
         self.item: OutputItem | None = None
 
     def feed(self, arguments: str) -> Iterator[ItemStep]:
-        """Yield what further arguments give. The first ones may be empty."""
+        """Yield the steps for further arguments. The first arguments may be empty."""
         if self.item is None:
             item = self._begin_item(self.TYPE, self.PREFIX)
             item.name = self._offered.name
@@ -49,7 +49,7 @@ class FunctionItem:
         yield from self._add_text(self._read(arguments))
 
     def end(self, status: str) -> Iterator[ItemStep]:
-        """Yield what is left to say. status: of the item."""
+        """Yield the last steps. status: of the item."""
         yield from self._add_text(self._read_end())
         assert self.item is not None
         text = "".join(self._text)
@@ -90,9 +90,9 @@ class CustomItem(FunctionItem):
 
 
 class OwnItem(FunctionItem):
-    """The call of a tool with an item of its own. The item begins when all is known that no event adds to it.
+    """The call of a tool with an item of its own. The item begins when all its fields are known that no event extends.
 
-    Arguments that do not fit the tool, because the model was cut off or no grammar holds, are those of a function.
+    If the arguments do not fit the tool, the item is the call of a function: the model was cut off, or no grammar held.
     """
 
     CUT = "incomplete"  # the status of an item that was cut off
@@ -103,13 +103,13 @@ class OwnItem(FunctionItem):
         self._reader, self._arguments = ObjectReader(), [""]
 
     def feed(self, arguments: str) -> Iterator[ItemStep]:
-        """Yield what further arguments give."""
+        """Yield the steps for further arguments."""
         self._arguments.append(arguments)
         for piece in self._reader.feed(arguments):
             yield from self._watch(piece)
 
     def end(self, status: str) -> Iterator[ItemStep]:
-        """Yield what is left to say. status: of the item."""
+        """Yield the last steps. status: of the item."""
         arguments = "".join(self._arguments)
         value = item_tools.read_arguments(self._offered.item, arguments)
         if value is None and self.item is None:
@@ -141,11 +141,11 @@ class OwnItem(FunctionItem):
         return item
 
     def _watch(self, piece: StringPiece) -> Iterator[ItemStep]:
-        """Yield what a piece of a string in the arguments gives."""
+        """Yield the steps for a piece of a string in the arguments."""
         return iter(())
 
     def _finish(self, value: dict[str, Any]) -> Iterator[ItemStep]:
-        """Yield what is left to say of an item with this value."""
+        """Yield the last steps of an item with this value."""
         return iter(())
 
 
@@ -186,7 +186,7 @@ class ShellItem(OwnItem):
 class PatchItem(OwnItem):
     """The call of `apply_patch`: its diff leaves as it is written, if the type and the path come before."""
 
-    CUT = "in_progress"  # The item has no other status for it.
+    CUT = "in_progress"  # of the statuses that such an item may have
 
     def __init__(self, offered: Offered, call_id: str) -> None:
         super().__init__(offered, call_id)

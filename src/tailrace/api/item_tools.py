@@ -16,8 +16,9 @@ TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
 COUNT = {"type": "integer", "minimum": 1}
 TIMEOUT = describe(COUNT, "Maximum duration in milliseconds.")
 DIFF = (
-    "For create_file: the file's lines, each behind a +. For update_file: hunks, each with @@ and the name of what it "
-    "is in, then the lines: behind a space if they stay, - if they are removed, + if they are added. Else empty."
+    "For create_file: the file's lines, each after a +. For update_file: hunks. A hunk begins with a line of @@ and "
+    "the name of its class or function. Then its lines follow: after a space if they stay, after - if they are "
+    "removed, after + if they are added. For delete_file: empty."
 )
 
 

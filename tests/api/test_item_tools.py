@@ -211,13 +211,18 @@ VALUES = st.recursive(
 @given(st.dictionaries(TEXT, VALUES, max_size=4), st.lists(st.integers(0, 200)))
 def test_strings_of_an_object(value: dict[str, Any], cuts: list[int]):
     reader, text, at = ObjectReader(), json.dumps(value), 0
-    found: dict[tuple[str, int], str] = {}
+    found: dict[tuple[str, int | None], str] = {}
     for cut in [*sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]:
         for piece in reader.feed(text[at:cut]):
             found[piece.name, piece.place] = found.get((piece.name, piece.place), "") + piece.text
         at = cut
     lists = {name: one if isinstance(one, list) else [one] for name, one in value.items()}
-    wanted = {(name, i): part for name, one in lists.items() for i, part in enumerate(one) if isinstance(part, str)}
+    wanted = {
+        (name, i if isinstance(value[name], list) else None): part
+        for name, one in lists.items()
+        for i, part in enumerate(one)
+        if isinstance(part, str)
+    }
     assert found == wanted
 
 
@@ -237,6 +242,8 @@ def test_arguments_that_do_not_fit(place: tuple[str, str], value: Any, cuts: lis
     if read_arguments(kind, arguments) is None:
         assert item["status"] in ("incomplete", "in_progress")
         assert item["type"] == f"{kind}_call" or item["arguments"] == arguments
+        if not isinstance(value, list if kind == "shell" else str):
+            assert item["type"] == "function_call"
     for step, fields in steps:
         if step == "shell_call_command.delta":
             assert fields["command_index"] < len(item["action"]["commands"])

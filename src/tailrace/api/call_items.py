@@ -193,6 +193,8 @@ class PatchItem(OwnItem):
         self._known: dict[str, str] = {}
 
     def _watch(self, piece: StringPiece) -> Iterator[ItemStep]:
+        if piece.place is not None:
+            return  # a list, which does not fit
         if piece.name != "diff":
             self._known[piece.name] = self._known.get(piece.name, "") + piece.text
             return

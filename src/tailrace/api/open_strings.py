@@ -61,12 +61,12 @@ class StringPiece(NamedTuple):
     """More text of a string.
 
     - name: of the property whose value the string is, or whose list has the string.
-    - place: the string's place in the list; 0 without one.
+    - place: the string's place in the list; None without one.
     - over: the string has ended.
     """
 
     name: str
-    place: int
+    place: int | None
     text: str
     over: bool
 
@@ -90,7 +90,8 @@ class ObjectReader:
             if self._opened == ["{"] and not self._named:
                 self._name += found
             elif self._opened in (["{"], ["{", "["]):
-                yield StringPiece(self._name, self._index, found, self._string is None)
+                place = self._index if self._opened[1:] else None
+                yield StringPiece(self._name, place, found, self._string is None)
 
     def _read_sign(self, sign: str, rest: str) -> str:
         """Read a character outside of strings. Return what follows."""

@@ -334,6 +334,7 @@ async def test_wrong_items_are_named_by_their_places(front, items: list[Any], pa
         ([{"type": "shell", "environment": {}}, {"type": "apply_patch"}], None, "tools[0].environment"),
         ([{"type": "shell", "environment": "local"}], None, "tools[0].environment"),
         ([{"type": "shell", "environment": {"type": "local", "skills": [1]}}], None, "tools[0].environment.skills"),
+        ([{"type": "shell", "environment": {"type": "local", "skills": {}}}], None, "tools[0].environment.skills"),
         ([{"type": "shell"}, {"type": "shell"}], None, "tools[1].name"),
         ([{"type": "shell"}, {"type": "function", "name": "shell"}], None, "tools[1].name"),
         ([{"type": "shell"}], {"type": "apply_patch"}, "tool_choice"),

@@ -148,7 +148,7 @@ def make_item_function(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 def describe_skills(skills: Any, place: str) -> str:
     """Return the skills of a local shell as text for the model."""
-    if not skills:
+    if skills is None or skills == []:
         return ""
     names = ("name", "description", "path")
     if not isinstance(skills, list) or not all(

@@ -21,6 +21,7 @@ from models.gguf_state_writer import write_state_model
 from models.gguf_writer import rewrite
 from models.test_gguf_architectures import convert_file
 from tailrace.errors import ModelLoadError
+from tailrace.models.convert_quantized import list_expert_matrices
 from tailrace.models.gguf_architectures import read_settings
 from tailrace.models.gguf_fields import Fields
 from tailrace.models.gguf_states import find_period
@@ -48,11 +49,13 @@ def test_a_file_becomes_the_model_that_it_was_written_from(name: str, tmp_path: 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_blocks_stay_and_are_the_same_weights(name: str, tmp_path: Path):
-    path = write_state_model(make_model(name), tmp_path / "tiny.gguf", Type.Q8_0)
+    model = make_model(name)
+    path = write_state_model(model, tmp_path / "tiny.gguf", Type.Q8_0)
     kept, plain = (load_file(convert_file(path, keep) / "model.safetensors") for keep in (True, False))
     types = AutoConfig.from_pretrained(path.with_suffix(".True")).quantization_config["types"]
     assert kept.keys() == plain.keys()
     assert any(part.endswith(("in_proj.weight", "o_proj.weight")) for part in types)
+    assert {part for part, _ in list_expert_matrices(model)} <= types.keys()
     for part, value in kept.items():
         if part in types:
             value = torch.from_numpy(dequantize(value.numpy(), Type(types[part])))

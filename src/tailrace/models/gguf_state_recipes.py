@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tailrace.models.gguf_recipes import (
+    DOWN,
     GRANITE_MOE,
     PERMUTED,
     WAYS,
@@ -47,7 +48,7 @@ def ways_of(place: str, **tensors: str) -> dict[str, tuple[Recipe, ...]]:
     """Return the ways of parameters that are a tensor as it is. place: their module. tensors: by the parameter's last
     name, with two underscores for a point."""
     return {
-        f"{place}.{name.replace('__', '.')}": (Recipe((source,), take_first, not source.startswith("ffn_up_exps")),)
+        f"{place}.{name.replace('__', '.')}": (Recipe((source,), take_first, experts=take_first),)
         for name, source in tensors.items()
     }
 
@@ -65,7 +66,7 @@ MAMBA2 = (
 MAMBA2_WAYS = ways_of("mixer", **DT_BIAS)
 JAMBA = {
     "feed_forward.experts.gate_up_proj": WAYS["mlp.experts.gate_up_proj"],
-    "feed_forward.experts.down_proj": (Recipe(("ffn_down_exps.weight",), take_first, False),),
+    "feed_forward.experts.down_proj": (DOWN,),
 }
 FALCON_H1 = ways_of("mamba", **DT_BIAS) | {"pre_ff_layernorm.weight": (Recipe(("ffn_norm",), take_first, False),)}
 HYBRID_GRANITE = GRANITE_MOE | ways_of("mamba", **DT_BIAS)

@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
 from runners import packers
+from runners.quantized_file import packs_of
 from runners.quantized_folder import VOCAB, packed, write
 from runners.test_quantized_folder import config_for, in_this_process, loaded
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
 from tailrace.models import resolve
+from tailrace.models.footprint import weights_bytes
 from tailrace.runners.experts import PackedExperts
 
 __all__ = ["in_this_process"]  # a fixture of every test here
@@ -65,6 +67,24 @@ def test_experts_are_widened_and_merged_by_the_loader(tmp_path: Path):
         save_file(changed, plain / "model.safetensors")
         with pytest.raises(ModelLoadError, match=problem):
             resolve(config_for(plain, tmp_path, quantize="q8_0"), progress=False)
+
+
+def test_the_footprint_counts_all_experts(tmp_path: Path):
+    """And the output projection shares the embedding's blocks."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4, "sliding_window": None}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer.json").write_text("{}")
+    found, ours = loaded(config_for(tmp_path / "saved", tmp_path, quantize="q4_0", dtype="float32"))
+    experts = [
+        layer for mixture in mixtures_of(ours) for each in (mixture.up, mixture.down) for layer in each.packed.layers
+    ]
+    assert len(experts) == 8
+    packs = {id(pack): pack for pack in [*packs_of(ours.paged.model), *experts]}
+    router_and_norms = 4 * (4 * 64 + 3 * 64)
+    held = sum(pack.data.numel() * pack.data.itemsize for pack in packs.values()) + router_and_norms
+    assert weights_bytes(found, 4, packed=True) == held
 
 
 def mixtures_of(runner: Any) -> list[PackedExperts]:

@@ -51,7 +51,7 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     tied = bool(config.get("tie_word_embeddings", True)) and packed
     if blocks.get("quant_method") == BLOCKS_METHOD:  # shared blocks are packed once
         total += blocks["packed_bytes"] - blocks["raw_bytes"]
-        tied = tied and not any(rows == config.get("vocab_size") for rows, _ in blocks["shapes"].values())
+        tied = tied and not any(rows == [config.get("vocab_size")] for *rows, _ in blocks["shapes"].values())
     return total + (tied * itemsize * config.get("vocab_size", 0) * find_first_number(config, WIDTH))
 
 

@@ -225,13 +225,14 @@ def test_the_bytes_of_its_cache(name, made):
     assert bool(index_keys) is (name == "glm_dsa")
 
 
-@pytest.mark.parametrize("name", ["deepseek", "qwen3_5"])
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.inference_mode()
 def test_a_folder_that_is_quantized_at_load_keeps_its_head(name, tmp_path):
     """In floats; embedding and output head are the target's, in blocks of eight bits."""
     source, folder = save_model(name, tmp_path / "source"), tmp_path / "made"
-    convert_folder.fill_folder(source, folder, "float32", "q8_0", remote_code=False)
+    convert_folder.fill_folder(source, folder, "float32", "q8_0", remote_code=True)
     drafter, tokens = ChainDrafter(MtpHead.load(folder, load(folder)), Argmax(), 24, SIZE), some(30)  # type: ignore[arg-type]
+    assert head_bytes(folder, 4) == head_bytes(source, 4)
     observe(drafter, (0, tokens, 0, 29))
     (got,) = drafted(drafter, (0, tokens, 1))
     expected = plain(name, tokens, hidden_states(tokens, 1), 1, range(29))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tailrace.base.mtp import is_of_head
 from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.models.child import not_all_there
 from tailrace.models.convert_quantized import list_expert_matrices, list_owned_matrices
@@ -91,7 +92,7 @@ def owner_of_experts(model: Any, names: CheckpointNames) -> Owner:
     found = {
         name: tuple(getattr(module, name.rpartition(".")[2]).shape)
         for name, module in list_expert_matrices(model)
-        if not module.is_transposed
+        if not module.is_transposed and not is_further(model, name)
     }
 
     def find_owner(name: str) -> Owned | None:
@@ -108,7 +109,7 @@ def owner_of(model: Any, rename: Renamer) -> Owner:
         f"{path}.weight": Owned(name, f"{path}.weight", tuple(parameter.shape))
         for name, parameter, sharing in list_owned_matrices(model)
         for path, module in model.named_modules()
-        if any(module is one for one in sharing) and is_quantizable(model, module)
+        if not is_further(model, path) and any(module is one for one in sharing) and is_quantizable(model, module)
     }
 
     def find_owner(name: str) -> Owned | None:
@@ -116,6 +117,12 @@ def owner_of(model: Any, rename: Renamer) -> Owner:
         return None if merged else found.get(target)
 
     return find_owner
+
+
+def is_further(model: Any, name: str) -> bool:
+    """Return True for the name of a parameter or module of an MTP head, which some models' own code makes. The drafter
+    reads the head in floats."""
+    return is_of_head(name, getattr(model.config.get_text_config(), "num_hidden_layers", -1))
 
 
 def refuse_missing(model: Any, rename: Renamer, names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from kernels.backends import DEVICES
 from tailrace.kernels.dispatch import find
+from tailrace.kernels.reference.products import Grouped
 
 DEVICE = torch.device(DEVICES["gpu"])
 HARDWARE = pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter adds as numpy does; bits are the GPU's")
@@ -95,9 +96,9 @@ def test_groups_of_rows(dtype, counts):
     """Rows behind the last group are 0."""
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], device=DEVICE)
     x, weight = random(24, 40, dtype=dtype), random(4, 70, 40, dtype=dtype, seed=4)
-    both("grouped_linear", x, (weight, random(4, 70, dtype=dtype)), starts)
-    both("grouped_linear", x, (weight.mT.contiguous().mT, None), starts)
-    assert not find("grouped_linear", "gpu")(x, (weight, None), starts)[sum(counts) :].any()
+    both("grouped_linear", x, Grouped(weight, random(4, 70, dtype=dtype)), starts)
+    both("grouped_linear", x, Grouped(weight.mT.contiguous().mT, None), starts)
+    assert not find("grouped_linear", "gpu")(x, Grouped(weight, None), starts)[sum(counts) :].any()
 
 
 # ---- bits
@@ -135,7 +136,8 @@ def test_products_bits(dtype):
     def grouped(rows: torch.Tensor, before: int) -> torch.Tensor:
         """Rows of group 2, after others of group 1."""
         starts = torch.tensor([0, 0, before, before + len(rows), before + len(rows)], device=DEVICE)
-        return find("grouped_linear", "gpu")(torch.cat([wide[0, :before], rows]), (weight, None), starts)[before:]
+        x = torch.cat([wide[0, :before], rows])
+        return find("grouped_linear", "gpu")(x, Grouped(weight, None), starts)[before:]
 
     expected = grouped(wide[0], 0)
     for rows, before in ((1, 0), (1, 300), (17, 3), (40, 128), (299, 20)):

@@ -259,10 +259,13 @@ def test_groups_of_rows_are_those_of_their_layers(kind, biased):
 def test_groups_must_be_alike():
     raw = torch.from_numpy(blocks(GGMLQuantizationType.Q8_0))
     packed, short = (kernels.pack_quantized(some, 8, K) for some in (raw, raw[1:]))
-    with pytest.raises(ValueError, match="one shape and type"):
-        kernels.group_packed([packed, short])
+    for layers in ([packed, short], []):
+        with pytest.raises(ValueError, match="one shape and type"):
+            kernels.group_packed(layers)
     with pytest.raises(ValueError, match=r"x must be \[S, 768\]"):
         kernels.grouped_linear(torch.zeros(3, 32), kernels.group_packed([packed]), torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match=r"x of torch\.float16 does not fit weights packed by"):
+        kernels.grouped_linear(torch.zeros(3, K).half(), kernels.group_packed([packed]), torch.tensor([0, 3]))
 
 
 def test_bad_input():

@@ -27,9 +27,8 @@ class PackedGroups(NamedTuple):
 
 
 def group_packed(layers: Sequence[Packed | Quantized]) -> PackedGroups:
-    first = layers[0]
-    if any(describe_layer(layer) != describe_layer(first) for layer in layers):
-        raise ValueError("all groups must have layers of one shape and type")
+    if len({describe_layer(layer) for layer in layers}) != 1:
+        raise ValueError("all groups must have layers of one shape and type, and there must be a group")
     weights = torch.tensor([layer.data.data_ptr() for layer in layers])
     biases = [layer.bias.data_ptr() for layer in layers if layer.bias is not None]
     return PackedGroups(tuple(layers), weights, torch.tensor(biases) if biases else None)

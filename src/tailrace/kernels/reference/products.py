@@ -24,6 +24,8 @@ def pack_grouped(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Grou
 
 
 def grouped_linear(x: torch.Tensor, packed: Grouped, starts: torch.Tensor) -> torch.Tensor:
+    if not isinstance(packed, Grouped):
+        raise ValueError(f"x of {x.dtype} does not fit weights packed by {type(packed).__module__}")
     weight, bias = packed
     out = x.new_zeros((x.shape[0], weight.shape[1]))
     for group, (first, last) in enumerate(starts.unfold(0, 2, 1).tolist()):

@@ -232,10 +232,10 @@ def changed(raw: bytes, after: bytes, skip: int, put: bytes) -> bytes:
         (lambda raw: changed(raw, b"token_embd.weight", 20, b"\xff"), "token_embd.weight is of the unknown type"),
         (lambda raw: changed(raw, b"token_embd.weight", 20, b"\x0c"), "rows of 64, which are no whole blocks of 256"),
         (lambda raw: changed(raw, b"token_embd.weight", 24, b"\xff" * 8), r"tensor token_embd\.weight at byte \d{20}"),
-        (lambda raw: raw.replace(b"ggml.eos_token", b"ggml.bos_token"), r"the field .*\.bos_token_id is there twice"),
+        (lambda raw: raw.replace(b"ggml.eos_token", b"ggml.bos_token"), r"the field .*\.bos_token_id occurs twice"),
         (
             lambda raw: raw.replace(b"blk.0.attn_k", b"blk.0.attn_q"),
-            r"the tensor blk\.0\.attn_q\.weight is there twice",
+            r"the tensor blk\.0\.attn_q\.weight occurs twice",
         ),
         (lambda raw: changed(raw, b"blk.0.attn_k.weight", 24, b"\0\0\0\0"), r"attn_k\.weight begins at byte 0 of the"),
     ],

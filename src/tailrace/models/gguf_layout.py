@@ -156,9 +156,9 @@ def check_places(places: list[TensorPlace], begin: int, alignment: int, length: 
 
 
 def check_names(names: list[str]) -> None:
-    """Raise ModelLoadError if a field or a tensor is there twice."""
+    """Raise ModelLoadError if a field or a tensor occurs twice."""
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ModelLoadError(f"the {twice[0]:.80} is there twice")
+        raise ModelLoadError(f"the {twice[0]:.80} occurs twice")
 
 
 def check_version(version: int) -> None:

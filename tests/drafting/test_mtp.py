@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from drafting.heads import VOCAB, Argmax, Weights, check_histories, drafted, hidden_states, observe
 from drafting.mtp_models import FAMILIES, LAYERS, make_model, own_weights, plain, save_model
+from models.gguf_state_writer import write_state_model
 from models.gguf_writer import write_model
 from tailrace.base.mtp import SHARED
 from tailrace.config import ModelConfig, SpeculationConfig
@@ -276,7 +277,8 @@ def write_file(name: str, path: Path, kind: Type = Type.F32, without: str = "") 
         if there != without
     }
     tensors[f"blk.{LAYERS}.nextn.shared_head_head.weight"] = torch.zeros(VOCAB, 32)
-    return write_model(make_model(name), path, kind, {"nextn_predict_layers": 1}, tensors)
+    write = write_state_model if name in ("deepseek_v32", "glm_dsa") else write_model
+    return write(make_model(name), path, kind, {"nextn_predict_layers": 1}, tensors)
 
 
 def convert_file(path: Path, keep: bool = False) -> Path:
@@ -287,7 +289,7 @@ def convert_file(path: Path, keep: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("name", ["deepseek", "glm"])
+@pytest.mark.parametrize("name", ["deepseek", "glm", "deepseek_v32", "glm_dsa"])
 @torch.inference_mode()
 def test_a_gguf_file_has_the_same_head(name, keep, tmp_path):
     """Also beside a model whose matrices stay in blocks."""

@@ -36,6 +36,7 @@ LATENT |= {"qk_head_dim": "attention.key_length_mla", "v_head_dim": "attention.v
 INDEXED = {"q_lora_rank": "attention.q_lora_rank", "index_n_heads": "attention.indexer.head_count"}
 INDEXED |= {"index_head_dim": "attention.indexer.key_length", "index_topk": "attention.indexer.top_k"}
 INDEXED |= {"first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob": "expert_weights_norm"}
+INDEXED |= {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
 DSA = {**COMMON, **RMS, **MIXED, **SHARED, **LATENT, **INDEXED}
 # model type → architecture, settings → fields
 KINDS: dict[str, tuple[str, dict[str, str]]] = {
@@ -93,12 +94,19 @@ OWN = {
 FALCON = {"falcon_h1": {"pre_ff_layernorm.weight": "ffn_norm"}}
 
 
-def write_state_model(model: Any, path: Path, kind: Type = Type.F32) -> Path:
-    """Return the file of a model. kind: of its matrices, where whole blocks fit."""
+def write_state_model(
+    model: Any,
+    path: Path,
+    kind: Type = Type.F32,
+    more: dict[str, Any] | None = None,
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> Path:
+    """Return the file of a model. kind: of its matrices, where whole blocks fit. more: further fields of the
+    architecture. tensors: further tensors."""
     config = model.config
     name, fields = KINDS[config.model_type]
     writer = GGUFWriter(path, name)
-    values = {field: getattr(config, setting) for setting, field in fields.items()} | list_more(model)
+    values = {field: getattr(config, setting) for setting, field in fields.items()} | list_more(model) | (more or {})
     for field, value in values.items():
         if value is not None:
             write_value(writer, f"{name}.{field}", value)
@@ -114,6 +122,8 @@ def write_state_model(model: Any, path: Path, kind: Type = Type.F32) -> Path:
         if full != "lm_head.weight" or not config.tie_word_embeddings:
             for tensor, part in split_parameter(names, config, full, value):
                 add(writer, tensor, part, kind)
+    for tensor, value in (tensors or {}).items():
+        add(writer, tensor, value, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

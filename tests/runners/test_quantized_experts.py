@@ -22,6 +22,7 @@ from tailrace.errors import ModelLoadError
 from tailrace.models import resolve
 from tailrace.models.footprint import weights_bytes
 from tailrace.runners.experts import PackedExperts
+from tailrace.runners.load_transformers import load_transformers
 
 __all__ = ["in_this_process"]  # a fixture of every test here
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
@@ -85,6 +86,10 @@ def test_the_footprint_counts_all_experts(tmp_path: Path):
     router_and_norms = 4 * (4 * 64 + 3 * 64)
     held = sum(pack.data.numel() * pack.data.itemsize for pack in packs.values()) + router_and_norms
     assert weights_bytes(found, 4, packed=True) == held
+    config = json.loads((found / "config.json").read_text())
+    (found / "config.json").write_text(json.dumps(config | {"num_local_experts": 5}))
+    with pytest.raises(ModelLoadError, match=r"4 matrices of 256 rows, and by config\.json there are 5 of 256"):
+        load_transformers(config_for(found, tmp_path, dtype="float32"), found, block_size=16)
 
 
 def mixtures_of(runner: Any) -> list[PackedExperts]:

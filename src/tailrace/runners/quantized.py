@@ -60,12 +60,22 @@ class ExpertBlocks:
     """The blocks of one projection of all experts of a layer, until the layer is replaced by PackedExperts.
 
     module: transformers' experts; its parameter `name` holds the raw blocks, uint8 [E, N, bytes of a row].
+
+    Raises:
+        ModelLoadError: shape has another number of experts or outputs than the module. A token's choice of an expert
+            without blocks would add nothing.
     """
 
     def __init__(self, module: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.module, self.name, self.dtype = module, name, dtype
         own = getattr(module, name)
-        self.width = own.shape[1] if module.is_transposed else own.shape[2]
+        matrices = own.mT if module.is_transposed else own
+        self.width = matrices.shape[2]
+        if tuple(shape[:2]) != matrices.shape[:2]:
+            raise ModelLoadError(
+                f"the blocks of {name} are {shape[0]} matrices of {shape[1]} rows, and by config.json there are "
+                f"{matrices.shape[0]} of {matrices.shape[1]}"
+            )
         self._set_parameter(torch.empty(tuple(shape), dtype=torch.uint8, device="meta"))
 
     @property
@@ -95,7 +105,8 @@ def swap_modules(model: nn.Module, shapes: dict[str, Sequence[int]], dtype: torc
     """Replace the modules whose weights `shapes` names by modules of blocks. Experts stay until pack_all.
 
     Raises:
-        ModelLoadError: the model has no such module, or the module is no linear layer, no embedding and no experts.
+        ModelLoadError: the model has no such module, the module is no linear layer, no embedding and no experts, or
+            shapes of experts are not the model's.
     """
     found: Swapped = {}
     for name, shape in shapes.items():

@@ -136,6 +136,30 @@ def test_a_user_gets_an_equal_part_of_the_slots(monkeypatch):
     assert measure_second_wait()[0] > 3 * MOST_STEPS, "the bound would see it"
 
 
+def measure_wait_after_peace() -> int:
+    """Steps until B's request has its first token. B had four streams and C one while there was room for all; then A
+    fills the slots."""
+    harness = Harness(block_size=BLOCK, num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=TOKENS)
+    for user, streams in (("b", 4), ("c", 1)):
+        for place in range(streams):
+            harness.submit(f"{user}{place}", [place] * 5, user=user, max_tokens=900, ignore_eos=True)
+    for _ in range(300):
+        harness.step()
+    for place in range(40):
+        harness.submit(f"a{place}", [place] * 5, user="a", max_tokens=300, ignore_eos=True)
+    for _ in range(5):
+        harness.step()
+    harness.submit("late", [90, 91, 92], user="b", max_tokens=4)
+    return wait_for_first_token(harness, "late")
+
+
+def test_who_had_more_in_peace_owes_nothing(monkeypatch):
+    """B is within its part of the slots, which is five, and waits for a few steps of the others."""
+    assert measure_wait_after_peace() <= MOST_STEPS
+    monkeypatch.setattr(Shares, "level", lambda self: None)
+    assert measure_wait_after_peace() > MOST_STEPS
+
+
 def test_a_long_prompt_shares_the_steps_with_a_short_one():
     """A's prompt takes 100 steps alone. B's needs one turn."""
     harness = Harness(max_num_batched_tokens=4, num_blocks=200)

@@ -115,6 +115,20 @@ def test_planted_faults_of_shares_are_seen(fault: str, monkeypatch: pytest.Monke
         check_ledger(moves)
 
 
+def test_nobody_owes_anything_once_nobody_waits():
+    found = Shares()
+    for user, tokens in (("a", 700), ("b", 20), ("c", 3000)):
+        found.enter(user)
+        found.charge(user, tokens)
+    found.add_output("b", 5)
+    found.leave("c")
+    found.level()
+    found.enter("c")
+    found.enter("d")
+    assert {share.tokens for share in found.read().values()} == {3000 + 700}
+    assert found.read()["b"].service == 5, "tokens still pay for preemptions"
+
+
 def test_a_user_who_comes_back_gains_nothing():
     found = Shares()
     found.enter("a")

@@ -120,6 +120,8 @@ class Lifecycle:
             # With several users, one may be admitted without a free slot.
             prompts += islice(ready, max(len(self.free_slots), self.shares.several))
             decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
+            if not prompts and decodes <= limits.max_num_batched_tokens:
+                self.shares.level()
             left = (self._count_uncached(member) for sequence in prompts for member in sequence.pair)
             chunk = chunks.limit_chunk(decodes, crowd, left) if prompts else chunks.most
             room = (len(self.free_slots), chunk)

@@ -7,7 +7,8 @@ a user with weight 1 gets one (decision 0097). The quotients are exact, so equal
 
 A user who comes back gains nothing from the time away: the user starts with the least virtual time of all active users.
 Nobody is more than LEAD tokens, divided by the weight, behind the user with the most, so nobody gets more than LEAD
-tokens in a row. This module knows no clock, no blocks and no slots. (Decision 0090.)
+tokens in a row. Tokens count only while somebody waits: whoever got more from an engine with room owes nothing. This
+module knows no clock, no blocks and no slots. (Decision 0090.)
 """
 
 from __future__ import annotations
@@ -124,6 +125,12 @@ class Shares:
         """Subtract what a preemption costs from the user's service."""
         share = self._active[user]
         self._active[user] = share._replace(service=max(0, share.service - tokens))
+
+    def level(self) -> None:
+        """Forget who got more: nobody waits."""
+        if self.several:
+            self._active = {user: share._replace(tokens=self._most) for user, share in self._active.items()}
+        self._debts = {}
 
     def take_turn(self, user: str, tokens: int) -> None:
         """Charge prompt tokens, and make this turn the last one."""

@@ -100,16 +100,17 @@ def kill_browser(folder: Path) -> None:
 
 
 def test_what_could_not_be_written_is_written_later(page: Page):
-    """The first two transactions fail. No change comes after them."""
+    """The first transactions fail. No change comes after them."""
     page.evaluate("""() => {
         const { prototype } = IDBTransaction;
         const { commit } = prototype;
-        let left = 2;
-        prototype.commit = function () { left-- > 0 ? this.abort() : commit.call(this); };
+        window.failing = true;
+        prototype.commit = function () { window.failing ? this.abort() : commit.call(this); };
     }""")
     say(page, "hello 3")
     open_history(page)
     page.get_by_text("This browser does not keep the conversations.").wait_for()
+    page.evaluate("() => { window.failing = false; }")
     page.get_by_text("This browser does not keep the conversations.").wait_for(state="detached")
     before = page.evaluate(TEXT)
     page.reload()

@@ -68,7 +68,7 @@ async def encode_chat(
     def encode_messages() -> list[int]:
         if ask.tools and with_tools:
             check_tools_seen(received, ask)
-        messages = [template_message(i, message) for i, message in enumerate(ask.messages)]
+        messages = [{"tool_calls": m.tool_calls, "content": m.content or m.refusal} for m in ask.messages]
         if service.tokenizer.drops_text(messages, ask.tools if with_tools else None, ask.documents or None):
             received.warn(DROPPED_TEXT)
         if names := list_unread_names(service.tokenizer, ask.chat_template_kwargs or {}):

@@ -5,6 +5,7 @@ framed_pipes.py has the messages' form, and the child's side. Knows nothing of w
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -12,13 +13,13 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from tailrace.base.framed_pipes import frame_data, read_frame
 from tailrace.base.python_command import make_python_command
 
 EXIT_S = 5.0  # Most time between the close of a process's pipe or socket and the end of the process.
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PIPE_BYTES = 1 << 20  # a message of fewer bytes is written at once, however late the process reads
+CPU_CLOCK = 2  # Linux's name for a process's clock of processor time, beside the process's id
 CRASHES = (  # Signals that a process gets for its own faults, and for exceeding its limits.
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
     *(signal.SIGALRM, signal.SIGXCPU, signal.SIGPROF),
@@ -28,10 +29,9 @@ CRASHES = (  # Signals that a process gets for its own faults, and for exceeding
 def read_cpu_s(pid: int) -> float:
     """Return the processor time of a process so far; 0 if it has ended, and where the system does not tell (macOS)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime((~pid << 3) | CPU_CLOCK)  # as clock_getcpuclockid makes it
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 class ChildLostError(Exception):
@@ -67,6 +67,9 @@ class ChildProcess:
         assert self._process.stdout is not None
         self._sink, self._source = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._sink, False)
+        for pipe in (self._sink, self._source):
+            with suppress(OSError, AttributeError):  # not everywhere, and not beyond the user's share of pages
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property
     def pid(self) -> int:

@@ -79,42 +79,11 @@ def import_jinja() -> tuple[Any, Any]:
 
 @cache
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return the sandbox, made once. (More than 40 lines: Jinja is an extra, so its subclasses are made here.)"""
-    _, nodes = import_jinja()
-    with require_extra("text"):
-        from jinja2.exceptions import SecurityError
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-        from jinja2.utils import Namespace
+    """Return the sandbox, made once."""
+    from tailrace.text.templates.sandbox import GenerationTag, PlainNamespace, QuickSandbox
 
-    class GenerationTag(Extension):
-        """`{% generation %}` marks the model's output, for training. Here its body is rendered as usual."""
-
-        tags = {"generation"}  # noqa: RUF012, as in Jinja
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    class PlainNamespace(Namespace):
-        """A namespace without names that lead to Python's internals."""
-
-        def __init__(*args: Any, **values: Any) -> None:
-            for name in (given := dict(*args[1:], **values)):
-                _check_name(name)
-            Namespace.__init__(args[0], given)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            _check_name(name)
-            super().__setitem__(name, value)
-
-    def _check_name(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
+    extensions = [GenerationTag, "jinja2.ext.loopcontrols"]
+    environment = QuickSandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = to_json
     environment.globals |= {
         "raise_exception": _raise_refusal,

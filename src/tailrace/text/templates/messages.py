@@ -13,6 +13,7 @@ from tailrace.text.templates.forms import REASONING, EmptyForm, Message, Templat
 from tailrace.text.templates.turns import as_object, fit_turns, join_content_text, only_text
 
 BEHIND_THOUGHT = "\n\n"
+NAMES = frozenset(REASONING)
 THOUGHT = "<think>\n{}\n</think>\n\n"
 
 
@@ -24,13 +25,18 @@ def fit_messages(messages: list[Message], forms: TemplateForms, tools: bool = Tr
     Raises:
         RequestError: see `fit_turns`.
     """
-    fitted = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    fitted = [
+        {key: value for key, value in m.items() if value is not None} if None in m.values() else m for m in messages
+    ]
     if not forms.developer:
         fitted = [m | {"role": "system"} if m.get("role") == "developer" else m for m in fitted]
     turns = forms.turns if tools or forms.turns.calls_without_tools else forms.turns._replace(calls="text")
     fitted = fit_turns(fitted, turns)
     names: dict[str, str] = {}
+    texts = {role for role, written in forms.contents.items() if "text" in written and role != forms.turns.results}
     for i, message in enumerate(fitted):
+        if len(message) == 2 and isinstance(message.get("content"), str) and message.get("role") in texts:
+            continue  # nothing but a role and a text
         message = with_reasoning(message, forms.turns.thoughts)
         if "tool_calls" in message:
             message = with_calls(message, forms, names)
@@ -43,6 +49,8 @@ def fit_messages(messages: list[Message], forms: TemplateForms, tools: bool = Tr
 
 def with_reasoning(message: Message, form: str) -> Message:
     """Return the message with the model's thoughts under each name that templates read, or in the content."""
+    if NAMES.isdisjoint(message):
+        return message
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     if thought is None or not isinstance(thought, str):
         return message

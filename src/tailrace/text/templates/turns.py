@@ -31,7 +31,7 @@ def fit_turns(messages: list[Message], forms: TurnForms) -> list[Message]:
     messages = messages if forms.empty_answers else drop_empty_answers(messages, forms)
     messages = messages if forms.turns_before_results else move_results(messages)
     check_results(messages, forms)
-    turns = list(fit_calls(messages, forms))
+    turns = messages if keeps_calls(forms) else list(fit_calls(messages, forms))
     if not forms.parallel:
         turns = split_calls(turns)
     turns = fit_results(turns, forms)
@@ -75,7 +75,9 @@ def has_no_result(messages: list[Message], i: int) -> bool:
 
 def check_results(messages: list[Message], forms: TurnForms) -> None:
     """Raise RequestError for a result without a call, if the template would leave it out."""
-    called = forms.stray_results
+    if forms.stray_results:
+        return
+    called = False
     for i, message in enumerate(messages):
         called |= bool(message.get("tool_calls"))
         if message.get("role") == "tool" and not called:
@@ -84,6 +86,11 @@ def check_results(messages: list[Message], forms: TurnForms) -> None:
                 "tool_calls",
                 f"messages[{i}]",
             )
+
+
+def keeps_calls(forms: TurnForms) -> bool:
+    """Return whether `fit_calls` changes no message."""
+    return forms.calls == "field" and forms.open_calls and forms.text_and_calls not in ("turn", "answered")
 
 
 def fit_calls(messages: list[Message], forms: TurnForms) -> Iterator[Message]:
@@ -206,6 +213,8 @@ def fold_systems(messages: list[Message], forms: TurnForms) -> list[Message]:
         first = len(messages)
     if first == len(messages) == count_systems(messages) and not forms.lone_system:
         first -= 1
+    if not any(message.get("role") in SYSTEM for message in messages[first:]):
+        return messages
     found, joins = messages[:first], False
     for message in messages[first:]:
         role = message.get("role")
@@ -228,6 +237,8 @@ def fold_systems(messages: list[Message], forms: TurnForms) -> list[Message]:
 
 def join_turns(messages: list[Message], forms: TurnForms) -> list[Message]:
     """Return the messages with consecutive turns joined, if the template does not write both."""
+    if forms.users and forms.assistants and forms.users_behind_results:
+        return messages
     found: list[Message] = []
     for message in messages:
         before, role = (found[-1] if found else {}), message.get("role")

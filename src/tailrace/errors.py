@@ -63,7 +63,15 @@ def format_json(value: object, limit: int = 100) -> str:
         text = json.dumps(value, ensure_ascii=False, default=repr)[:limit]
     except (TypeError, ValueError, RecursionError):  # keys that are no texts, an integer of thousands of digits
         text = f"a value of type {type(value).__name__}"
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)[:limit]
+    return escape_controls(text)[:limit]
+
+
+def escape_controls(text: str) -> str:
+    """Return the text in one line: line ends and other characters that a terminal would obey are written as in JSON.
+    Names in a model's files may have such characters."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def describe_error(error: BaseException) -> str:

@@ -6,11 +6,18 @@ import logging
 import os
 
 from tailrace.base.extras import require_extra
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, escape_controls
 
 LEVEL_VARIABLE, FORMAT_VARIABLE = "TAILRACE_LOG", "TAILRACE_LOG_FORMAT"
 MODEL_VARIABLE = "TAILRACE_LOG_MODEL"  # the model of an engine process, if there are several
 LOG_FORMATS = ("text", "json")
+
+
+class LineFormatter(logging.Formatter):
+    """A formatter of lines of text. A message is one line, whatever names it quotes. A traceback follows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, as in logging
+        return escape_controls(super().formatMessage(record))
 
 
 def start_logging(level: str, form: str, model: str = "") -> None:
@@ -23,7 +30,7 @@ def start_logging(level: str, form: str, model: str = "") -> None:
     if form not in LOG_FORMATS:
         raise ConfigError(f"the log's format must be one of {', '.join(LOG_FORMATS)}, got {form!r}")
     whose = f" ({model})".replace("%", "%%") if model else ""
-    formatter = logging.Formatter(f"%(levelname)s %(name)s{whose}: %(message)s")
+    formatter = LineFormatter(f"%(levelname)s %(name)s{whose}: %(message)s")
     if form == "json":
         with require_extra("serve"):
             from pythonjsonlogger.core import RESERVED_ATTRS

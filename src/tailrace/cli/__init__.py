@@ -17,7 +17,7 @@ from tailrace.base.logs import LEVEL_VARIABLE
 from tailrace.base.process_limits import check_limits
 from tailrace.base.standard_files import open_standard_files
 from tailrace.cli.line_parser import LineParser
-from tailrace.errors import ConfigError, RequestError, TailraceError, describe_error, is_shortage
+from tailrace.errors import ConfigError, RequestError, TailraceError, describe_error, escape_controls, is_shortage
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tailrace.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get(LEVEL_VARIABLE, "").lower() == "debug":
             traceback.print_exc()
         words, code = explain_error(error, chosen)
-        print(f"tailrace: {words}", file=sys.stderr)
+        print(f"tailrace: {escape_controls(words)}", file=sys.stderr)
         return code
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 
 from tailrace.base.python_command import make_python_command
-from tailrace.errors import ModelLoadError, describe_error
+from tailrace.errors import ModelLoadError, describe_error, escape_controls
 from tailrace.models.progress import Progress
 
 BAR = re.compile(r"(\d+)/(\d+) \[")  # the counts in a tqdm line
@@ -64,7 +64,7 @@ def handle_line(line: str, progress: Progress, label: str, messages: list[str]) 
 
 def send_line(kind: str, text: str) -> None:
     """Print one line for the parent, on the child's side."""
-    print(f"{kind}: {text}", file=sys.stderr, flush=True)
+    print(f"{kind}: {escape_controls(text)}", file=sys.stderr, flush=True)
 
 
 def say_count(done: int, total: int) -> None:

@@ -7,6 +7,8 @@ import sys
 
 from tqdm import tqdm
 
+from tailrace.errors import escape_controls
+
 
 class Progress:
     """A job of several stages. Use it as a context manager, so that the bar is closed in any case."""
@@ -26,6 +28,7 @@ class Progress:
         self.close()
         if not self.enabled:
             return
+        text = escape_controls(text)
         if sys.stderr.isatty():
             layout = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
             self.bar = tqdm(total=1, desc=text, file=sys.stderr, bar_format=layout, leave=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, models
 
 from runners.quantized_folder import random_weights, write
-from tailrace.base.stand_ins import refuse_stand_in
+from tailrace.base import stand_ins
+from tailrace.base.stand_ins import read_file, refuse_stand_in
 from tailrace.config import ModelConfig
 from tailrace.drafting.checkpoint import read_tensors
 from tailrace.errors import ModelLoadError
@@ -123,3 +125,23 @@ def test_what_is_json_passes(text, tmp_path):
 
 def test_missing_file_passes(tmp_path):
     refuse_stand_in(tmp_path / "config.json")
+
+
+def test_a_fifo_that_takes_the_files_place_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After the first look at the file."""
+    path = tmp_path / "config.json"
+    os.mkfifo(path)
+    looks = iter([os.stat(tmp_path.parent / __file__)])  # a file's
+    stat = os.stat
+    monkeypatch.setattr(stand_ins.os, "stat", lambda *args, **kwargs: next(looks, None) or stat(*args, **kwargs))
+    with pytest.raises(ModelLoadError, match="is a FIFO, not a file"):
+        read_file(path, 100)
+
+
+@pytest.mark.parametrize("path", ["/proc/self/environ", "/proc/self/pagemap"])
+def test_a_file_of_the_system_is_no_file_of_a_model(path: str, tmp_path: Path):
+    """A link to the first would make the server's keys a part of each prompt. The second has terabytes."""
+    link = tmp_path / "chat_template.jinja"
+    link.symlink_to(path)
+    with pytest.raises(ModelLoadError, match="another number of bytes than 0"):
+        read_file(link, 1 << 20)

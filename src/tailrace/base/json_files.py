@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tailrace.base.stand_ins import refuse_stand_in
+from tailrace.base.stand_ins import read_file, refuse_stand_in
 from tailrace.errors import ModelLoadError, take_first_line
 
 MAX_MIB = 64  # the index of 100,000 tensors has 10 MiB
@@ -22,9 +22,7 @@ def read_text(path: Path) -> str:
     """
     refuse_stand_in(path)
     try:
-        if (size := path.stat().st_size) > MAX_MIB << 20:
-            raise ModelLoadError(f"{path} has {size >> 20} MiB, and a file of settings at most {MAX_MIB} MiB")
-        return path.read_bytes().decode("utf-8")
+        return read_file(path, MAX_MIB << 20).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} can't be read: {take_first_line(error)}") from error
 

@@ -9,6 +9,7 @@ import re
 import stat
 import zipfile
 from pathlib import Path
+from typing import IO
 
 from tailrace.errors import ModelLoadError
 
@@ -27,13 +28,50 @@ MESSAGE = re.compile(r'{"error"|(?!null|true|false)[A-Za-z]')  # instead of JSON
 ZIP = b"PK\x03\x04"
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file. Wait for nobody, even if a FIFO takes its place at this moment.
+
+    Raises:
+        ModelLoadError: there is something else in its place. OSError, ValueError: it can't be opened.
+    """
+    refuse_kind(path, os.stat(path))  # a device is not even opened
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        refuse_kind(path, os.fstat(descriptor))
+    except ModelLoadError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def refuse_kind(path: Path, found: os.stat_result) -> None:
+    """Raise ModelLoadError for what is no file."""
+    if kind := KINDS.get(stat.S_IFMT(found.st_mode)):
+        raise ModelLoadError(f"{path} is {kind}, not a file")
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        ModelLoadError: there is something else in its place, or the file has more bytes. Or it has another number of
+            bytes than the system states: another process writes to it, or it is one of the system's own (/proc).
+            OSError, ValueError: it can't be read.
+    """
+    with open_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+            raise ModelLoadError(f"{path} has more than {max_bytes >> 20} MiB, and this is the most for such a file")
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise ModelLoadError(f"{path} has another number of bytes than {size}: it changes, or is no file of a model")
+    return data
+
+
 def refuse_stand_in(path: Path) -> None:
     """Raise ModelLoadError if something else replaces a model's file. A file that is missing or can't be read
     passes."""
     try:
-        if kind := KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
-            raise ModelLoadError(f"{path} is {kind}, not a file")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(HEAD)
         found = name_stand_in(path, head)
     except (OSError, ValueError):  # a name with a null byte

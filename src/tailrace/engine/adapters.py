@@ -33,7 +33,7 @@ from tailrace.wire.messages import AdapterChange, AdapterOutcome, PeerCount, Pee
 log = logging.getLogger(__name__)
 
 LOAD, UNLOAD = "load_adapter", "unload_adapter"
-SHARE = 0.5  # of the available memory, that the file of one adapter may have
+SHARE = 1 / 3  # of the available memory, that the file of one adapter may have: it is read and then unpacked
 FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tailrace.base.stand_ins import refuse_stand_in
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError
 from tailrace.models.default import DEFAULT_NAME, fetch_default
@@ -45,6 +46,7 @@ def resolve(config: ModelConfig, progress: bool = True) -> LocalModel:
             name = name_model(path)
             folder = convert_gguf(path.absolute(), cache_dir, precision, bar, name)
             return LocalModel(folder, config.name or name)
+        refuse_stand_in(path)
         if looks_like_path(config.model):
             raise ModelLoadError(f"there is no file or folder {config.model}")
         folder = fetch_snapshot(config.model, remote_code=config.trust_remote_code, progress=progress)

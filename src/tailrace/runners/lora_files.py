@@ -15,8 +15,8 @@ from tailrace.base.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_object
 from tailrace.base.regex_search import RegexLimitError, match_first
-from tailrace.base.stand_ins import refuse_stand_in
-from tailrace.errors import ModelLoadError
+from tailrace.base.stand_ins import read_file, refuse_stand_in
+from tailrace.errors import ModelLoadError, take_first_line
 from tailrace.runners.load_checks import all_finite
 
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
@@ -65,6 +65,7 @@ HANDLED = {
     "use_rslora",
 }
 MAX_ALPHA = 1e30
+MAX_BYTES = 1 << 36  # of an adapter's file
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NONE_GIVEN = (None, False, "", [], {})
 
@@ -100,7 +101,7 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
         ModelLoadError: see Adapters.
     """
     with require_extra("serve"):
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
     try:
         config = read_object(folder / ADAPTER_CONFIG)
@@ -118,9 +119,14 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
     check_alphas(f"lora {name}", config, folder / ADAPTER_CONFIG)
     check_ranks(f"lora {name}", config, folder / ADAPTER_CONFIG)
     try:
-        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        # no memory map: whoever cuts the file short meanwhile would end this process
+        tensors = load(read_file(folder / ADAPTER_WEIGHTS, MAX_BYTES))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"lora {name}: {error}") from error
     except Exception as error:  # the library raises many kinds
-        raise ModelLoadError(f"lora {name}: {folder / ADAPTER_WEIGHTS} can't be read: {error}") from error
+        raise ModelLoadError(
+            f"lora {name}: {folder / ADAPTER_WEIGHTS} can't be read: {take_first_line(error)}"
+        ) from error
     parts: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         if (at := KEY.fullmatch(key)) is None:

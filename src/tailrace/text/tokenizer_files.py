@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.base.extras import require_extra
 from tailrace.base.json_files import read_optional_object
 from tailrace.base.panics import raise_panics_as
-from tailrace.base.stand_ins import refuse_stand_in
+from tailrace.base.stand_ins import read_file, refuse_stand_in
 from tailrace.errors import MissingExtraError, ModelLoadError, describe_error
 from tailrace.text.special_tokens import CONFIG, MAP, add_tokens
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
+MAX_BYTES = 1 << 30  # of it; the largest vocabularies have 40 MB
 # files of tokenizers that only other libraries can read, and these libraries
 FOREIGN = {
     "tokenizer.model": "a SentencePiece model",
@@ -41,7 +42,7 @@ def read_backend(folder: Path, config: dict[str, Any], trust_remote_code: bool) 
 
     refuse_stand_in(folder / FILE)
     if (folder / FILE).is_file():
-        backend = tokenizers.Tokenizer.from_file(str(folder / FILE))
+        backend = tokenizers.Tokenizer.from_buffer(read_file(folder / FILE, MAX_BYTES))
         backend.no_truncation()
         backend.no_padding()
         add_tokens(backend, folder, config)

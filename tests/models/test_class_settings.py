@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from tailrace.errors import ModelLoadError
@@ -18,6 +19,7 @@ from tailrace.models import class_settings, describe
 from tailrace.models.config_files import NESTED
 from tailrace.models.describe import eos_token_ids
 from tailrace.models.footprint import block_bytes, weights_bytes
+from tailrace.runners.load_transformers import load_model
 
 SIZES = (
     *("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_attention_heads", "hidden_size", "head_dim"),
@@ -99,6 +101,18 @@ def test_a_class_that_is_not_known_adds_nothing(tmp_path: Path, model_type: dict
     (tmp_path / "config.json").write_text(json.dumps(model_type))
     with pytest.raises(ModelLoadError, match="has no vocab_size"):
         describe(tmp_path, "m")
+
+
+def test_settings_that_take_too_much_memory_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """transformers makes a name for each label."""
+    folder = write(tmp_path, "Gemma3", ("vocab_size",))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_labels": 10**9}))
+    monkeypatch.delitem(sys.modules, "transformers")  # so a child is asked
+    with pytest.raises(ModelLoadError, match=r"config.json: to read it takes too much memory$"):
+        describe(folder, "m")
+    with pytest.raises(ModelLoadError, match=r"take too much memory$"):
+        load_model(folder, torch.float32, torch.device("cpu"), trust_remote_code=False)
 
 
 def test_a_front_end_asks_a_child_and_imports_no_torch(tmp_path: Path):

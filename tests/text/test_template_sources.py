@@ -149,3 +149,14 @@ def test_a_tokenizer_that_needs_another_library_says_what_to_do(tmp_path, file):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelLoadError, match=rf"it has only {file} \(.*\); make a tokenizer.json of it"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["folder", "config"])
+def test_more_templates_than_a_model_has_use_for_are_one_sentence(place: str, tmp_path: Path):
+    """Each may take seconds to load."""
+    texts = {f"t{number}": "plain" for number in range(17)}
+    config = {"chat_template": texts} if place == "config" else {}
+    if place == "folder":
+        put(tmp_path, None, **{f"additional_chat_templates__{name}_jinja": text for name, text in texts.items()})
+    with pytest.raises(ModelLoadError, match="17 chat templates are too many, 16 is the most"):
+        template_sources(tmp_path, config)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.base import limited_child
 from tailrace.base.python_command import make_script_command
 from tailrace.errors import EngineError, ModelLoadError
 from tailrace.text import tokenizer_check
@@ -16,6 +17,7 @@ from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tokenizer_check import check_tokenizer
 
 DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 LETTERS = {char: id for id, char in enumerate("abcxyz!Ġ")}
 
 
@@ -103,8 +105,8 @@ def test_the_file_is_blamed_for_what_it_does_alone(code: str, tmp_path: Path, mo
 def test_a_machine_that_is_too_busy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     command = make_script_command("import time; time.sleep(600)")
     monkeypatch.setattr(tokenizer_check, "make_python_command", lambda *arguments: command)
-    monkeypatch.setattr(tokenizer_check, "WALL_S", 0.1)
-    with pytest.raises(ModelLoadError, match="the machine is too busy to check the tokenizer"):
+    monkeypatch.setattr(limited_child, "WALL_S", 0.1)
+    with pytest.raises(ModelLoadError, match="the tokenizer can't be checked: the machine is too busy"):
         check_tokenizer(write(tmp_path))
 
 
@@ -153,7 +155,7 @@ def test_files_that_transformers_reads_are_tried_first(tmp_path: Path, monkeypat
     [
         ({"vocab.json": "[" * 100_000}, "no usable tokenizer"),
         ({"vocab.json": '{"a": -1}'}, "no usable tokenizer"),
-        ({"vocab.json": "{}", "merges.txt": ""}, ""),
+        ({"vocab.json": "{}", "merges.txt": ""}, "makes no tokens of any text"),
         ({"merges.txt": "a b c d\n"}, "no usable tokenizer"),
         ({"tokenizer_config.json": '{"tokenizer_class": "GPT2Tokenizer", "model_max_length": {}}'}, ""),
         ({"vocab.json": None, "tokenizer.model": "no model"}, "it has only tokenizer.model"),
@@ -177,3 +179,11 @@ def test_panic_at_a_request_is_that_requests_error(tmp_path: Path):
     with pytest.raises(EngineError, match="can't encode this text: PanicException: Onig"):
         tokenizer.encode("x" * 100)
     assert tokenizer.encode("xyz") == [LETTERS[char] for char in "xyz"]
+
+
+@pytest.mark.parametrize("vocab", [{}, {"zzz": 0}], ids=["empty", "foreign"])
+def test_a_tokenizer_that_makes_no_tokens_is_one_sentence(vocab: dict[str, int], tmp_path: Path):
+    """Otherwise the server starts, and each chat is a 400."""
+    marks = [{"id": 1, "content": "<s>", "special": True} | dict.fromkeys(FLAGS, False)]
+    with pytest.raises(ModelLoadError, match=r"makes no tokens of any text: its vocabulary is empty$"):
+        check_tokenizer(write(tmp_path, model={"vocab": vocab}, added_tokens=marks))

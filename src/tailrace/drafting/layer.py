@@ -14,6 +14,7 @@ import torch
 
 from tailrace import kernels
 from tailrace.base.extras import require_extra
+from tailrace.base.process_limits import SETTINGS_BYTES, limit_growth
 from tailrace.drafting.checkpoint import Checkpoint
 from tailrace.errors import ModelLoadError
 
@@ -139,7 +140,10 @@ def parse_config(checkpoint: Checkpoint) -> Any:
     if kind not in FAMILIES:
         raise ModelLoadError(f"{checkpoint.folder}: model_type must be {', '.join(FAMILIES)}, got {kind!r}")
     try:
-        config = CONFIG_MAPPING[kind](**{k: v for k, v in section.items() if k != "model_type"})
+        with limit_growth(SETTINGS_BYTES):
+            config = CONFIG_MAPPING[kind](**{k: v for k, v in section.items() if k != "model_type"})
+    except MemoryError as error:
+        raise ModelLoadError(f"{checkpoint.folder}: its config.json takes too much memory") from error
     except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelLoadError(f"{checkpoint.folder}: config.json: {error}") from error
     rope = config.rope_parameters or {}

@@ -9,15 +9,20 @@ child. A folder that states all that is asked for costs nothing.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tailrace.base.limited_child import run_limited, take_limits
+from tailrace.base.process_limits import SETTINGS_BYTES, limit_growth
 from tailrace.base.python_command import make_script_command
+from tailrace.errors import ModelLoadError
 from tailrace.models.config_files import language_config, nested_config, read_json
+
+CPU_S = 60  # processor time; most of it is the import
+MEMORY = 8 << 30  # of address space
 
 
 def read_language_settings(folder: Path, needed: Sequence[Sequence[str]], remote_code: bool = False) -> dict[str, Any]:
@@ -44,23 +49,35 @@ def class_settings(folder: Path, changed: int, remote_code: bool) -> dict[str, A
 
     {} if transformers fails; the runner reports the reason later. changed: config.json's time, so that a new file is
     read again.
+
+    Raises:
+        ModelLoadError: it takes too much time or memory.
     """
     if "transformers" in sys.modules:
         return ask_transformers(folder, remote_code)
     code = f"from {__name__} import print_settings; print_settings()"
-    command = make_script_command(code, str(folder), str(int(remote_code)))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout.strip() else {}
+    done = run_limited(make_script_command(code, str(folder), str(int(remote_code))), CPU_S, remote_code)
+    if done.problem:
+        verb = "to read it" if done.blamed else "it can't be read:"
+        raise ModelLoadError(f"{folder / 'config.json'}: {verb} {done.problem}")
+    return json.loads(done.lines[-1])
 
 
 def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
-    """The same, in a process that may import transformers."""
+    """The same, in a process that may import transformers.
+
+    Raises:
+        MemoryError: a setting takes too much.
+    """
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
+        with limit_growth(SETTINGS_BYTES):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
         text = config.get_text_config()
         found: dict[str, Any] = json.loads(text.to_json_string(use_diff=False))
+    except MemoryError:
+        raise
     except Exception:  # whatever a model's code raises
         return {}
     return {name: value for name, value in found.items() if value is not None}
@@ -68,4 +85,5 @@ def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
 
 def print_settings() -> None:
     """Print the settings as JSON. The arguments of the process are the folder, and 1 if its own code may run."""
+    take_limits(CPU_S, MEMORY)
     print(json.dumps(ask_transformers(Path(sys.argv[1]), sys.argv[2] == "1")))

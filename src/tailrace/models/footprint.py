@@ -52,7 +52,7 @@ def weights_bytes(folder: Path, itemsize: int, packed: bool) -> int:
     if blocks.get("quant_method") == BLOCKS_METHOD:  # shared blocks are packed once
         total += blocks["packed_bytes"] - blocks["raw_bytes"]
         tied = tied and not any(rows == [config.get("vocab_size")] for *rows, _ in blocks["shapes"].values())
-    return total + (tied * itemsize * config.get("vocab_size", 0) * find_first_number(config, WIDTH))
+    return total + (tied * itemsize * (config.get("vocab_size") or 0) * find_first_number(config, WIDTH))
 
 
 def head_bytes(folder: Path, itemsize: int) -> int:

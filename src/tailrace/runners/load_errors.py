@@ -20,6 +20,8 @@ def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bo
     """Return the error for an exception of transformers, which names tensors that don't fit only in its log."""
     if "trust_remote_code" in str(error):
         return ModelLoadError(f"{folder}: its config.json needs Python code (auto_map), which --trust-remote-code runs")
+    if isinstance(error, MemoryError):
+        return ModelLoadError(f"{folder}: its config.json, or its weights, take too much memory")
     if isinstance(error, UnpicklingError):
         return ModelLoadError(f"{folder}: its pickle files {MORE_THAN_TENSORS}")
     if isinstance(error, OSError | ValueError | ImportError):  # these are written for people

@@ -20,6 +20,7 @@ import torch
 from tailrace import kernels
 from tailrace.base.adapter_files import ADAPTER_CONFIG
 from tailrace.base.extras import require_extra
+from tailrace.base.process_limits import SETTINGS_BYTES, limit_growth
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError
 from tailrace.runners import probe
@@ -180,7 +181,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionMaskInterface.register(probe.NAME, made_mask)
     config: Any = None
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with limit_growth(SETTINGS_BYTES):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         refuse_encoder_decoder(config)
         forget_quantization(folder, config)
         dequantize_at_load(config)

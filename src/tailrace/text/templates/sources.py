@@ -10,6 +10,7 @@ from tailrace.base.json_files import read_optional_object, read_text
 from tailrace.errors import ModelLoadError
 
 DEFAULT, WITH_TOOLS, WITH_DOCUMENTS = "default", "tool_use", "rag"
+MAX_TEMPLATES = 16
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
 PROCESSORS = ("processor_config.json", "chat_template.json")  # files of a multimodal model; its tokenizer reads neither
 
@@ -27,7 +28,9 @@ def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     if os.path.lexists(folder / FILE):
         found[DEFAULT] = read_text(folder / FILE)
-    for path in sorted((folder / FOLDER).glob("*.jinja")):
+    paths = sorted((folder / FOLDER).glob("*.jinja"))
+    refuse_many(len(paths), f"{folder / FOLDER}")
+    for path in paths:
         found[path.stem] = read_text(path)
     if found:
         return found
@@ -38,12 +41,19 @@ def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
+def refuse_many(count: int, where: str) -> None:
+    """Raise ModelLoadError if there are more templates than a model has use for. Each may take some time to load."""
+    if count > MAX_TEMPLATES:
+        raise ModelLoadError(f"{where}: {count} chat templates are too many, {MAX_TEMPLATES} is the most")
+
+
 def _name_templates(given: Any, where: str) -> dict[str, str]:
     """Return one template, or several, by name. Several come as {name: template} or [{"name": …, "template": …}]."""
     if isinstance(given, str):
         return {DEFAULT: given}
     if isinstance(given, list) and all(isinstance(entry, dict) for entry in given):
         given = {entry.get("name"): entry.get("template") for entry in given}
+    refuse_many(len(given) if isinstance(given, dict) else 0, where)
     if isinstance(given, dict) and all(isinstance(text, str) for pair in given.items() for text in pair):
         return given
     raise ModelLoadError(f"{where} should be a text, or a list of templates with name and template")

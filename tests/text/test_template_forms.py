@@ -242,3 +242,14 @@ def test_whether_a_template_writes_tools_is_found_out(source, with_system, witho
     assert template.tools.covers([system, user]) == with_system
     assert template.tools.covers([system | {"role": "developer"}, user]) == with_system
     assert template.tools.covers([user]) == without_system
+
+
+@pytest.mark.parametrize("source", ["{% include '/etc/passwd' %}", "{{ raise_exception('no') }}", "plain"])
+def test_a_template_that_writes_no_message_is_logged(source: str, caplog: pytest.LogCaptureFixture):
+    ChatTemplate(source, {})
+    assert [line for line in caplog.messages if "writes none of the messages that were tried" in line]
+
+
+def test_a_template_that_writes_messages_is_not_logged(caplog: pytest.LogCaptureFixture):
+    ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    assert not [line for line in caplog.messages if "writes none" in line]

@@ -49,6 +49,8 @@ class ChatTemplate:
         self.forms = forms._replace(turns=turns)
         self.tools = probe_tools(self.render)
         self.program.end_load()
+        if not forms.contents:
+            log.warning("%s writes none of the messages that were tried: chats are refused, or lose their text", where)
         self._drops_text = TEXT_BESIDE_CALLS in lost
         if lost:
             log.warning("%s leaves out in silence: %s", where, ", ".join(lost))

@@ -17,6 +17,7 @@ from tailrace.base.extras import require_extra
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+PLAIN_JSON = json.JSONEncoder(ensure_ascii=False)  # as most templates write tools; json.dumps makes one per call
 FILE = "<template>"  # Jinja's name for a template's frames in tracebacks
 
 
@@ -102,6 +103,8 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return `x` as JSON: the filter `tojson`, with transformers' options. Jinja's own filter escapes HTML."""
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return PLAIN_JSON.encode(x)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -25,7 +25,8 @@ def test_a_message_is_one_line_and_a_traceback_follows():
     record = logging.LogRecord("a", logging.ERROR, "", 0, "tensor %s", (NAME,), None)
     assert formatter.format(record) == f"ERROR a: tensor {LINE}"
     record.exc_info = (ValueError, ValueError("v"), None)
-    assert formatter.format(record).splitlines() == [f"ERROR a: tensor {LINE}", "ValueError: v"]
+    record.stack_info = "a stack"
+    assert formatter.format(record).splitlines() == [f"ERROR a: tensor {LINE}", "ValueError: v", "a stack"]
 
 
 def test_a_failed_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -44,14 +44,10 @@ class Watchdog:
             time.sleep(self._limit_s / LOOKS)
             stall = self._pulse.stall()
             if stall is not None and not told:
-                log.error(
-                    "step %d has taken %.1f s so far; in part %s; requests: %s\n%s",
-                    stall.step,
-                    stall.seconds,
-                    stall.part,
-                    self._list_requests(),
-                    self._format_stack(),
-                )
+                text = "step %d has taken %.1f s so far; in part %s; requests: %s"
+                values = (stall.step, stall.seconds, stall.part, self._list_requests())
+                stack = self._format_stack()
+                log.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, text, values, None, sinfo=stack))
             told = stall is not None
 
     def _list_requests(self) -> str:

@@ -181,16 +181,18 @@ async def test_nobody_is_replaced_while_all_are_to_end(monkeypatch, leaps):
     assert all(process.poll() is not None for process in group._processes)
 
 
-def test_nobody_outlives_the_first(launch):
+def test_nobody_outlives_the_first(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with launch(front_ends=FRONT_ENDS) as server:
         engine, others = ready(server)
         server.send(signal.SIGKILL)
         server.process.wait(300)
         assert all(gone(pid) for pid in (engine, *others))
+    assert not list(tmp_path.glob("tailrace-*"))  # nor does the socket's folder
 
 
 @pytest.mark.long
-def test_the_engines_death_reaches_every_stream(launch):
+def test_the_engines_death_reaches_every_stream(launch, capfd):
     with launch(front_ends=FRONT_ENDS, on_engine_death="restart") as server:
         engine, _ = ready(server)
         readers = [server.stream() for _ in range(12)]
@@ -199,6 +201,7 @@ def test_the_engines_death_reaches_every_stream(launch):
         successor, _ = ready(server)
         assert successor != engine
         assert everyone(server, "POST", "/v1/completions", json=ENDLESS | {"stream": False, "max_tokens": 2}) == {200}
+    assert capfd.readouterr().err.count("the engine is lost") == 1  # its owner alone reports it
 
 
 def test_counts_are_added_up():

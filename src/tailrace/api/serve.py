@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from secrets import token_hex
@@ -102,7 +103,7 @@ def serve_attached(
             owner of the engines of a model that a request wants, and that sleeps.
     """
     shared = socket.socket(fileno=start.socket)
-    events = EngineEventReader(read, closed=lambda: os._exit(0))
+    events = EngineEventReader(read, closed=end_after_last_words)
     # The owner of the engine restarts it, so wait for another one. Of several engines, a dead one is not replaced while
     # others live.
     several = len(start.models) > 1
@@ -114,11 +115,18 @@ def serve_attached(
         client = AsyncClient(next_engine, waiting.start_timeout_s, scheduler=model.engine.scheduler)
         client.sleep.on_wanted = partial(want, model.name)
         settings = model.engine.model
-        front.add(client, tokenizer, model.name, model.defaults, settings.adapters, settings.other_names)
+        service = front.add(client, tokenizer, model.name, model.defaults, settings.adapters, settings.other_names)
+        service.supervisor.owner = False
     try:
         return run_server(Server(front, uvicorn_config(app_of(front, listens_when_ready=True), waiting)), [shared])
     except SystemExit as error:
         return int(error.code or 0)
+
+
+def end_after_last_words() -> None:
+    """End this process once the error events of its streams may have reached their clients. Runs on a thread."""
+    time.sleep(FORCED_S)
+    os._exit(0)
 
 
 def run_server(server: Server, sockets: list[socket.socket]) -> int:

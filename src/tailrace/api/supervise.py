@@ -30,6 +30,7 @@ class Supervisor:
     - dead: set if the engine stays dead.
     - stall: the step that takes too long, as seen last.
     - stalls: how many such steps there were.
+    - owner: of the engine. Several front ends see an engine come and go, and its owner alone reports it in the log.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Supervisor:
         self.dead = asyncio.Event()
         self.stall: Stall | None = None
         self.stalls = 0
+        self.owner = True
 
     @property
     def condition(self) -> Condition:
@@ -125,22 +127,27 @@ class Supervisor:
         """Return when the engine is ready again."""
         while True:
             self._set_state("sleeping")
-            log.info("%s sleeps; the next request loads it", self._called)
+            self._report(logging.INFO, f"{self._called} sleeps; the next request loads it")
             try:
                 return self._handle_ready(await self._client.wake())
             except TailraceError as error:
                 self.error = error
-                log.error("%s could not be loaded: %s; the next request tries again", self._called, error)
+                self._report(
+                    logging.ERROR, f"{self._called} could not be loaded: {error}; the next request tries again"
+                )
 
     def _handle_ready(self, model: ModelInfo) -> None:
         self.model, self.error = model, None
         self._set_state("ready")
-        log.info("ready: %s, context of %d tokens", model.name, model.max_model_len)
+        self._report(logging.INFO, f"ready: {model.name}, context of {model.max_model_len} tokens")
 
     def _handle_loss(self, error: TailraceError) -> None:
         self.error = error
         self._set_state("starting" if self._restart else "dead")
-        log.error("%s is lost: %s", self._called, error)
+        self._report(logging.ERROR, f"{self._called} is lost: {error}")
+
+    def _report(self, level: int, text: str) -> None:
+        log.log(level if self.owner else logging.DEBUG, "%s", text)
 
     def _set_state(self, state: State) -> None:
         if self.state != "draining":  # draining is final

@@ -1,8 +1,8 @@
 """A further front end of engines that another process owns: started by api/workers.py.
 
 Its settings are the first line of stdin; the lines after it tell of the engines (wire/remote_engine.py). When stdin
-closes, its owner is gone and it exits at once. On SIGTERM it finishes what runs, then exits. It reports to its owner,
-one WorkerStatus per line.
+closes, its owner is gone: its streams end with an error event, and it exits. On SIGTERM it finishes what runs, then
+exits. It reports to its owner, one WorkerStatus per line.
 """
 
 from __future__ import annotations

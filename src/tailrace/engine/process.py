@@ -31,6 +31,7 @@ from tailrace.grammar.service import Grammars
 from tailrace.sampling import processors
 from tailrace.wire.messages import AdapterChange, ModelInfo
 from tailrace.wire.pulse import Pulse
+from tailrace.wire.socket_folder import delete_left_folder
 from tailrace.wire.sockets import EngineSocket
 
 log = logging.getLogger("tailrace.engine")
@@ -115,12 +116,14 @@ def grammars_of(
     return grammars
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends. stdin then closes, however the parent ended."""
+def die_with_parent(url: str) -> None:
+    """End this process when its parent ends. stdin then closes, however the parent ended. url: of this engine's socket,
+    whose folder the parent may have left behind."""
 
     def watch_parent() -> None:
         while os.read(0, 4096):
             pass
+        delete_left_folder(os.path.dirname(url.removeprefix("ipc://")))
         os._exit(0)
 
     threading.Thread(target=watch_parent, daemon=True, name="life line").start()
@@ -142,7 +145,7 @@ def run_process(status: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (start := read_start()) is None:
         return 0
-    die_with_parent()
+    die_with_parent(start.url)
     socket = EngineSocket(start.url)
     pulse = Pulse(start.url, start.config.scheduler.stall_s)
     loop = Loop(build_engine(start.config, pulse.enter), socket, pulse, start.config)

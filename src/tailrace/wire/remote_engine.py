@@ -32,6 +32,9 @@ class EngineFailure(msgspec.Struct):
     message: str
 
 
+OWNER_GONE = EngineFailure(EngineDeadError.code, "the first front end, which owns the engine, is gone")
+
+
 class EngineEvent(msgspec.Struct, omit_defaults=True):
     """One line of the pipe."""
 
@@ -108,6 +111,8 @@ class EngineEventReader:
                 self._handle_sleep(event)
             elif event.lost is not None and event.model in self._current:
                 self._current.pop(event.model).mark_lost(event.lost)
+        for engine in self._current.values():
+            engine.mark_lost(OWNER_GONE)
         closed()
 
     def _handle_sleep(self, event: EngineEvent) -> None:

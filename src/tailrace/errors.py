@@ -67,11 +67,8 @@ def format_json(value: object, limit: int = 100) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """Return the text in one line: line ends and other characters that a terminal would obey are written as in JSON.
-    Names in a model's files may have such characters."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    """Return the text as one line: what a terminal would obey, such as a line end in a name, is written as in JSON."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def describe_error(error: BaseException) -> str:

@@ -31,8 +31,7 @@ from tailrace.grammar.service import Grammars
 from tailrace.sampling import processors
 from tailrace.wire.messages import AdapterChange, ModelInfo
 from tailrace.wire.pulse import Pulse
-from tailrace.wire.socket_folder import delete_left_folder
-from tailrace.wire.sockets import EngineSocket
+from tailrace.wire.sockets import EngineSocket, delete_left_folder
 
 log = logging.getLogger("tailrace.engine")
 
@@ -123,7 +122,7 @@ def die_with_parent(url: str) -> None:
     def watch_parent() -> None:
         while os.read(0, 4096):
             pass
-        delete_left_folder(os.path.dirname(url.removeprefix("ipc://")))
+        delete_left_folder(url)
         os._exit(0)
 
     threading.Thread(target=watch_parent, daemon=True, name="life line").start()

@@ -168,11 +168,20 @@ def take_threads(config: ModelConfig) -> None:
     kernels.set_num_threads(threads)
 
 
+def read_config(folder: Path, trust_remote_code: bool) -> Any:
+    """The folder's configuration, as transformers has it."""
+    with require_extra("serve"):
+        from transformers import AutoConfig
+
+    with limit_growth(SETTINGS_BYTES):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
 @hide_reports()
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
     with require_extra("serve"):
-        from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+        from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
         from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
@@ -181,8 +190,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionMaskInterface.register(probe.NAME, made_mask)
     config: Any = None
     try:
-        with limit_growth(SETTINGS_BYTES):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        config = read_config(folder, trust_remote_code)
         refuse_encoder_decoder(config)
         forget_quantization(folder, config)
         dequantize_at_load(config)

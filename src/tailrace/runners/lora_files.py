@@ -100,9 +100,6 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
     Raises:
         ModelLoadError: see Adapters.
     """
-    with require_extra("serve"):
-        from safetensors.torch import load
-
     try:
         config = read_object(folder / ADAPTER_CONFIG)
         refuse_stand_in(folder / ADAPTER_WEIGHTS)
@@ -118,15 +115,7 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
             raise ModelLoadError(f"lora {name}: {field} is not a known setting ({folder / ADAPTER_CONFIG})")
     check_alphas(f"lora {name}", config, folder / ADAPTER_CONFIG)
     check_ranks(f"lora {name}", config, folder / ADAPTER_CONFIG)
-    try:
-        # no memory map: whoever cuts the file short meanwhile would end this process
-        tensors = load(read_file(folder / ADAPTER_WEIGHTS, MAX_BYTES))
-    except ModelLoadError as error:
-        raise ModelLoadError(f"lora {name}: {error}") from error
-    except Exception as error:  # the library raises many kinds
-        raise ModelLoadError(
-            f"lora {name}: {folder / ADAPTER_WEIGHTS} can't be read: {take_first_line(error)}"
-        ) from error
+    tensors = read_weights(name, folder / ADAPTER_WEIGHTS)
     parts: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         if (at := KEY.fullmatch(key)) is None:
@@ -140,6 +129,23 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
     if not found:
         raise ModelLoadError(f"lora {name}: {folder / ADAPTER_WEIGHTS} holds nothing")
     return found
+
+
+def read_weights(name: str, path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of an adapter's file. There is no memory map: a file cut short would end this process.
+
+    Raises:
+        ModelLoadError: the file can't be read.
+    """
+    with require_extra("serve"):
+        from safetensors.torch import load
+
+    try:
+        return load(read_file(path, MAX_BYTES))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"lora {name}: {error}") from error
+    except Exception as error:  # the library raises many kinds
+        raise ModelLoadError(f"lora {name}: {path} can't be read: {take_first_line(error)}") from error
 
 
 def check_alphas(whose: str, config: dict[str, Any], path: Path) -> None:

@@ -107,12 +107,6 @@ def list_own(parent: str) -> Iterator[str]:
                     yield entry.path
 
 
-def delete_left_folder(folder: str) -> None:
-    """Delete the folder of an owner that has ended, if it is a SocketFolder's."""
-    if os.path.basename(folder).startswith(PREFIX):
-        delete_folder(folder)
-
-
 def delete_folder(folder: str) -> None:
     """Delete our files and the folder. It stays if it holds anything else."""
     for name in (SOCKET, PULSE, LOCK, UNNAMED_LOCK):

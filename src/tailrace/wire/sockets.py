@@ -19,7 +19,7 @@ with require_extra("serve"):
     import zmq.asyncio
 
 from tailrace.wire.messages import FromEngine, ToEngine, encoder, from_engine, to_engine
-from tailrace.wire.socket_folder import SocketFolder
+from tailrace.wire.socket_folder import PREFIX, SocketFolder, delete_folder
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,13 @@ class Address:
     def remove(self) -> None:
         """Delete the folder. Idempotent."""
         self._folder.remove()
+
+
+def delete_left_folder(url: str) -> None:
+    """Delete the folder of an address whose owner has ended."""
+    folder = os.path.dirname(url.removeprefix("ipc://"))
+    if os.path.basename(folder).startswith(PREFIX):
+        delete_folder(folder)
 
 
 def _configure_socket(socket: zmq.Socket | zmq.asyncio.Socket) -> None:

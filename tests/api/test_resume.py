@@ -26,7 +26,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "x="},
 }
-PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-", "/v1/messages": "msg_"}
 KEYS = {"authorization": "Bearer one"}
 OTHER = {"authorization": "Bearer two"}
 
@@ -103,6 +103,25 @@ def test_a_stream_that_is_cut_at_any_event_is_whole_again(tokenizer, free_port, 
             assert again.headers["content-type"].startswith("text/event-stream")
             assert b"".join(found[:number]) + join(again.content) == whole
         assert server.resume(path, "a", len(found)).status_code == 204
+
+
+def test_a_message_is_resumed_with_its_own_events(tokenizer, free_port):
+    path = "/v1/messages"
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "stream": True, "resumable": True}
+    with serving(tokenizer, free_port, LocalClient(saying(b"Hello"))) as server:
+        first = httpx.post(server.url + path, json=body | {"request_id": "a"}, timeout=WAIT_S)
+        found = split(first.content)
+        assert found[0].startswith(b"id: 1\nevent: message_start\ndata: {")
+        assert found[-1].startswith(b"id: %d\nevent: message_stop\n" % len(found))
+        for number in range(len(found)):
+            assert b"".join(found[:number]) + join(server.resume(path, "a", number).content) == first.content
+        assert server.resume(path, "a", len(found)).status_code == 204
+        gone = server.resume(path, "b")
+        assert (gone.status_code, gone.json()["type"]) == (404, "error")
+        whole = httpx.post(server.url + path, json=body | {"stream": False}, timeout=WAIT_S)
+        assert (whole.status_code, whole.json()["error"]["details"]["param"]) == (400, "resumable")
+        plain = httpx.post(server.url + path, json=body | {"resumable": False}, timeout=WAIT_S)
+        assert b"id: 1\n" not in plain.content
 
 
 @pytest.mark.parametrize("path", ASKED)

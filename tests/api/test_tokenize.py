@@ -22,6 +22,17 @@ async def test_a_prompt_and_back(front):
     assert back == {"prompt": "Grüße"}
 
 
+@pytest.mark.parametrize("asked", [{"prompt": "Grüße"}, {"messages": [{"role": "user", "content": "Grüße"}]}])
+async def test_offsets_are_of_the_prompts_text(front, asked):
+    answer = (await post(front, "/tokenize", **asked, return_token_offsets=True)).json()
+    assert len(answer["token_offsets"]) == answer["count"]
+    text = (await post(front, "/detokenize", tokens=answer["tokens"])).json()["prompt"]
+    begin = text.index("Grüße")
+    covered = [(start, end) for start, end in answer["token_offsets"] if begin <= start < begin + 5]
+    assert covered == [(begin + i, begin + i + 1) for i in (0, 1, 2, 2, 3, 3, 4)]
+    assert "token_offsets" not in (await post(front, "/tokenize", **asked)).json()
+
+
 async def test_messages_are_what_a_chat_would_begin_with(front):
     messages = [{"role": "user", "content": "hi"}]
     answer = (await post(front, "/tokenize", messages=messages)).json()

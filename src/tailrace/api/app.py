@@ -111,6 +111,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions/{id:path}/control", control_request),
     ("GET", "/v1/chat/completions/{id:path}", resume_stream),
     ("GET", "/v1/completions/{id:path}", resume_stream),
+    ("GET", "/v1/messages/msg_{id:path}", resume_stream),
     ("POST", "/v1/chat/completions/render", render_chat),
     ("POST", "/v1/chat/completions/derender", derender_chat),
     ("POST", "/v1/completions/render", render_completion),

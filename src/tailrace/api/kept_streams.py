@@ -20,7 +20,7 @@ from tailrace.api import error_handlers
 from tailrace.api.disconnect import cancel_all
 from tailrace.api.response_store import MAX_RESPONSES, ResponseShare, ResponseStore
 from tailrace.api.stored import Stored
-from tailrace.api.streaming import DONE, frame_chunk
+from tailrace.api.streaming import PLAIN, EventFormat
 from tailrace.api.user_limits import Admission
 from tailrace.errors import ParameterError, RequestNotFoundError, TailraceError, format_json
 
@@ -96,12 +96,12 @@ class RunningStream:
         else:
             self._request.cut("disconnect")
 
-    async def keep_events(self, chunks: AsyncGenerator[msgspec.Struct, None]) -> None:
+    async def keep_events(self, chunks: AsyncGenerator[msgspec.Struct, None], form: EventFormat) -> None:
         """Keep the events of the chunks until their end."""
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
-                    self._keep_event(frame_chunk(chunk))
+                    self._keep_event(form.frame(chunk))
                     if self.id not in self._share:  # there is no room for its events
                         return
         except Exception as error:
@@ -109,9 +109,9 @@ class RunningStream:
                 self.failure = error.with_traceback(None) if isinstance(error, TailraceError) else error
                 self._share.discard(self.id)
             else:
-                self._keep_event(frame_chunk(error_handlers.of_any(error)), ended=True)
+                self._keep_event(form.frame(error_handlers.of_any(error)), ended=True)
         else:
-            self._keep_event(DONE, ended=True)
+            self._keep_event(form.done, ended=True)
         finally:
             self._timer.cancel()
             if self._admission is not None:
@@ -123,7 +123,8 @@ class RunningStream:
         if entry is None:
             return
         number = len(entry.frames or ()) + 1
-        self._share.record(self.id, b"id: %d\n%b" % (number, frame))
+        if frame:  # a format may have none for the end
+            self._share.record(self.id, b"id: %d\n%b" % (number, frame))
         if ended:
             self._kept.end_entry(self._share, self.id)
         self.begun.set()
@@ -148,6 +149,7 @@ class KeptStreams:
         request: Cuttable,
         chunks: AsyncGenerator[msgspec.Struct, None],
         admission: Admission | None = None,
+        form: EventFormat = PLAIN,
     ) -> RunningStream:
         """Generate a request of the user, and keep its events.
 
@@ -160,7 +162,7 @@ class KeptStreams:
         share = self.store.share_of(user)
         share.put_entry(request.id, RUNNING._replace(frames=[]))
         stream = RunningStream(self, share, request, admission)
-        task = asyncio.create_task(stream.keep_events(chunks))
+        task = asyncio.create_task(stream.keep_events(chunks, form))
         self._running[name] = stream, task
         task.add_done_callback(lambda _: self._running.pop(name))
         return stream

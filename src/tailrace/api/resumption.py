@@ -17,7 +17,7 @@ from tailrace.api.front_end import front_of
 from tailrace.api.generation import Generation
 from tailrace.api.kept_streams import StreamPart, make_lost_error
 from tailrace.api.received import Received
-from tailrace.api.streaming import KEPT, EventStream, Frame, Silence
+from tailrace.api.streaming import KEPT, PLAIN, EventFormat, EventStream, Frame, Silence
 from tailrace.api.user import user_of
 from tailrace.api.user_admission import ADMISSION
 from tailrace.api.user_line import leave_place
@@ -41,7 +41,10 @@ def check_stream_fields(received: Received[Any]) -> None:
 
 
 async def answer_resumably(
-    received: Received[Any], generation: Generation | BeamRequest, chunks: AsyncGenerator[msgspec.Struct, None]
+    received: Received[Any],
+    generation: Generation | BeamRequest,
+    chunks: AsyncGenerator[msgspec.Struct, None],
+    form: EventFormat = PLAIN,
 ) -> Response:
     """The answer's stream. The request goes on if its client leaves.
 
@@ -50,7 +53,7 @@ async def answer_resumably(
     """
     request, front = received.request, received.front
     leave_place(request.scope)
-    stream = front.streams.start(received.user, generation, chunks, request.scope.get(ADMISSION))
+    stream = front.streams.start(received.user, generation, chunks, request.scope.get(ADMISSION), form)
     keep_alive_s = front.config.keep_alive_s
     try:
         with stream.reading(), contextlib.suppress(TimeoutError):

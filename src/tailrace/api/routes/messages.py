@@ -12,6 +12,7 @@ from tailrace.api.message_events import PING, MessageEvents, message_events, who
 from tailrace.api.messages_input import conversation_of, to_chat
 from tailrace.api.prepare import prepare_chat, start_generation
 from tailrace.api.received import Received, answers
+from tailrace.api.resumption import answer_resumably, check_stream_fields
 from tailrace.api.routes.chat import ChatChunks
 from tailrace.api.routes.tokenize import check_body_size
 from tailrace.api.schema.errors import ErrorBody
@@ -40,6 +41,7 @@ EVENTS = EventFormat(frame_message_event, b"", PING)
 @answers(READER)
 async def create_message(received: Received[MessagesRequest]) -> Response:
     """A message, streamed or whole."""
+    check_stream_fields(received)
     ask, service = received.ask, received.service
     chat = await received.run(lambda: to_chat(ask), received.size // JSON_BYTES)
     prepared, channels = await prepare_chat(received, chat)
@@ -49,9 +51,10 @@ async def create_message(received: Received[MessagesRequest]) -> Response:
     omit = ask.thinking is not None and ask.thinking.display == "omitted"
     capped = (prepared.params.max_tokens or 0) < ask.max_tokens
     writer = MessageEvents(lambda: generation.usage, omit, capped, managed=ask.context_management is not None)
-    return await make_response(
-        received.request, generation, message_events(chunks, writer), whole_message, ask.streamed, EVENTS
-    )
+    events = message_events(chunks, writer)
+    if ask.resumable:
+        return await answer_resumably(received, generation, events, EVENTS)
+    return await make_response(received.request, generation, events, whole_message, ask.streamed, EVENTS)
 
 
 @answers(COUNT_READER)

@@ -18,6 +18,7 @@ from tailrace.api.routes.messages import READER as MESSAGES_READER
 from tailrace.api.routes.responses import READER as RESPONSES_READER
 from tailrace.api.routes.responses import prepare_response
 from tailrace.api.routes.token_io import check_prompt, prepare_tokens
+from tailrace.api.routes.tokenize import find_offsets
 from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.completions import CompletionRequest
 from tailrace.api.schema.messages import MessagesRequest
@@ -33,7 +34,6 @@ from tailrace.api.streaming import json_response
 from tailrace.api.token_params import find_difference, read_params, write_params
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.errors import ParameterError
-from tailrace.text.tokenizer import Tokenizer
 
 RENDER_CHAT = BodyReader(RenderChatRequest, RENDER_CHAT_REFUSED)
 RENDER_COMPLETION = BodyReader(RenderCompletionRequest, RENDER_COMPLETION_REFUSED)
@@ -133,11 +133,3 @@ async def make_rendered(
         )
         for place, ids in enumerate(prepared.prompts)
     ]
-
-
-def find_offsets(tokenizer: Tokenizer, text: str | None, ids: list[int], special: bool) -> list[tuple[int, int]] | None:
-    """Return where in a text its tokens begin and end; None without a text, or if it has other tokens."""
-    if text is None:
-        return None
-    found = tokenizer.backend.encode(text, add_special_tokens=special)
-    return found.offsets if found.ids == ids else None

@@ -1,4 +1,5 @@
-"""GET /v1/chat/completions/{id} and /v1/completions/{id}: the rest of the events of a resumable request."""
+"""GET /v1/chat/completions/{id}, /v1/completions/{id} and /v1/messages/{id}: the rest of the events of a resumable
+request."""
 
 from __future__ import annotations
 
@@ -11,6 +12,11 @@ from tailrace.api.worker_queries import ask_stream
 from tailrace.errors import ParameterError, format_json
 
 HEADER = "Last-Event-ID"
+PREFIXES = {
+    "/v1/chat/completions/": "chatcmpl-",
+    "/v1/completions/": "cmpl-",
+    "/v1/messages/": "msg_",
+}  # path → of ids below it
 
 
 async def resume_stream(request: Request) -> Response:
@@ -19,9 +25,10 @@ async def resume_stream(request: Request) -> Response:
     Raises:
         ParameterError: the header is no number of an event. RequestNotFoundError: no events of this id are kept.
     """
-    id, number = request.path_params["id"], read_number(request)
-    of_chat = request.scope["path"].startswith("/v1/chat/")
-    part = await ask_stream(request, id, number) if id.startswith("chatcmpl-" if of_chat else "cmpl-") else None
+    path, number = request.scope["path"], read_number(request)
+    above, prefix = next(pair for pair in PREFIXES.items() if path.startswith(pair[0]))
+    id = path.removeprefix(above)
+    part = await ask_stream(request, id, number) if id.startswith(prefix) else None
     if part is None:
         raise make_lost_error(id)
     if number > part.total:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from tailrace.api.body import BodyReader
-from tailrace.api.chat_prompt import check_messages, encode_chat
+from tailrace.api.chat_prompt import chat_text, check_messages, encode_chat
 from tailrace.api.chat_tools import flatten_tools
 from tailrace.api.received import Received, answers
 from tailrace.api.schema.tokenize import TOKENIZE_REFUSED, Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from tailrace.api.streaming import json_response
 from tailrace.errors import ParameterError
+from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_parsers.functions import check_tools
 
 TOKENIZE = BodyReader(TokenizeRequest, TOKENIZE_REFUSED)
@@ -45,6 +47,9 @@ async def tokenize_input(received: Received[TokenizeRequest]) -> Response:
         check_tools(ask.tools, nested=True)
         ask.tools = flatten_tools(ask.tools).tools
         ids = await encode_chat(received, ask, bound=False)
+        text, special = "", bool(ask.add_special_tokens)
+        if ask.return_token_offsets:
+            text = await received.render(lambda: chat_text(service.tokenizer, ask))
     else:
         for name in ONLY_OF_MESSAGES:
             if getattr(ask, name) is not None:
@@ -54,9 +59,18 @@ async def tokenize_input(received: Received[TokenizeRequest]) -> Response:
 
     def write_tokens() -> Response:
         strings = [service.tokenizer.token_of(id) for id in ids] if ask.return_token_strs else None
-        return json_response(Tokenized(len(ids), info.max_model_len, ids, strings))
+        offsets = find_offsets(service.tokenizer, text, ids, special) if ask.return_token_offsets else UNSET
+        return json_response(Tokenized(len(ids), info.max_model_len, ids, strings, offsets))
 
     return await received.run(write_tokens, len(ids))
+
+
+def find_offsets(tokenizer: Tokenizer, text: str | None, ids: list[int], special: bool) -> list[tuple[int, int]] | None:
+    """Return where in a text its tokens begin and end; None without a text, or if it has other tokens."""
+    if text is None:
+        return None
+    found = tokenizer.backend.encode(text, add_special_tokens=special)
+    return found.offsets if found.ids == ids else None
 
 
 @answers(DETOKENIZE)

@@ -135,6 +135,7 @@ class MessagesRequest(GenerateRequest, kw_only=True):
     thinking_token_budget: Any = None
     reasoning_budget_message: str | None = None
     reasoning_control: bool | None = None
+    resumable: bool | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import ChatMessage, ReasoningEffort, ReasoningOptions, ThinkingOptions, Verbosity
 from tailrace.api.schema.common import TokenId
@@ -31,15 +32,18 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     verbosity: Verbosity | None = None
     documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
+    return_token_offsets: bool | None = None
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    """`token_strs`: as they stand in the vocabulary, if asked for."""
+    """`token_strs`: as they stand in the vocabulary. `token_offsets`: where each token begins and ends in the prompt's
+    text, in characters. Both if asked for."""
 
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+    token_offsets: list[tuple[int, int]] | UnsetType | None = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

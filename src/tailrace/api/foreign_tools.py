@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tailrace.api import anthropic_tools, item_tools
 from tailrace.api.response_warnings import list_names
 from tailrace.api.schema.messages import CountRequest, MessagesRequest
 from tailrace.api.schema.responses import ResponsesRequest
-from tailrace.errors import RequestError
+from tailrace.errors import ParameterError, RequestError, format_json
+from tailrace.text.tool_parsers.functions import make_value_error
 
 E = TypeVar("E", bound=RequestError)
 VENDOR = "only its vendor can run such a tool"
+CALLERS = "only programs that its vendor runs may call such a tool"  # see read_callers
+DIRECT = "direct"  # the caller that is the model
 # type of a tool, without its version → why the tool is dropped
 REASONS = {
     **dict.fromkeys(("web_search", "web_search_preview", "web_fetch", "file_search", "image_generation"), VENDOR),
@@ -53,19 +56,27 @@ class Dropped(NamedTuple):
     places: list[str]
 
 
-def drop_foreign_tools(ask: Any) -> Dropped:
-    """Drop the tools of a body that cannot be served, if other tools are left."""
+def drop_foreign_tools(ask: Any, policy: Literal["drop", "refuse"]) -> Dropped:
+    """Drop the tools of a body that cannot be served, if other tools are left.
+
+    Raises:
+        ParameterError: the tool choice names a dropped tool. Or no tool is dropped, and one is only for programs.
+    """
     tools: list[Any] = getattr(ask, "tools", None) or []
     served = next((kinds for request, kinds in SERVED.items() if isinstance(ask, request)), ())
-    reasons = [find_reason(tool, served) for tool in tools]
+    reasons = [find_reason(tool, f"tools[{i}]", served) for i, tool in enumerate(tools)]
     left = [place for place, reason in enumerate(reasons) if reason is None]
-    if len(left) in (0, len(tools)):
+    if policy == "refuse" or len(left) in (0, len(tools)):
+        if CALLERS in reasons:
+            raise make_callers_error(f"tools[{reasons.index(CALLERS)}]")
         return Dropped([], [])
+    dropped = {place: reason for place, reason in enumerate(reasons) if reason is not None}
     kinds: dict[str, dict[str, None]] = {}
-    for tool, reason in zip(tools, reasons, strict=True):
-        if reason is not None:
-            kinds.setdefault(reason, {})[read_kind(tool)] = None
+    for place, reason in dropped.items():
+        kinds.setdefault(reason, {})[read_label(tools[place])] = None
     ask.tools = [tools[place] for place in left]
+    if getattr(ask, "tool_choice", None) is not None:
+        ask.tool_choice = drop_choices(ask, [(tools[place], reason) for place, reason in dropped.items()])
     warnings = [f"dropped, because {reason}: {list_names([*found])}" for reason, found in kinds.items()]
     return Dropped(warnings, [f"tools[{place}]" for place in left])
 
@@ -75,12 +86,105 @@ def read_kind(tool: Any) -> str:
     return str(tool.get("type") if isinstance(tool, dict) else tool.type)
 
 
-def find_reason(tool: Any, served: Collection[str]) -> str | None:
-    """Return why a tool cannot be served, or None."""
+def read_label(tool: Any) -> str:
+    """Return what a dropped tool is called in a warning: its type, or the name of a function."""
+    kind = read_kind(tool)
+    return kind if find_base(kind) in REASONS else read_name(tool) or kind
+
+
+def read_name(tool: Any) -> str:
+    """Return the name of a tool; "" without one."""
+    given = tool if isinstance(tool, dict) else {"name": tool.name}
+    inner = given.get(str(given.get("type")))
+    return str((inner if isinstance(inner, dict) else given).get("name") or "")
+
+
+def find_base(kind: str) -> str:
+    """Return the type of a tool without its version."""
+    return VERSION.sub("", kind)
+
+
+def find_reason(tool: Any, place: str, served: Collection[str]) -> str | None:
+    """Return why a tool cannot be served, or None.
+
+    Raises:
+        ParameterError: see `read_callers`.
+    """
     kind = read_kind(tool)
     if kind in served:
-        return VENDOR if item_tools.runs_in_container(tool) else None
-    return REASONS.get(VERSION.sub("", kind))
+        reason = VENDOR if item_tools.runs_in_container(tool) else None
+    else:
+        reason = REASONS.get(find_base(kind))
+    return reason or (None if DIRECT in read_callers(tool, place) else CALLERS)
+
+
+def read_callers(tool: Any, place: str) -> list[str]:
+    """Return who may call a tool: the model, and the programs of vendors, which run in their containers.
+
+    Raises:
+        ParameterError: it is no list of names.
+    """
+    given = tool.get("allowed_callers") if isinstance(tool, dict) else tool.allowed_callers
+    if given is None:
+        return [DIRECT]
+    if not isinstance(given, list) or not given or not all(isinstance(name, str) for name in given):
+        raise make_value_error(f"{place}.allowed_callers", "a list of names", given)
+    return given
+
+
+def check_callers(tool: dict[str, Any], place: str) -> None:
+    """Raise ParameterError if the model may not call a tool."""
+    if DIRECT not in read_callers(tool, place):
+        raise make_callers_error(place)
+
+
+def make_callers_error(place: str) -> ParameterError:
+    """Return the error for a tool that the model may not call."""
+    place = f"{place}.allowed_callers"
+    return ParameterError(f'{place} must have "{DIRECT}", because {CALLERS}', place)
+
+
+def drop_choices(ask: Any, dropped: Sequence[tuple[Any, str]]) -> Any:
+    """Return the tool choice of a body without tools that were dropped. dropped: each tool, and why.
+
+    Raises:
+        ParameterError: the choice has no other tool.
+    """
+    choice: Any = ask.tool_choice
+    if not isinstance(choice, dict):
+        if not isinstance(choice, str) and choice.type == "tool":  # in /v1/messages
+            check_choice({"name": choice.name}, ask.tools, dropped)
+        return choice
+    nested = choice.get("allowed_tools")
+    allowed = nested if isinstance(nested, dict) else choice
+    if not isinstance(allowed.get("tools"), list):
+        check_choice(choice, ask.tools, dropped)
+        return choice
+    left = [one for one in allowed["tools"] if find_dropped(one, ask.tools, dropped) is None]
+    if not left:
+        check_choice(next(iter(allowed["tools"]), None), ask.tools, dropped)
+    allowed = allowed | {"tools": left}
+    return choice | {"allowed_tools": allowed} if isinstance(nested, dict) else allowed
+
+
+def check_choice(choice: Any, left: Sequence[Any], dropped: Sequence[tuple[Any, str]]) -> None:
+    """Raise ParameterError if a choice names a dropped tool."""
+    if (found := find_dropped(choice, left, dropped)) is not None:
+        tool, reason = found
+        label = format_json(read_label(tool))
+        raise ParameterError(f"tool_choice: the tool {label} was dropped, because {reason}", "tool_choice")
+
+
+def find_dropped(choice: Any, left: Sequence[Any], dropped: Sequence[tuple[Any, str]]) -> tuple[Any, str] | None:
+    """Return the dropped tool that a choice names, and why it was dropped. None: it names another, or none."""
+    if not isinstance(choice, dict):
+        return None
+    base, name = find_base(str(choice.get("type"))), read_name(choice)
+    if base in REASONS:
+        return next((found for found in dropped if find_base(read_kind(found[0])) == base), None)
+    if name in map(read_name, left):
+        return None
+    return next((found for found in dropped if name and read_name(found[0]) == name), None)
 
 
 def restore_places(error: E, places: Sequence[str]) -> E:

@@ -57,13 +57,12 @@ class Received(Generic[R]):
             self.warn(f"ignored, because no such field is known: {list_names(body.names.unknown)}")
         if kinds := replace_foreign_content(body.ask, service.config.foreign_content):
             self.warn(foreign_content.WARNING.format(", ".join(kinds)))
-        self.tool_places: list[str] = []
-        if service.config.foreign_tools == "drop":
-            dropped, self.tool_places = drop_foreign_tools(body.ask)
-            for warning in dropped:
-                self.warn(warning)
-            if dropped:
-                service.warn_once("tools that cannot be served are dropped; --foreign-tools refuse makes them an error")
+        policy = service.config.foreign_tools
+        dropped, self.tool_places = drop_foreign_tools(body.ask, policy)
+        for warning in dropped:
+            self.warn(warning)
+        if dropped:
+            service.warn_once("tools that cannot be served are dropped; --foreign-tools refuse makes them an error")
 
     def move_tools(self, places: Sequence[str]) -> None:
         """Note where the body has each of the tools that the endpoint made of the body's tools."""

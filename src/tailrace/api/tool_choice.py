@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from tailrace.api.channels import Channels, reasoning_before
+from tailrace.api.foreign_tools import REASONS, find_base
 from tailrace.api.json_place import make_range_error
 from tailrace.api.schema.structured import StructuredOutputs
 from tailrace.api.structured import Constraint, check_no_options, constraint_of, to_grammar
@@ -112,6 +113,8 @@ def read_tool_name(wanted: Any, tools: Sequence[Any]) -> str:
             known = [part for tool in tools for part in (tool, tool.get("function")) if part]
         case {"type": "custom", "custom": {"name": str(name)}}:
             known = [part for tool in tools if (part := tool.get("custom"))]
+        case {"type": str(kind)} if find_base(kind) in REASONS:
+            raise ParameterError(f"tool_choice: there is no tool of type {format_json(kind)}", "tool_choice")
         case _:
             raise ParameterError(FORMS, "tool_choice")
     if all(part.get("name") != name for part in known):

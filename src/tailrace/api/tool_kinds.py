@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tailrace.api import item_tools
 from tailrace.api.custom_tools import CustomFunction, make_custom_function
+from tailrace.api.foreign_tools import check_callers
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.tool_parsers.functions import make_value_error
 from tailrace.text.tool_parsers.lark_source import LarkGrammar
@@ -83,6 +84,8 @@ def add_tool(flat: FlatTools, tool: dict[str, Any], place: str, namespace: Mappi
         raise make_value_error(f"{place}.type", " or ".join(map(format_json, KINDS)), kind)
     if namespace and kind not in ("function", "custom"):
         raise make_value_error(f"{place}.type", '"function" or "custom"', kind)
+    if namespace:
+        check_callers(tool, place)
     if (custom or namespace) and not isinstance(name, str):
         raise make_value_error(f"{place}.name", "a string", name)
     function, lark = make_custom_function(tool, place) if custom else CustomFunction(dict(tool))

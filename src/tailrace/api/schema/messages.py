@@ -62,6 +62,7 @@ class InputTool(msgspec.Struct, kw_only=True):
     description: str | None = None
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
+    allowed_callers: Any = None
 
 
 class ToolUse(msgspec.Struct, kw_only=True):

@@ -120,3 +120,56 @@ async def test_text_alone_causes_no_warning(tmp_path: Any, kind: str):
     answer, _ = await ask(tmp_path, kind, with_result(kind, [TEXT[kind]]))
     assert answer.status_code == 200, answer.text
     assert "warning" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("audio", "said"),
+    [
+        ({"id": "a", "transcript": "Good day"}, "Good day"),
+        ({"id": "a"}, "[audio: left out, because this model reads only text]"),
+        ({"id": "a", "transcript": 3}, "[audio: left out, because this model reads only text]"),
+    ],
+)
+async def test_what_a_model_has_spoken_is_text(tmp_path: Any, audio: dict[str, Any], said: str):
+    user = {"role": "user", "content": "u"}
+    body = {"messages": [user, {"role": "assistant", "content": None, "audio": audio}, user], "max_tokens": 5}
+    answer, prompt = await ask(tmp_path, "chat", body)
+    assert answer.status_code == 200, answer.text
+    assert prompt == f"u{said}u="
+    assert answer.headers["warning"] == '299 tailrace "left out, because the model reads only text: audio"'
+    answer, _ = await ask(tmp_path, "chat", body, "refuse")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].audio")
+    body["messages"][1]["role"] = "user"
+    answer, _ = await ask(tmp_path, "chat", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].audio")
+
+
+@pytest.mark.parametrize("kind", ["chat", "messages"])
+async def test_an_image_of_the_model_becomes_a_line_of_text(tmp_path: Any, kind: str):
+    user = {"role": "user", "content": "u"}
+    turns = [user, {"role": "assistant", "content": [TEXT[kind], IMAGE[kind]]}, user]
+    answer, prompt = await ask(tmp_path, kind, {"messages": turns, "max_tokens": 5})
+    assert answer.status_code == 200, answer.text
+    assert f"a{LEFT_OUT}" in prompt
+
+
+PLAIN = {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
+FOUND = {"type": "search_result", "title": "t", "source": "http://a", "content": [{"type": "text", "text": "words"}]}
+TABS = {"type": "browser_state", "tabs": [{"tab_id": 1, "url": "http://a", "active": True}]}
+
+
+@pytest.mark.parametrize("policy", ["auto", "refuse"])
+@pytest.mark.parametrize("make", [from_user, with_result])
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        (PLAIN, '{"title":"t","source":{"type":"text","media_type":"text/plain","data":"words"}}'),
+        (FOUND, '{"content":[{"type":"text","text":"words"}],"title":"t","source":"http://a"}'),
+        (TABS, '{"tabs":[{"tab_id":1,"url":"http://a","active":true}]}'),
+    ],
+)
+async def test_blocks_that_are_all_text_are_read(tmp_path: Any, block: Any, line: str, make: Any, policy: str):
+    answer, prompt = await ask(tmp_path, "messages", make("messages", [TEXT["messages"], block]), policy)
+    assert answer.status_code == 200, answer.text
+    assert f"a[{block['type']}: {line}]=" in prompt
+    assert "warning" not in answer.headers

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.responses import ResponseItemList
 
 from api.harness import LocalClient, front_of, saying
+from api.test_client_types import check
 from api.test_responses import events_of, post
 from tailrace.api.call_items import ADDED, make_call
 from tailrace.api.item_messages import turns_of
@@ -359,22 +361,48 @@ def test_the_model_sees_the_skills_of_a_shell():
     assert function["strict"]
 
 
-async def test_a_conversation_keeps_the_items(front):
+LIMITS = {"timeout_ms": 5, "max_output_length": None}
+PREFIXES = ("lsh_", "lsho_", "sh_", "sho_", "apc_", "apco_", "ctc_", "ctco_", "fc_", "fco_")
+
+
+@pytest.mark.parametrize("kept_in", ["conversation", "response"])
+async def test_items_are_kept_as_they_were_sent(tokenizer, kept_in: str):
     items: list[dict[str, Any]] = [
-        {"type": "local_shell_call", "call_id": "l", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call", "call_id": "l", "action": {"type": "exec", "env": {}, "command": ["ls"]}},
         {"type": "local_shell_call_output", "call_id": "l", **OUTPUTS["local_shell"]},
-        {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"]}},
+        {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"], **LIMITS}},
         {"type": "shell_call_output", "call_id": "a", **OUTPUTS["shell"]},
         {"type": "apply_patch_call", "call_id": "b", "operation": CALLS[2][2]["operation"], "status": "completed"},
         {"type": "apply_patch_call_output", "call_id": "b", **OUTPUTS["apply_patch"]},
     ]
     sent = [*items]
     sent[1] = {"type": "local_shell_call_output", "id": "l", **OUTPUTS["local_shell"]}  # the id of its call
-    id = (await front.http.post("/v1/conversations", json={"items": sent})).json()["id"]
-    kept = (await front.http.get(f"/v1/conversations/{id}/items", params={"order": "asc"})).json()["data"]
-    assert [{name: item.get(name) for name in given} for item, given in zip(kept, items, strict=True)] == items
-    counted = await front.http.post("/v1/responses/input_tokens", json={"conversation": id, "input": "And?"})
-    assert counted.status_code == 200, counted.text
+    items.append({"type": "custom_tool_call", "call_id": "d", "name": "edit", "input": "x"})
+    items.append({"type": "custom_tool_call_output", "call_id": "d", "output": "done"})
+    items.append({"type": "function_call", "call_id": "e", "namespace": "n", "name": "f", "arguments": "{}"})
+    items.append({"type": "function_call_output", "call_id": "e", "output": "done"})
+    sent += items[6:]
+    client = LocalClient(saying(b"Hi"))
+    client.context = 4096
+    async with front_of(client, tokenizer, HERMES) as front:
+        if kept_in == "conversation":
+            id = (await front.http.post("/v1/conversations", json={"items": sent})).json()["id"]
+            path, again = f"/v1/conversations/{id}/items", {"conversation": id}
+        else:
+            id = (await front.http.post("/v1/responses", json={"input": sent})).json()["id"]
+            path, again = f"/v1/responses/{id}/input_items", {"previous_response_id": id}
+        listed = await front.http.get(path, params={"order": "asc"})
+        check(ResponseItemList, listed.content)
+        kept = listed.json()["data"]
+        assert [{name: item.get(name) for name in given} for item, given in zip(kept, items, strict=True)] == items
+        assert all(item["id"].startswith(prefix) for item, prefix in zip(kept, PREFIXES, strict=True))
+        counted = await front.http.post("/v1/responses/input_tokens", json={"input": "And?"} | again)
+        assert counted.status_code == 200, counted.text
+        references = [{"type": "item_reference", "id": item["id"]} for item in kept]
+        if kept_in == "response":
+            again = await front.http.post("/v1/responses/input_tokens", json={"input": references})
+            whole = await front.http.post("/v1/responses/input_tokens", json={"input": sent})
+            assert again.json() == whole.json()
 
 
 async def test_unknown_names_inside_have_a_warning(front):

@@ -22,7 +22,7 @@ from tailrace.api.nested_names import Structs, find_structs, list_fields
 from tailrace.api.routes import chat, responses
 from tailrace.api.schema.chat import ChatMessage, Part
 from tailrace.api.schema.conversations import ItemsRequest
-from tailrace.api.schema.messages import MessageBlock
+from tailrace.api.schema.message_blocks import MessageBlock
 from tailrace.api.schema.response_items import InputItem, InputPart
 from tailrace.errors import ParameterError
 from tailrace.request.options import RepetitionDetection, Watermark
@@ -225,22 +225,14 @@ def list_client_names(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield one.__name__, typing_extensions.get_type_hints(one)
 
 
-SERVED_ITEMS = (
-    "Message",
-    "EasyInput",
-    "FunctionToolCall",
-    "FunctionCallOutput",
-    "Reasoning",
-    "Custom",
-    "ItemReference",
-)
+UNSERVED_ITEMS = ("AdditionalTools", "ConfigurationUpdate", "CompactionTrigger")
 CLIENTS: list[tuple[str, Any, Structs]] = [
     *(
         (name, hints, (InputItem,))
         for name, hints in list_client_names(
             typing_extensions.get_type_hints(response_params.ResponseCreateParamsBase)["input"]
         )
-        if any(served in name for served in SERVED_ITEMS) and "Mcp" not in name
+        if not any(unserved in name for unserved in UNSERVED_ITEMS)
     ),
     *(
         (name, hints, (ChatMessage,))

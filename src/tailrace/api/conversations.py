@@ -8,41 +8,27 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
 
-from tailrace.api import item_tools
 from tailrace.api.conversation_changes import MOVED, ConversationChange, apply_change, find_item
 from tailrace.api.front_end import front_of
-from tailrace.api.item_messages import COMPACTIONS, OUTPUTS, find_call_id, message_of, texts_of, turns_of
+from tailrace.api.item_messages import message_of
+from tailrace.api.kept_items import keep_item, keep_output, name_item
 from tailrace.api.received import Received
 from tailrace.api.response_input import read_input
 from tailrace.api.schema.conversations import ConversationObject
 from tailrace.api.schema.response_items import InputItem
 from tailrace.api.schema.responses import ConversationName, ResponseObject, ResponsesRequest
 from tailrace.api.sealed_items import open_item
-from tailrace.api.stored import CONVERSATION, Stored, plain_item
+from tailrace.api.stored import CONVERSATION, Stored
 from tailrace.api.user import user_of
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_all, ask_first
 from tailrace.errors import ParameterError, RequestNotFoundError, StorageError, format_json
 
 log = logging.getLogger(__name__)
-
-# type of an item → the prefix of its id
-PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    **{kind + item_tools.CALL: tool.prefix for kind, tool in item_tools.DEFINED.items()},
-    **{kind + item_tools.OUTPUT: f"{tool.prefix}o" for kind, tool in item_tools.DEFINED.items()},
-    **dict.fromkeys(COMPACTIONS, "cmp"),
-}
 
 
 async def remove_item(request: Request, id: str, item: str) -> bytes:
@@ -110,8 +96,8 @@ async def read_conversation(request: Request, id: str, question: str, param: str
     return found
 
 
-async def fetch_messages(received: Received[ResponsesRequest]) -> bytes:
-    """Return the messages of the conversation that a request names, as JSON.
+async def fetch_items(received: Received[ResponsesRequest]) -> bytes:
+    """Return the items of the conversation that a request names, as JSON.
 
     Raises:
         ParameterError: the request also names a response; or the conversation is larger than a body may be.
@@ -123,9 +109,7 @@ async def fetch_messages(received: Received[ResponsesRequest]) -> bytes:
         raise ParameterError("conversation and previous_response_id can't be given together", "conversation")
     raw = await read_conversation(received.request, name_conversation(ask.conversation), "conversation", "conversation")
     received.add_bytes(raw, "conversation")
-    return await received.run(
-        lambda: msgspec.json.encode(turns_of(msgspec.json.decode(raw, type=list[InputItem]))), len(raw) // JSON_BYTES
-    )
+    return raw
 
 
 def name_conversation(given: str | ConversationName) -> str:
@@ -145,11 +129,12 @@ def extend_conversation(
 
     async def extend() -> None:
         said = [
-            msgspec.to_builtins(msgspec.structs.replace(plain_item(item), encrypted_content=msgspec.UNSET))
+            item
             for item in response.output
             if item.status == "completed" or item.type in ("message", "reasoning")  # a call that was cut says nothing
         ]
-        change = ConversationChange(append=[*map(make_item, given), *said])
+        asked = [name_item(keep_item(item)) for item in given]
+        change = ConversationChange(append=[*asked, *keep_output(said)])
         try:
             await change_conversation(received.request, conversation.id, change)
         except (RequestNotFoundError, StorageError) as error:
@@ -172,24 +157,7 @@ def read_items(received: Received[Any], items: list[InputItem]) -> list[dict[str
         if item.encrypted_content:
             open_item(received, item, f"{name}.encrypted_content")
         message_of(item, name)
-    return [make_item(item) for item in items]
-
-
-def make_item(item: InputItem) -> dict[str, Any]:
-    """Return an item of an input as a conversation lists it, with an id of its own."""
-    kind = item.type or "message"
-    fields = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
-    fields = {"status": "completed"} | fields | {"id": f"{PREFIXES[kind]}_{uuid4().hex}", "type": kind}
-    if kind == "message":
-        part = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
-        given = item.content or ""
-        texts = [given] if isinstance(given, str) else [each.text for each in texts_of(given, "content")]
-        fields["content"] = [part | {"text": text} for text in texts]
-    if kind == "reasoning":
-        fields.setdefault("summary", [])
-    if kind in OUTPUTS:
-        fields["call_id"] = find_call_id(item)  # may stand in the id that is replaced
-    return fields
+    return [name_item(keep_item(item)) for item in items]
 
 
 def make_conversation_error(id: str, param: str | None = None) -> RequestNotFoundError:

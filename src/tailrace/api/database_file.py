@@ -9,7 +9,7 @@ from typing import Any
 from tailrace.errors import ConfigError
 
 APPLICATION = 0x7461696C  # "tail": SQLite's mark of the program that a file belongs to
-VERSION = 1  # of the schema
+VERSION = 2  # of the schema, and of what the columns hold
 BUSY_S = 5.0  # how long one process waits for another to write
 LOG_BYTES = 4 << 20  # of the write-ahead log between two uses
 SETTINGS = (

@@ -1,4 +1,4 @@
-"""The items of /v1/responses as the messages of a chat, and messages as items. Knows no HTTP."""
+"""The items of /v1/responses as the messages of a chat. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from tailrace.api import item_tools
 from tailrace.api.custom_tools import write_custom_arguments
+from tailrace.api.foreign_calls import describe_part, is_foreign_call
 from tailrace.api.schema.chat import ChatMessage, Part
-from tailrace.api.schema.response_items import InputItem, InputPart, OutputItem
+from tailrace.api.schema.response_items import InputItem, InputPart
 from tailrace.api.tool_kinds import make_function_name
 from tailrace.errors import ParameterError
 from tailrace.text.tool_parsers.functions import make_value_error
@@ -27,25 +27,31 @@ REFUSAL = "refusal"
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def turns_of(items: list[InputItem]) -> list[ChatMessage]:
+def turns_of(items: list[InputItem], begin: int = 0) -> list[ChatMessage]:
     """Input items as the turns of a chat. What a model writes in one answer is one turn: its thoughts, its text and its
-    calls. Templates write calls of one turn as parallel ones, and choose the thoughts that the model sees again."""
+    calls. Templates write calls of one turn as parallel ones, and choose the thoughts that the model sees again.
+
+    Args:
+        begin: how many of the items are from before the input.
+    """
     turns: list[ChatMessage] = []
-    for place, item in enumerate(items):
+    foreign = False  # whether the last item is a call that another server has run
+    for place, item in enumerate(items, -begin):
         message = message_of(item, f"input[{place}]")
         if message is None:
             continue
-        if turns and is_one_turn(turns[-1], message):
+        before, foreign = foreign, is_foreign_call(item)
+        if turns and is_one_turn(turns[-1], message, before or foreign):
             turns[-1] = merge_messages(turns[-1], message)
         else:
             turns.append(message)
     return turns
 
 
-def is_one_turn(first: ChatMessage, then: ChatMessage) -> bool:
-    """Both are the model's, and not two plain messages."""
+def is_one_turn(first: ChatMessage, then: ChatMessage, foreign: bool) -> bool:
+    """Both are the model's, and not two plain messages. foreign: one of them is a call that another server has run."""
     more = any(message.tool_calls or message.reasoning_content is not None for message in (first, then))
-    return first.role == then.role == "assistant" and more
+    return first.role == then.role == "assistant" and (more or foreign)
 
 
 def merge_messages(first: ChatMessage, then: ChatMessage) -> ChatMessage:
@@ -72,6 +78,8 @@ def message_of(item: InputItem, name: str) -> ChatMessage | None:
         if not isinstance(item.content, list):
             raise ParameterError(f"{name}.encrypted_content: required, but missing", f"{name}.encrypted_content")
         return ChatMessage(role="assistant", content=join_input_text(item.content, f"{name}.content"))
+    if is_foreign_call(item):
+        return ChatMessage(role="assistant", content=describe_part(item, name))
     if item.type == "reasoning":
         whole = item.content if isinstance(item.content, list) else ()
         thought = join_input_text(whole, f"{name}.content") or join_input_text(item.summary or (), f"{name}.summary")
@@ -99,6 +107,8 @@ def make_call(item: InputItem, name: str) -> dict[str, Any]:
         text = item.input if item.type == "custom_tool_call" else item.arguments
         if item.name is None or text is None:
             raise ParameterError(f"{name}: a {item.type} needs name and {CALLS[item.type or '']}", name)
+        if not isinstance(text, str):
+            raise make_value_error(f"{name}.arguments", "a string", text)
         own = make_function_name(item.name, item.namespace)
         arguments = write_custom_arguments(text) if item.type == "custom_tool_call" else text
     return {"id": item.call_id, "type": "function", "function": {"name": own, "arguments": arguments}}
@@ -115,6 +125,8 @@ def read_output(item: InputItem, name: str) -> str | list[Part]:
     Raises:
         ParameterError: naming what it lacks.
     """
+    if isinstance(item.output, InputPart):
+        raise make_value_error(f"{name}.output", "a text, or a list of parts", msgspec.to_builtins(item.output))
     if item.type == "apply_patch_call_output":
         if item.status not in ("completed", "failed"):
             raise make_value_error(f"{name}.status", '"completed" or "failed"', item.status)
@@ -158,47 +170,4 @@ def texts_of(parts: Sequence[InputPart], name: str) -> list[Part]:
         if text is None:
             raise ParameterError(f"{name}[{i}].{field}: required, but missing", f"{name}[{i}].{field}")
         found.append(Part("text", text))
-    return found
-
-
-def to_messages(output: list[OutputItem]) -> list[dict[str, Any]]:
-    """The output as the messages of the next turn: the same as where a client sends its items back."""
-    return msgspec.to_builtins(turns_of([sent_back(item) for item in output]))
-
-
-def sent_back(item: OutputItem) -> InputItem:
-    """An item of an output as one of an input."""
-    names = ("type", "role", "call_id", "name", "namespace", "arguments", "input", "action", "operation")
-    fields = {name: value for name in names if (value := getattr(item, name)) is not UNSET}
-    parts = [{"type": part.type, "text": part.text} for part in item.content or ()]
-    return msgspec.convert(fields | {"content": parts}, InputItem)
-
-
-def to_items(messages: list[ChatMessage], id: str) -> list[dict[str, Any]]:
-    """The messages that a response of this id answers, as OpenAI lists them. The ids of items come from theirs."""
-    found: list[dict[str, Any]] = []
-
-    def add_item(kind: str, prefix: str, **fields: Any) -> None:
-        own = f"{prefix}_{id.removeprefix('resp_')}_{len(found)}"
-        found.append({"id": own, "type": kind, "status": "completed", **fields})
-
-    for message in messages:
-        parts = message.content or []
-        texts = [parts] if isinstance(parts, str) else [part.text or "" for part in parts]
-        if message.role == "tool":
-            content = texts[0] if isinstance(parts, str) else [{"type": "input_text", "text": text} for text in texts]
-            add_item("function_call_output", "fco", call_id=message.tool_call_id, output=content)
-            continue
-        mine = message.role == "assistant"
-        kind: dict[str, Any] = {"type": "output_text", "annotations": []} if mine else {"type": "input_text"}
-        content = [kind | {"text": text} for text in texts]
-        if message.reasoning_content is not None:
-            add_item(
-                "reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": message.reasoning_content}]
-            )
-        if any(texts) or not mine:
-            add_item("message", "msg", role=message.role, content=content)
-        for call in message.tool_calls or ():
-            function = call["function"]
-            add_item("function_call", "fc", call_id=call["id"], name=function["name"], arguments=function["arguments"])
     return found

@@ -6,16 +6,15 @@ import re
 
 import msgspec
 
-from tailrace.api.item_messages import to_items
+from tailrace.api.kept_items import list_items
 from tailrace.api.received import Received
-from tailrace.api.schema.chat import ChatMessage
 from tailrace.api.schema.response_items import InputItem
 from tailrace.api.schema.responses import ResponsesRequest
 from tailrace.api.work_queue import JSON_BYTES
 from tailrace.api.worker_queries import ask_first
 from tailrace.errors import ParameterError, RequestNotFoundError, format_json
 
-INPUT_ITEM = re.compile(r"[a-z]+_(.+)_[0-9]+")  # see to_items: the id of its response stands in the id of an item
+INPUT_ITEM = re.compile(r"[a-z]+_(.+)_[0-9]+")  # see list_items: the id of its response stands in the id of an item
 
 
 async def resolve_references(received: Received[ResponsesRequest]) -> None:
@@ -56,7 +55,7 @@ async def stored_item(received: Received[ResponsesRequest], id: str) -> bytes | 
         return None
 
     def find_item() -> bytes | None:
-        items = to_items(msgspec.json.decode(raw, type=list[ChatMessage]), response)
+        items = list_items(msgspec.json.decode(raw), response)
         return next((msgspec.json.encode(item) for item in items if item["id"] == id), None)
 
     return await received.run(find_item, len(raw) // JSON_BYTES)

@@ -10,15 +10,18 @@ import msgspec
 
 from tailrace.api.anthropic_tools import make_function
 from tailrace.api.chat_prompt import check_messages
+from tailrace.api.foreign_calls import describe_part, is_foreign_call, is_readable
+from tailrace.api.foreign_content import list_of
 from tailrace.api.prepare import ChatInput, TokenLimit
 from tailrace.api.schema.chat import ChatMessage, ChatRequest, Part, ReasoningEffort, ThinkingOptions
 from tailrace.api.schema.common import GenerateRequest
-from tailrace.api.schema.messages import Asked, InputMessage, MessageBlock, MessagesRequest
+from tailrace.api.schema.message_blocks import InputMessage, MessageBlock
+from tailrace.api.schema.messages import Asked, MessagesRequest
 from tailrace.api.schema.structured import JsonSchema, JsonSchemaFormat
 from tailrace.api.tool_choice import ToolChoice, choice_of
 from tailrace.errors import ParameterError, format_json
 from tailrace.text.reasoning_probe import SWITCHES
-from tailrace.text.tool_parsers.functions import check_tools
+from tailrace.text.tool_parsers.functions import check_tools, make_value_error
 
 ERROR = "Error: "  # before the result of a tool that failed; a chat's messages have no field for it
 REFERENCE = "Available tool: "  # before the name of a tool_reference: templates have no place for one
@@ -29,6 +32,7 @@ ABSENT = (
     *("prompt_logprobs", "logprob_token_ids", "report_entropy", "return_token_ids", "explain", "return_sampling_mask"),
     *("stream_options", "prompt_logprob_token_ids"),
 )
+UNSEEN = ("redacted_thinking", "fallback")  # blocks of the model's turn that are not passed to the model
 # fields beyond the sampling fields that mean what they mean in a chat
 PASSED = ("negative_prompt", "separate_reasoning", "stop_scope", "reasoning_budget_message", "reasoning_control")
 
@@ -124,9 +128,8 @@ def turns_of(message: InputMessage, place: str) -> list[ChatMessage]:
     said: list[Part] = []
     for j, block in enumerate(message.content):
         here = f"{place}.content[{j}]"
-        check_type(block, here, ("text", "tool_result"))
-        if block.type == "text":
-            said.append(Part("text", require_field(block, "text", here)))
+        if block.type != "tool_result":
+            said.append(Part("text", read_text(block, here, ("text", "tool_result"))))
             continue
         if said:
             turns.append(ChatMessage(role="user", content=join_parts(said)))
@@ -139,20 +142,25 @@ def turns_of(message: InputMessage, place: str) -> list[ChatMessage]:
 
 def assistant_turn(blocks: list[MessageBlock], place: str) -> ChatMessage:
     """Return the model's turn: text, thoughts and calls. Redacted thoughts are dropped, because no model here can read
-    them."""
-    said, thought, calls = [], [], []
+    them. Calls that another server has run are paragraphs of the text."""
+    said: list[str] = [""]  # paragraphs; the last one goes on
+    thought, calls = [], []
     for j, block in enumerate(blocks):
         here = f"{place}.content[{j}]"
-        check_type(block, here, ("text", "thinking", "redacted_thinking", "tool_use"))
+        if is_foreign_call(block):
+            said += [describe_part(block, here), ""]
+            continue
+        check_type(block, here, ("text", "thinking", *UNSEEN, "tool_use"))
         if block.type == "text":
-            said.append(require_field(block, "text", here))
+            said[-1] += require_field(block, "text", here)
         elif block.type == "thinking":
             thought.append(require_field(block, "thinking", here))
         elif block.type == "tool_use":
             function = {"name": require_field(block, "name", here), "arguments": write_arguments(block, here)}
             calls.append({"id": require_field(block, "id", here), "type": "function", "function": function})
+    text = "\n\n".join(filter(None, said))
     return ChatMessage(
-        role="assistant", content="".join(said), tool_calls=calls or None, reasoning_content="".join(thought) or None
+        role="assistant", content=text, tool_calls=calls or None, reasoning_content="".join(thought) or None
     )
 
 
@@ -164,6 +172,8 @@ def write_arguments(block: MessageBlock, place: str) -> str:
 
 def result_turn(block: MessageBlock, place: str) -> ChatMessage:
     """The result of a tool."""
+    if isinstance(block.content, MessageBlock):
+        raise make_value_error(f"{place}.content", "a text, or a list of blocks", msgspec.to_builtins(block.content))
     content = read_text_content(block.content or "", f"{place}.content", ("text", "tool_reference"))
     if block.is_error:
         parts = [Part("text", content)] if isinstance(content, str) else content
@@ -174,17 +184,25 @@ def result_turn(block: MessageBlock, place: str) -> ChatMessage:
 def read_text_content(
     content: str | list[MessageBlock], place: str, served: Sequence[str] = ("text",)
 ) -> str | list[Part]:
-    """Content of which only text is served. served: types of blocks; the name of a tool_reference becomes text."""
+    """Content of which only text is served. served: types of blocks; see `read_text`."""
     if isinstance(content, str):
         return content
-    parts: list[Part] = []
-    for j, block in enumerate(content):
-        here = f"{place}[{j}]"
-        check_type(block, here, served)
-        named = block.type == "tool_reference"
-        text = f"{REFERENCE}{require_field(block, 'tool_name', here)}" if named else require_field(block, "text", here)
-        parts.append(Part("text", text))
-    return join_parts(parts)
+    return join_parts([Part("text", read_text(block, f"{place}[{j}]", served)) for j, block in enumerate(content)])
+
+
+def read_text(block: MessageBlock, place: str, served: Sequence[str]) -> str:
+    """Return the text of a block that is text, or has nothing else. served: the types that can be here. The name of a
+    tool_reference becomes text.
+
+    Raises:
+        ParameterError: the block is of another type, or lacks its text.
+    """
+    if is_readable(block):
+        return describe_part(block, place)
+    check_type(block, place, served)
+    if block.type == "tool_reference":
+        return f"{REFERENCE}{require_field(block, 'tool_name', place)}"
+    return require_field(block, "text", place)
 
 
 def check_references(messages: list[InputMessage], tools: list[dict[str, Any]]) -> None:
@@ -192,7 +210,7 @@ def check_references(messages: list[InputMessage], tools: list[dict[str, Any]]) 
     names = {tool["name"] for tool in tools}
     for i, message in enumerate(messages):
         for j, result in enumerate(() if isinstance(message.content, str) else message.content):
-            for k, block in enumerate(() if isinstance(result.content, str) else result.content or ()):
+            for k, block in enumerate(list_of(result.content)):
                 if block.type == "tool_reference" and block.tool_name not in names:
                     place = f"messages[{i}].content[{j}].content[{k}].tool_name"
                     raise ParameterError(f"{place}: tools has no {format_json(block.tool_name)}", place)

@@ -14,10 +14,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.api import foreign_content
+from tailrace.api import foreign_calls, foreign_content
 from tailrace.api.body import Body, BodyReader, check_items
 from tailrace.api.cache_isolation import check_cache_salt
 from tailrace.api.error_handlers import error_response
+from tailrace.api.foreign_calls import list_foreign_calls
 from tailrace.api.foreign_content import replace_foreign_content
 from tailrace.api.foreign_tools import drop_foreign_tools, rename_places, restore_places
 from tailrace.api.front_end import FrontEnd, front_of
@@ -58,6 +59,8 @@ class Received(Generic[R]):
         if kinds := replace_foreign_content(body.ask, service.config.foreign_content):
             self.warn(foreign_content.WARNING.format(", ".join(kinds)))
         policy = service.config.foreign_tools
+        if kinds := list_foreign_calls(body.ask, policy):
+            self.warn(foreign_calls.WARNING.format(", ".join(kinds)))
         dropped, self.tool_places = drop_foreign_tools(body.ask, policy)
         for warning in dropped:
             self.warn(warning)

@@ -9,6 +9,7 @@ import msgspec
 from tailrace.api.chat_prompt import check_messages
 from tailrace.api.foreign_tools import restore_places
 from tailrace.api.item_messages import CALLS, OUTPUTS, find_call_id, turns_of
+from tailrace.api.kept_items import keep_item
 from tailrace.api.schema.chat import ChatMessage, ChatRequest
 from tailrace.api.schema.common import GenerateRequest
 from tailrace.api.schema.response_items import InputItem
@@ -32,15 +33,17 @@ ABSENT = (
 
 
 class ResponseChat(NamedTuple):
-    """A request as a chat, which tools the model may call, and the tools as functions."""
+    """A request as a chat, which tools the model may call, the tools as functions, and the items of the whole
+    conversation as they are kept."""
 
     ask: ChatRequest
     choice: ToolChoice
     tools: FlatTools
+    items: list[dict[str, Any]]
 
 
 def read_chat(ask: ResponsesRequest, before: bytes) -> ResponseChat:
-    """Return the request as a chat. before: the messages of the conversation that it continues, as JSON, or b"".
+    """Return the request as a chat. before: the items of the conversation that it continues, as JSON.
 
     Raises:
         ParameterError: naming the field.
@@ -53,27 +56,27 @@ def read_chat(ask: ResponsesRequest, before: bytes) -> ResponseChat:
         choice = choice._replace(custom={own: one.lark for own, one in tools.offered.items() if one.custom})
     except ParameterError as error:
         raise restore_places(error, tools.places) from None
-    return ResponseChat(to_chat(ask, before, tools.functions, wanted), choice, tools)
+    earlier = msgspec.json.decode(before, type=list[InputItem])
+    chat = to_chat(ask, earlier, tools.functions, wanted)
+    kept = [*msgspec.json.decode(before), *map(keep_item, read_input(ask.input))]
+    return ResponseChat(chat, choice, tools, kept)
 
 
 def to_chat(
-    ask: ResponsesRequest, before: bytes, functions: list[dict[str, Any]] | None, tool_choice: Any
+    ask: ResponsesRequest, earlier: list[InputItem], functions: list[dict[str, Any]] | None, tool_choice: Any
 ) -> ChatRequest:
-    """Return the request as a chat, with these functions as its tools. before: see `read_chat`.
+    """Return the request as a chat, with these functions as its tools. earlier: the items before its input.
 
     Raises:
         ParameterError: naming the field.
     """
     check_absent(ask)
     messages = [] if ask.instructions is None else [ChatMessage(role="system", content=ask.instructions)]
-    if before:
-        messages += msgspec.json.decode(before, type=list[ChatMessage])
     items = read_input(ask.input)
-    made = {call.get("id") for message in messages for call in message.tool_calls or ()}
-    messages += turns_of(items)
+    messages += turns_of([*earlier, *items], len(earlier))
     if not items or not messages:
         raise ParameterError("input must hold a message", "input")
-    check_results(items, made)
+    check_results(items, {item.call_id for item in earlier if item.type in CALLS})
     of_text = (ask.text and ask.text.verbosity) or None
     verbosities = [GivenField("verbosity", ask.verbosity), GivenField("text.verbosity", of_text)]
     shared = {name: getattr(ask, name) for name in GenerateRequest.__struct_fields__}

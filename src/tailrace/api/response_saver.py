@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.api.item_messages import to_messages
+from tailrace.api.kept_items import keep_output
 from tailrace.api.response_events import ResponseEvents
 from tailrace.api.response_file import ResponseFile
 from tailrace.api.response_store import ResponseShare
@@ -21,7 +21,7 @@ LOST = "the end of this response was not stored: the server ended before it, or 
 
 
 class ResponseSaver:
-    """Stores a response and the messages that it answers, if it is to be stored.
+    """Stores a response and the items that it answers, if it is to be stored.
 
     Without a file the response stays in memory. With a file it is in memory until its end is in the file. If the end
     can't be stored, `store` of the response becomes False, so that its last event says so.
@@ -35,10 +35,10 @@ class ResponseSaver:
         share: ResponseShare,
         file: ResponseFile | None,
         response: ResponseObject,
-        messages: list[dict[str, Any]],
+        items: list[dict[str, Any]],
         streamed: bool,
     ) -> None:
-        self.response, self.messages = response, messages
+        self.response, self.items = response, items
         self._share, self._file, self._streamed = share, file, streamed
         self._kept, self._begun = response.store, False
         self._add_error: StorageError | None = None
@@ -78,8 +78,8 @@ class ResponseSaver:
             await asyncio.wait({self._ending})
 
     def _save(self, origin: OutputOrigin | None) -> None:
-        messages = [*self.messages, *to_messages(self.response.output)]
-        self._share.put(self.response, messages, len(self.messages), self._streamed, origin)
+        items = [*self.items, *keep_output(self.response.output)]
+        self._share.put(self.response, items, len(self.items), self._streamed, origin)
 
     def _make_lost_state(self, created: float) -> Stored:
         """Return what the file holds until the end of the response: it has failed, without output."""
@@ -89,7 +89,7 @@ class ResponseSaver:
         list(writer.begin())
         lost.error = Problem(LOST, "server_error", None, "server_error")
         list(writer.fail_response())
-        return make_stored(lost, self.messages, len(self.messages), frames if self._streamed else None, created=created)
+        return make_stored(lost, self.items, len(self.items), frames if self._streamed else None, created=created)
 
     async def _add(self, entry: Stored) -> None:
         assert self._file is not None

@@ -37,8 +37,8 @@ class Stored(NamedTuple):
     """A stored response.
 
     - body: the response as JSON.
-    - messages: the conversation up to the response, as the chat template takes it, as JSON.
-    - inputs: how many of the messages the response answers.
+    - messages: the items of the conversation and of the response, as JSON.
+    - inputs: how many of the items the response answers.
     - frames: the events of its stream so far, by number; None if it was not streamed.
     - origin: an OutputOrigin in msgpack; b"" until the response is over.
     - items: the ids of its output.

@@ -51,13 +51,13 @@ def read_body(responses: Responses, id: str) -> bytes | None:
 
 
 def read_conversation(responses: Responses, id: str) -> bytes | None:
-    """The messages up to a stored response, as JSON."""
+    """The items up to the end of a stored response, as JSON."""
     stored = responses.find(id)
     return None if stored is None else stored.messages
 
 
 def read_inputs(responses: Responses, id: str) -> bytes | None:
-    """The messages that a stored response answers, as JSON."""
+    """The items that a stored response answers, as JSON."""
     stored = responses.find(id)
     if stored is None:
         return None

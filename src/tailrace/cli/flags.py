@@ -150,9 +150,10 @@ HELP: dict[str, str] = {
     "loses first",
     "server.reasoning_field": "what a chat's answer calls what the model thinks",
     "server.foreign_tools": "tools that cannot be served, such as those that only a vendor's server can run: drop "
-    "them with a warning where other tools are left, or refuse the request",
+    "them with a warning where other tools are left, and write earlier calls of such tools as text; or refuse the "
+    "request",
     "server.foreign_content": "images, sounds, films and files, which no model reads: a line of text in their place, "
-    "or refuse the request; auto: a line of text in a tool's result, elsewhere refuse",
+    "or refuse the request; auto: a line of text in a tool's result and in an answer of before, elsewhere refuse",
     "server.unknown_fields": "fields of a request that nobody knows: answer with a warning, or refuse the request",
     "server.unseen_tools": "tools that the chat template does not write: answer with a warning, or refuse the request",
     "server.reasoning_budget_message": "words that are written at the end of a thought that the server ends, where a "

@@ -75,9 +75,9 @@ class ServerConfig(Section, frozen=True):
     - reasoning_budget_message: closing words of a thought that the server ends.
     - reasoning_field: what the answer of a chat calls the thoughts of the model.
     - foreign_tools: tools that cannot be served, such as those that only a vendor's server can run: drop them with a
-      warning if other tools are left, or refuse the request.
+      warning if other tools are left, and write earlier calls of such tools as text; or refuse the request.
     - foreign_content: images, sounds, films and files, which no model here reads: put a line of text in their place, or
-      refuse the request. auto: in a tool's result a line of text, elsewhere refuse.
+      refuse the request. auto: in a tool's result and in an answer of before a line of text, elsewhere refuse.
     - unknown_fields: of a request's body: answer with a warning, or refuse the request.
     - sleep_endpoints: clients may put models to sleep and wake them, by POST /sleep and /wake_up.
     - unseen_tools: if the chat template does not write a request's tools, answer with a warning, or refuse the request.

@@ -4,15 +4,14 @@ back in place of the conversation (decision 0106)."""
 from __future__ import annotations
 
 import time
-from typing import Any
 from uuid import uuid4
 
 from starlette.responses import Response
 
 from tailrace.api.aggregate import last_seen
 from tailrace.api.body import Body, BodyNames, BodyReader
-from tailrace.api.conversations import make_item
 from tailrace.api.disconnect import unless_disconnected
+from tailrace.api.kept_items import name_item
 from tailrace.api.received import Received, answers
 from tailrace.api.response_input import read_input
 from tailrace.api.response_run import ResponseRun
@@ -44,7 +43,7 @@ async def compact_response(received: Received[CompactRequest]) -> Response:
     made = await unless_disconnected(request.receive, finish_run(run), lambda: run.generation.abort("disconnect"))
     received.warnings |= inner.warnings
     summary = read_summary(made, received.service.client.model.max_model_len // ROOM)
-    said = list_user_messages(run.saver.messages[:-1])  # without ORDER
+    said = [name_item(item) for item in run.saver.items[:-1] if item.get("role") == "user"]  # without ORDER
     sealed = received.front.sealer.seal("compaction", received.user, HEADING + summary)
     item = {"id": f"cmp_{uuid4().hex}", "type": "compaction", "encrypted_content": sealed}
     return json_response(
@@ -98,9 +97,3 @@ def read_summary(made: ResponseObject, room: int) -> str:
         why = made.error.message if made.error else made.incomplete_details and made.incomplete_details.reason
         raise EngineError(f"the model wrote no whole summary: {why or 'its answer is empty'}")
     return "\n\n".join(texts)
-
-
-def list_user_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the user's messages of a conversation, as items."""
-    said = [message["content"] for message in messages if message["role"] == "user"]
-    return [make_item(InputItem(type="message", role="user", content=text)) for text in said]

@@ -82,9 +82,9 @@ async def render_message(received: Received[MessagesRequest]) -> Response:
 @answers(RESPONSES_READER)
 async def render_response(received: Received[ResponsesRequest]) -> Response:
     """Return the prompt of a response as token ids, with the conversation that it continues. Store nothing."""
-    prepared, _, chat, _ = await prepare_response(received)
+    prepared, _, chat = await prepare_response(received)
     id = f"resp_{received.request_id}"
-    [rendered] = await make_rendered(received, chat, id, prepared, [None], False)
+    [rendered] = await make_rendered(received, chat.ask, id, prepared, [None], False)
     return json_response(rendered)
 
 

@@ -16,7 +16,7 @@ from tailrace.api.body import BodyReader
 from tailrace.api.channels import Channels
 from tailrace.api.chat_prompt import encode_chat
 from tailrace.api.chunks import dump_params
-from tailrace.api.conversations import extend_conversation, fetch_messages, name_conversation
+from tailrace.api.conversations import extend_conversation, fetch_items, name_conversation
 from tailrace.api.generation import Generation
 from tailrace.api.item_references import resolve_references
 from tailrace.api.prepare import (
@@ -28,14 +28,13 @@ from tailrace.api.prepare import (
     start_generation,
 )
 from tailrace.api.received import Received, answers
-from tailrace.api.response_input import read_chat
+from tailrace.api.response_input import ResponseChat, read_chat
 from tailrace.api.response_logprobs import ScoredSegments
 from tailrace.api.response_run import ResponseRun
 from tailrace.api.response_saver import ResponseSaver
 from tailrace.api.routes.stored_responses import FRAMES, SecondReader, last_frame, replay_events
 from tailrace.api.routes.tokenize import check_body_size
 from tailrace.api.sampling import num_logprobs
-from tailrace.api.schema.chat import ChatRequest
 from tailrace.api.schema.responses import (
     ENCRYPTED,
     LOGPROBS,
@@ -50,7 +49,6 @@ from tailrace.api.schema.responses import (
 from tailrace.api.sealed_items import open_sealed_items
 from tailrace.api.service import Service
 from tailrace.api.streaming import NAMED, json_response, make_response
-from tailrace.api.tool_kinds import Offered
 from tailrace.api.truncation import prepare_truncated
 from tailrace.api.user_admission import ADMISSION
 from tailrace.api.work_queue import JSON_BYTES
@@ -101,28 +99,25 @@ async def start_response(received: Received[ResponsesRequest]) -> ResponseRun:
         RequestError: naming the field.
     """
     ask, service, front = received.ask, received.service, received.front
-    prepared, channels, chat, offered = await prepare_response(received)
+    prepared, channels, chat = await prepare_response(received)
     check_gathered(prepared)  # the last events have the whole response
     # the id is ours, since responses are stored by it; what a client calls its request may be used by others as well
     origin = received.origin("chat", ask)
     generation = start_generation(service, f"resp_{uuid4().hex}", prepared, origin)
-    instructions = 0 if ask.instructions is None else 1  # they are for this turn alone
-    messages: list[dict[str, Any]] = msgspec.to_builtins(chat.messages[instructions:])
     response = response_of(service, ask, generation)
-    saver = ResponseSaver(front.responses.share_of(received.user), front.file, response, messages, ask.streamed)
+    saver = ResponseSaver(front.responses.share_of(received.user), front.file, response, chat.items, ask.streamed)
     splitter = channels.make_splitter()
     generation.thoughts = [ReasoningTokens(splitter)] if channels.counts else None
     explains = generation.params.explain is not None
     segments = ScoredSegments(splitter, service.labels_for(ask), prepared.params.logprobs, explains)
     seal = partial(front.sealer.seal, "reasoning", received.user) if ENCRYPTED in (ask.include or ()) else None
-    return ResponseRun(generation, saver, segments, offered, seal, extend_conversation(received, response))
+    return ResponseRun(generation, saver, segments, chat.tools.offered, seal, extend_conversation(received, response))
 
 
 async def prepare_response(
     received: Received[ResponsesRequest],
-) -> tuple[PreparedRequest, Channels, ChatRequest, dict[str, Offered]]:
-    """The request as the engine takes it, the channels of the answer, the chat that it is, and how its tools were
-    offered.
+) -> tuple[PreparedRequest, Channels, ResponseChat]:
+    """The request as the engine takes it, the channels of the answer, and the chat that it is.
 
     Raises:
         RequestError: naming the field.
@@ -131,13 +126,13 @@ async def prepare_response(
     await resolve_references(received)
     await open_sealed_items(received)
 
-    chat, choice, tools = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
-    received.move_tools(tools.places)
+    chat = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
+    received.move_tools(chat.tools.places)
     limit = TokenLimit(ask.max_output_tokens, "max_output_tokens")
-    given = ChatInput(chat, choice, tools.functions, limit, "input", "text.format")
+    given = ChatInput(chat.ask, chat.choice, chat.tools.functions, limit, "input", "text.format")
     top = logprobs_asked(ask, received.service.config.max_logprobs)
     prepare = prepare_truncated if ask.truncation == "auto" else prepare_chat
-    return *await prepare(received, given, top), chat, tools.offered
+    return *await prepare(received, given, top), chat
 
 
 def response_of(service: Service, ask: ResponsesRequest, generation: Generation) -> ResponseObject:
@@ -188,13 +183,13 @@ async def count_input_tokens(received: Received[ResponsesRequest]) -> Response:
     ask, before = received.ask, await fetch_conversation(received)
     await resolve_references(received)
     await open_sealed_items(received)
-    chat, choice, _ = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
-    ids = await encode_chat(received, chat, choice.mode != "none", "input", bound=False)
+    chat = await received.run(lambda: read_chat(ask, before), received.size // JSON_BYTES)
+    ids = await encode_chat(received, chat.ask, chat.choice.mode != "none", "input", bound=False)
     return json_response(ResponseTokens(len(ids)))
 
 
 async def fetch_conversation(received: Received[ResponsesRequest]) -> bytes:
-    """Return the messages of the conversation that this request continues, as JSON; b"" if it continues none.
+    """Return the items of the conversation that this request continues, as JSON; b"[]" if it continues none.
 
     Raises:
         ParameterError: together they are larger than a body may be. RequestNotFoundError: the previous response, or the
@@ -202,10 +197,10 @@ async def fetch_conversation(received: Received[ResponsesRequest]) -> bytes:
     """
     ask = received.ask
     if ask.conversation is not None:
-        return await fetch_messages(received)
+        return await fetch_items(received)
     name, previous = "previous_response_id", ask.previous_response_id
     if previous is None:
-        return b""
+        return b"[]"
     before = await ask_stored(received.request, "conversation", previous, name)
     received.add_bytes(before, name)
     return before

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tailrace.api.front_end import front_of
-from tailrace.api.item_messages import to_items
 from tailrace.api.item_pages import make_page, read_page_query, read_query_choice, read_query_number
-from tailrace.api.schema.chat import ChatMessage
+from tailrace.api.kept_items import list_items
 from tailrace.api.schema.requests import Cancelled
 from tailrace.api.schema.responses import Deleted, ItemList
 from tailrace.api.stored import check_response_id, is_last, make_missing_error
@@ -114,7 +113,7 @@ async def list_input_items(request: Request) -> Response:
     raw = await ask_stored(request, "inputs", id)
 
     def list_page() -> ItemList:
-        return make_page(to_items(msgspec.json.decode(raw, type=list[ChatMessage]), id), query)
+        return make_page(list_items(msgspec.json.decode(raw), id), query)
 
     return json_response(await front.work_queue.run(request, list_page, len(raw) // JSON_BYTES))
 

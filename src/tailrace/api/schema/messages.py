@@ -10,38 +10,10 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import Budget, ChatMessage, StopScope
 from tailrace.api.schema.common import REFUSED, GenerateRequest
+from tailrace.api.schema.message_blocks import InputMessage, MessageBlock
 from tailrace.api.schema.tools import OF_TOOLS
 
 # ---- requests
-
-
-class MessageBlock(msgspec.Struct, kw_only=True):
-    """A part of a message or of a tool's result. Which fields it has depends on its type: `text` (text), `thinking`
-    (thinking, signature), `redacted_thinking` (data), `tool_use` (id, name, input), `tool_result` (tool_use_id,
-    content, is_error), `tool_reference` (tool_name; in a tool_result)."""
-
-    OTHERS: ClassVar = frozenset(
-        {"cache_control", "citations", "caller", "signature", "data", "source", "title", "context", "transformations"}
-        | {"file_id", "toolset_name"}
-    )
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: Any = UNSET
-    tool_use_id: str | None = None
-    tool_name: str | None = None
-    content: str | list[MessageBlock] | None = None
-    is_error: bool | None = None
-
-
-class InputMessage(msgspec.Struct):
-    """One turn. If the last is the assistant's, the answer continues it."""
-
-    OTHERS: ClassVar = frozenset({"id", "clear_at"})
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[MessageBlock]
 
 
 class InputTool(msgspec.Struct, kw_only=True):

@@ -9,7 +9,42 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.api.schema.chat import OF_PARTS, Role
 from tailrace.api.schema.explain import ExplanationJson
-from tailrace.api.schema.tools import PatchOperation, ShellAction
+from tailrace.api.schema.tools import ItemAction, PatchOperation
+
+OwnItem = Literal[
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "local_shell_call",
+    "local_shell_call_output",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "reasoning",
+    "compaction",
+    "compaction_summary",
+    "item_reference",
+]
+# of tools that are not served here (foreign_calls.py)
+ForeignItem = Literal[
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "computer_call",
+    "computer_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "program",
+    "program_output",
+]
 
 
 class CommandOutcome(msgspec.Struct):
@@ -35,29 +70,13 @@ class InputPart(msgspec.Struct, omit_defaults=True):
 class InputItem(msgspec.Struct, kw_only=True):
     """A message (`type` may be left out), a tool call of before, its output, or reasoning of before: its
     `encrypted_content`, else its `content`, else its `summary`. A compaction has `encrypted_content`. An item_reference
-    (`type` may be left out) names a stored item by its `id`."""
+    (`type` may be left out) names a stored item by its `id`. Calls of tools that another server has run become text of
+    the model's turn."""
 
-    OTHERS: ClassVar = frozenset({"phase", "caller", "async", "created_by", "environment", "max_output_length"})
-    type: (
-        Literal[
-            "message",
-            "function_call",
-            "function_call_output",
-            "custom_tool_call",
-            "custom_tool_call_output",
-            "local_shell_call",
-            "local_shell_call_output",
-            "shell_call",
-            "shell_call_output",
-            "apply_patch_call",
-            "apply_patch_call_output",
-            "reasoning",
-            "compaction",
-            "compaction_summary",
-            "item_reference",
-        ]
-        | None
-    ) = None
+    OTHERS: ClassVar = frozenset(
+        {"phase", "caller", "async", "created_by", "background", "output_format"} | {"quality", "size", "svg_usage"}
+    )
+    type: Literal[OwnItem, ForeignItem] | None = None
     id: str | None = None
     role: Role | None = None
     content: str | list[InputPart] | None = None
@@ -66,12 +85,33 @@ class InputItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
     input: str | None = None
-    action: ShellAction | None = None
+    action: ItemAction | None = None
     operation: PatchOperation | None = None
-    output: str | list[InputPart] | None = None
+    output: str | list[InputPart] | InputPart | None = None
     status: str | None = None
+    environment: Any = None
+    max_output_length: Any = None
+    # of calls that another server has run
+    queries: Any = None
+    results: Any = None
+    code: Any = None
+    container_id: Any = None
+    outputs: Any = None
+    actions: Any = None
+    pending_safety_checks: Any = None
+    acknowledged_safety_checks: Any = None
+    execution: Any = None
+    tools: Any = None
+    server_label: Any = None
+    approval_request_id: Any = None
+    approve: Any = None
+    reason: Any = None
+    error: Any = None
+    revised_prompt: Any = None
+    result: Any = None
+    fingerprint: Any = None
 
     @property
     def is_reference(self) -> bool:

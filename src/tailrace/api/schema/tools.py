@@ -110,8 +110,8 @@ class ApplyPatchTool(msgspec.Struct, tag_field="type", tag="apply_patch"):
     OTHERS: ClassVar = OF_TOOLS
 
 
-class ShellAction(msgspec.Struct, omit_defaults=True):
-    """What a shell ran: the `command` of local_shell, or the `commands` of shell."""
+class ItemAction(msgspec.Struct, omit_defaults=True):
+    """What a call does: the `command` of local_shell, the `commands` of shell, or what another server's tool did."""
 
     type: Any = None
     command: Any = None
@@ -121,6 +121,19 @@ class ShellAction(msgspec.Struct, omit_defaults=True):
     commands: Any = None
     max_output_length: Any = None
     timeout_ms: Any = None
+    query: Any = None
+    queries: Any = None
+    sources: Any = None
+    url: Any = None
+    pattern: Any = None
+    button: Any = None
+    x: Any = None
+    y: Any = None
+    path: Any = None
+    scroll_x: Any = None
+    scroll_y: Any = None
+    keys: Any = None
+    text: Any = None
 
 
 class PatchOperation(msgspec.Struct, omit_defaults=True):

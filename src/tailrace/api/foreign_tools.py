@@ -19,6 +19,7 @@ from tailrace.text.tool_parsers.functions import make_value_error
 
 E = TypeVar("E", bound=RequestError)
 VENDOR = "only its vendor can run such a tool"
+UNKNOWN = "no such tool is known in this API"
 CALLERS = "only programs that its vendor runs may call such a tool"  # see read_callers
 DIRECT = "direct"  # the caller that is the model
 # type of a tool, without its version → why the tool is dropped
@@ -34,9 +35,7 @@ REASONS = {
         "the model cannot see the screen",
     ),
     # in a version, or in an API, that does not have them
-    **dict.fromkeys(
-        ("bash", "text_editor", "memory", "local_shell", "shell", "apply_patch"), "no such tool is known in this API"
-    ),
+    **dict.fromkeys(("bash", "text_editor", "memory", "local_shell", "shell", "apply_patch"), UNKNOWN),
 }
 # request → the types of tools that a vendor has defined and that are served
 SERVED: Mapping[type, Collection[str]] = {
@@ -60,17 +59,18 @@ def drop_foreign_tools(ask: Any, policy: Literal["drop", "refuse"]) -> Dropped:
     """Drop the tools of a body that cannot be served, if other tools are left.
 
     Raises:
-        ParameterError: the tool choice names a dropped tool. Or no tool is dropped, and one is only for programs.
+        ParameterError: the tool choice names a dropped tool; or see `check_served`.
     """
     tools: list[Any] = getattr(ask, "tools", None) or []
     served = next((kinds for request, kinds in SERVED.items() if isinstance(ask, request)), ())
     reasons = [find_reason(tool, f"tools[{i}]", served) for i, tool in enumerate(tools)]
     left = [place for place, reason in enumerate(reasons) if reason is None]
-    if policy == "refuse" or len(left) in (0, len(tools)):
-        if CALLERS in reasons:
-            raise make_callers_error(f"tools[{reasons.index(CALLERS)}]")
-        return Dropped([], [])
     dropped = {place: reason for place, reason in enumerate(reasons) if reason is not None}
+    if policy == "refuse" or not left:
+        for place, reason in dropped.items():
+            check_served(tools[place], f"tools[{place}]", reason)
+    if policy == "refuse" or not left or not dropped:
+        return Dropped([], [])
     kinds: dict[str, dict[str, None]] = {}
     for place, reason in dropped.items():
         kinds.setdefault(reason, {})[read_label(tools[place])] = None
@@ -79,6 +79,16 @@ def drop_foreign_tools(ask: Any, policy: Literal["drop", "refuse"]) -> Dropped:
         ask.tool_choice = drop_choices(ask, [(tools[place], reason) for place, reason in dropped.items()])
     warnings = [f"dropped, because {reason}: {list_names([*found])}" for reason, found in kinds.items()]
     return Dropped(warnings, [f"tools[{place}]" for place in left])
+
+
+def check_served(tool: Any, place: str, reason: str) -> None:
+    """Raise ParameterError for a tool that cannot be served, and is not dropped. Where the endpoint knows more of what
+    is wrong, it raises the error."""
+    if reason is CALLERS:
+        raise make_callers_error(place)
+    if reason is not UNKNOWN and not item_tools.runs_in_container(tool):
+        kind = format_json(read_kind(tool))
+        raise ParameterError(f"{place}.type: tools of the type {kind} can't be served: {reason}", f"{place}.type")
 
 
 def read_kind(tool: Any) -> str:
@@ -171,7 +181,7 @@ def check_choice(choice: Any, left: Sequence[Any], dropped: Sequence[tuple[Any, 
     """Raise ParameterError if a choice names a dropped tool."""
     if (found := find_dropped(choice, left, dropped)) is not None:
         tool, reason = found
-        label = format_json(read_label(tool))
+        label = format_json(read_name(choice) or read_label(tool))
         raise ParameterError(f"tool_choice: the tool {label} was dropped, because {reason}", "tool_choice")
 
 

@@ -99,6 +99,11 @@ def choice_of(wanted: Any, tools: Sequence[Any] | None, parallel: bool | None) -
             "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": [*allowed]},
         } | {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*allowed]} if allowed:
             return ToolChoice(mode, tuple(read_tool_name(tool, tools) for tool in allowed), many)
+        case {"type": "allowed_tools"}:
+            raise ParameterError(
+                'tool_choice: allowed_tools need a "mode", "auto" or "required", and "tools" with one tool or more',
+                "tool_choice",
+            )
     return ToolChoice("named", (read_tool_name(wanted, tools),), many=False)
 
 

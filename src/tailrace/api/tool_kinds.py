@@ -67,7 +67,7 @@ def flatten_tools(tools: list[dict[str, Any]] | None) -> FlatTools:
             if not isinstance(tool.get(key), str | None if key == "description" else str):
                 raise make_value_error(f"{place}.{key}", "a string", tool.get(key))
         if not isinstance(inner, list) or not inner or not all(isinstance(one, dict) for one in inner):
-            raise make_value_error(f"{place}.tools", "a list of tools", inner)
+            raise make_value_error(f"{place}.tools", "a list with a tool or more", inner)
         for j, one in enumerate(inner):
             add_tool(flat, one, f"{place}.tools[{j}]", tool)
     return flat

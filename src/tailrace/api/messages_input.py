@@ -173,7 +173,7 @@ def write_arguments(block: MessageBlock, place: str) -> str:
 def result_turn(block: MessageBlock, place: str) -> ChatMessage:
     """The result of a tool."""
     if isinstance(block.content, MessageBlock):
-        raise make_value_error(f"{place}.content", "a text, or a list of blocks", msgspec.to_builtins(block.content))
+        raise make_value_error(f"{place}.content", "a text, or a list of blocks", {"type": block.content.type})
     content = read_text_content(block.content or "", f"{place}.content", ("text", "tool_reference"))
     if block.is_error:
         parts = [Part("text", content)] if isinstance(content, str) else content

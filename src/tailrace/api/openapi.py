@@ -122,6 +122,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/chat/completions/{id}"): Operation("The rest of a resumable chat", None, None, (400, 401, 404), True),
     ("GET", "/v1/completions/{id}"): Operation("The rest of a resumable completion", None, None, (400, 401, 404), True),
+    ("GET", "/v1/messages/msg_{id}"): Operation("The rest of a resumable message", None, None, (400, 401, 404), True),
     ("POST", "/v1/chat/completions/render"): Operation("A chat as token ids", RenderChatRequest, Rendered, COUNTING),
     ("POST", "/v1/completions/render"): Operation(
         "A completion's prompts as token ids", RenderCompletionRequest, list[Rendered], COUNTING

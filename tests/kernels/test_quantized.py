@@ -4,6 +4,7 @@ derived here, the same bits for a row in any company and on every instruction se
 from __future__ import annotations
 
 from enum import IntEnum
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -292,3 +293,25 @@ def test_bad_input():
         kernels.quantized_rows(packed, torch.tensor([0, 150]), torch.float32)
     with pytest.raises(ValueError, match="dtype must be"):
         kernels.quantized_rows(packed, torch.tensor([0]), torch.float16)
+
+
+def resident_mib() -> float:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+@pytest.mark.parametrize("groups", [1, 5])
+def test_many_rows_take_little_memory_and_give_the_same_bits(groups):
+    """They become int8 in parts, so the memory that a thread keeps does not grow with the prompts."""
+    rows, k = 8192, 4096
+    raw = torch.from_numpy(blocks(GGMLQuantizationType.Q8_0, 64, k))
+    layers = [kernels.pack_quantized(raw, 8, k) for _ in range(groups)]
+    packed = kernels.group_packed(layers)
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(2)).bfloat16()
+    starts = torch.tensor([0, *sorted(torch.randperm(rows)[: groups - 1].tolist()), rows])
+    before = resident_mib()
+    found = kernels.grouped_linear(x, packed, starts)
+    assert resident_mib() - before < 24  # 48 if all rows were int8 at once, and 1 for the result
+    for row in (0, 1023, 1024, 2049, rows - 1):
+        assert torch.equal(found[row], kernels.linear(x[row : row + 1], layers[0])[0])

@@ -33,7 +33,7 @@ from bench.lib.harness import machine, table, write_json
 from tailrace.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from tailrace.drafting.base import Draft, Drafter, DraftRequest
 from tailrace.engine import speculation, stats, step
-from tailrace.engine.draws import NO_DRAFTS
+from tailrace.engine.draft_tokens import NO_DRAFTS
 from tailrace.engine.engine import Engine
 from tailrace.engine.in_flight import Drafted, LaunchedDraws
 from tailrace.engine.plan import Plan

@@ -117,12 +117,18 @@ class Dense(Drafter):
         return [self.guess(ask) for ask in asks]
 
     def guess(self, ask: DraftRequest) -> Draft:
-        tokens, rows = list(ask.tokens), []
+        tokens, rows, scores = list(ask.tokens), [], []
         for _ in range(ask.count):
             q, mass = proposal(tokens[0], tokens[-1], len(tokens))
             rows.append(q)
             tokens.append(self.rng.choices(range(VOCAB), cum_weights=mass)[0])
-        return Draft(tokens[len(ask.tokens) :], torch.stack(rows))
+            scores.append(self.score(q, tokens[-1]))
+        return Draft(tokens[len(ask.tokens) :], torch.stack(rows), scores)
+
+    @staticmethod
+    def score(q: torch.Tensor, token: int) -> float:
+        """It may depend on q alone."""
+        return float(q.max())
 
     def observe(self, seen) -> None:
         raise AssertionError("it captures nothing")

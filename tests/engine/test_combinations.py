@@ -11,6 +11,8 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +39,10 @@ from engine.combinations import (
 from engine.harness import Harness
 from tailrace.config import GrammarConfig
 from tailrace.drafting import draft_sampler
+from tailrace.drafting.adaptive import DraftLengthController
 from tailrace.drafting.base import Draft
+from tailrace.drafting.draft_budget import select_drafts
+from tailrace.drafting.draft_history import Offer
 from tailrace.engine import draws, speculation, step
 from tailrace.engine.appending import TokenAppender, TokenOutcome
 from tailrace.engine.checks.structured_output import StructuredOutput
@@ -286,6 +291,30 @@ def small_grammars() -> Iterator[Grammars]:
 @pytest.mark.parametrize(("world", "drafter", "rule", "asked"), QUICK)
 def test_the_law_over_several_steps(small_grammars, world, drafter, rule, asked):
     assert laws.holds((world, drafter, rule, asked), small_grammars)
+
+
+def select_by_scores(controller, offers: list[Offer]) -> list[int]:
+    """Verify about half of the drafts, by the scores of all sequences."""
+    survival = [list(accumulate(offer.scores, mul)) for offer in offers]
+    step_s = [1.0 + 0.35 * n / len(offers) for n in range(sum(map(len, survival)) + 1)]
+    return select_drafts(survival, len(offers), 1.0, step_s)
+
+
+SELECTED = [("late", "block"), ("late", "rejection"), ("random", "block"), ("random", "rejection")]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("world", "rule"), SELECTED)
+def test_the_law_of_selected_drafts(world, rule, monkeypatch):
+    monkeypatch.setattr(DraftLengthController, "select", select_by_scores)
+    assert laws.holds((world, "dense", rule, "nothing"), None, 2000)
+
+
+def test_drafts_that_are_selected_by_what_was_drawn_are_seen(monkeypatch):
+    """A token that the drafter thinks unlikely is dropped instead of rejected."""
+    monkeypatch.setattr(DraftLengthController, "select", select_by_scores)
+    monkeypatch.setattr(laws.Dense, "score", staticmethod(lambda q, token: float(q[token])))
+    assert laws.p_of(("random", "dense", "rejection", "nothing"), None, 4000) < laws.ALPHA
 
 
 @pytest.mark.long

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engine.harness import EOS, VOCAB, Fickle, Harness, token_bytes_of
+from tailrace.drafting.adaptive import DraftLengthController
 from tailrace.drafting.ngram import NGram
+from tailrace.engine.speculation import Speculator
 from tailrace.request.options import Speculation
 from tailrace.runners.scripted import ScriptedRunner
 
@@ -79,6 +81,39 @@ def test_exact_guesses_change_nothing(asked):
         assert fast.runner.steps < slow.runner.steps
     guessed, _ = stories(NGram(), **asked)
     assert guessed == plain
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_the_budget_changes_nothing(asked, monkeypatch):
+    """However many of the drafts are verified."""
+    plain, _ = stories(**asked)
+    texts = [PROMPTS[int(name[0][1:])] + tokens for name, (tokens, *_) in plain.items()]
+    rng = random.Random(9)
+    monkeypatch.setattr(
+        DraftLengthController, "select", lambda self, offers: [rng.randint(0, offer.count) for offer in offers]
+    )
+    guessed, world = stories(Fickle(texts, 0.8), **asked)
+    assert guessed == plain
+    assert world.engine.counters.accepted_tokens
+    guessed, _ = stories(NGram(), **asked)
+    assert guessed == plain
+
+
+def test_drafts_that_are_not_verified_hold_no_blocks(monkeypatch):
+    monkeypatch.setattr(DraftLengthController, "select", lambda self, offers: [offer.count // 2 for offer in offers])
+    plain, _ = stories(seed=3, ignore_eos=True)
+    texts = [PROMPTS[int(name[0][1:])] + tokens for name, (tokens, *_) in plain.items()]
+    given: list[tuple[int, int]] = []
+    give_back = Speculator.give_back
+    monkeypatch.setattr(
+        Speculator,
+        "give_back",
+        lambda self, sequence, count: (given.append((sequence.slot, count)), give_back(self, sequence, count))[1],
+    )
+    guessed, world = stories(Fickle(texts, 1.0), seed=3, ignore_eos=True)
+    assert guessed == plain
+    assert len(given) >= world.engine.counters.drafted_tokens / 3
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])

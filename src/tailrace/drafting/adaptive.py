@@ -12,6 +12,11 @@ and with so many streams that every token costs time.
 
 A sequence that gets no drafts by this rule is probed now and then, since its text may have changed.
 
+That decides how many drafts are made, from rates alone. Where a drafter scores its drafts, `select` then decides which
+of them are verified (drafting/draft_budget.py): those that most likely survive, whoever's they are. A score becomes a
+probability by the share of drafts with about that score that were accepted, and by how a sequence's own drafts did
+against that share. As drafts that are not verified cost only their making, more are made than by the rates alone.
+
 These estimates may be wrong: kernels work in whole tiles, clocks are noisy, texts change. So each draft step spends its
 extra time from a budget and earns the time that its accepted drafts saved. While the budget is negative, nothing is
 drafted. Steps without drafts add 1.5 % of their time to the budget. That bounds the loss, whatever the reason.
@@ -19,9 +24,14 @@ drafted. Steps without drafts add 1.5 % of their time to the budget. That bounds
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
+from tailrace.drafting.acceptance import Acceptance, Calibration, Ratio
+from tailrace.drafting.draft_budget import select_drafts
+from tailrace.drafting.draft_history import DraftHistory, Offer, StepCost
 from tailrace.drafting.step_time import DraftTime, StepTime
 from tailrace.errors import ConfigError
 from tailrace.request.options import MAX_DRAFTS
@@ -34,17 +44,16 @@ START, FULL, DEBT = 1.0, 2.0, -2.0  # At first, at most, at least. The limits ke
 # A draft step is charged a time within this share of the usual time of its size, since other processes use the cores
 # now and then. The charge is never more than the time of its tokens one by one.
 CLIP = 0.5
-PRIOR_WEIGHT = 2.0  # weight, in observations, of the rates of all sequences in the rates of one
 
 
 class DraftLengthController:
     """Decides how many drafts each sequence gets. A sequence is named by its slot, or by another number that stands for
     another source of its drafts. Times are in seconds.
 
-    For each step, first call `counts`, then `record_drafting`. Then call `record_step` if the step had no prefill, and
-    `record_acceptance` for each sequence that was asked, in any order. If steps overlap, `record_step` may follow the
-    next step's `counts`. It then gets as `record` the value that `step` had after its own `counts`. With adaptive=False
-    each sequence gets as many drafts as it can have.
+    For each step, first call `counts`, then `select` and `record_drafting`. Then call `record_step` if the step had no
+    prefill, and `record_acceptance` for each sequence that was asked, in any order. If steps overlap, `record_step` may
+    follow the next step's `counts`. It then gets as `record` the value that `step` had after its own `counts`. With
+    adaptive=False each sequence gets as many drafts as it can have, and all are verified.
 
     Raises:
         ConfigError: max_drafts is not in 0 … 32.
@@ -57,10 +66,13 @@ class DraftLengthController:
         self._adaptive = adaptive
         self._step_time = StepTime()
         self._draft_time = DraftTime()
-        self._all = _Acceptance(memory=100.0)
+        self._all = Acceptance(memory=100.0)
         self._all.first.add(2.0, 4.0)  # prior: p is 1/2 …
         self._all.later.add(3.0, 4.0)  # … and q is 3/4
-        self._sequences: dict[int, _DraftHistory] = {}
+        self._sequences: dict[int, DraftHistory] = {}
+        self._calibrations = defaultdict[str, Calibration](Calibration)  # by the source of drafts
+        self._kept = Ratio(memory=100.0)  # share of the scored drafts that were verified
+        self._kept.add(1.0, 1.0)
         self._delay = Ratio(memory=100.0)  # seconds by which asking any sequence for drafts delays a step
         self._budget = START
         self.step = StepCost()
@@ -79,9 +91,37 @@ class DraftLengthController:
                 self._update_budget(last, 1.0 - last.forward_s / last.plain_s + last.accepted / last.sequences)
             self.step = StepCost(tokens=len(requests) + others)
             if any(counts):
-                known = [self._sequences.setdefault(slot, _DraftHistory()) for slot, _ in requests]
+                known = [self._sequences.setdefault(slot, DraftHistory()) for slot, _ in requests]
                 counts = self._choose_counts(known, counts, others)
-            self.step.asked = len(counts) - counts.count(0)
+            self.step.asked, self.step.drafts = len(counts) - counts.count(0), sum(counts)
+        return counts
+
+    def select(self, offers: Sequence[Offer]) -> list[int]:
+        """Return how many of the drafts that were made for each sequence to verify, from its first on."""
+        counts, step = [offer.count for offer in offers], self.step
+        if not self._adaptive or not step.plain_s:
+            return counts
+        scored = dict[int, list[float]]()
+        fixed, tokens = 0, float(step.sequences)
+        for place, offer in enumerate(offers):
+            known = self._sequences.setdefault(offer.slot, DraftHistory())
+            if offer.count and len(offer.scores) == offer.count:
+                known.offer = offer
+                if not known.probed:
+                    chances = [known.correct(self._calibrations[offer.source].estimate(s)) for s in offer.scores]
+                    scored[place] = list(accumulate(chances, mul))
+                    continue
+            p, q = known.estimate_acceptance(self._all)
+            fixed, tokens = fixed + offer.count, tokens + sum(p * q**n for n in range(offer.count))
+        if scored:
+            step_s = self._step_time.estimate_steps(step.tokens, max(step.drafts, sum(counts)))
+            ask_s, draft_s = self._draft_time.costs
+            seconds = step.plain_s + step_s[fixed] - step_s[0] + self._delay.value
+            seconds += ask_s * step.asked + draft_s * step.drafts
+            selected = select_drafts(list(scored.values()), tokens, seconds, step_s[fixed:])
+            self._kept.add(sum(selected), sum(map(len, scored.values())))
+            for place, count in zip(scored, selected, strict=True):
+                counts[place] = count or self._probe(offers[place])
         return counts
 
     def skip_step(self) -> None:
@@ -89,10 +129,11 @@ class DraftLengthController:
         self.counts([], 0)
 
     def record_acceptance(self, slot: int, offered: int, accepted: int) -> None:
-        """Record that the first `accepted` of `offered` drafts were accepted. offered = 0: the drafter was asked, but
-        returned no drafts."""
-        known = self._sequences.setdefault(slot, _DraftHistory())
-        known.ready.add(float(offered > 0), 1.0)
+        """Record that the first `accepted` of `offered` verified drafts were accepted. offered = 0: the drafter was
+        asked, but returned no drafts, or none was selected."""
+        known = self._sequences.setdefault(slot, DraftHistory())
+        known.ready.add(float(offered > 0 or known.offer is not None), 1.0)
+        self._learn_scores(known, offered, accepted)
         if not offered:
             return  # the probe cost nothing, so the next one stays due
         known.acceptance.add(offered, accepted)
@@ -132,16 +173,38 @@ class DraftLengthController:
         """Forget the slot's sequence."""
         self._sequences.pop(slot, None)
 
+    def _learn_scores(self, known: DraftHistory, offered: int, accepted: int) -> None:
+        """Compare the sequence's scores with what became of its drafts. The first draft that was not verified, behind
+        accepted ones, counts with its probability. Otherwise the rates would be those of selected drafts."""
+        offer, known.offer = known.offer, None
+        if offer is None:
+            return
+        calibration = self._calibrations[offer.source]
+        for place, score in enumerate(offer.scores[: accepted + 1]):
+            share = calibration.estimate(score)
+            if place < offered:
+                calibration.add(score, place < accepted)
+                known.against_share.add(float(place < accepted), share)
+            else:
+                for each in (known.acceptance, self._all):
+                    each.add_expected(place, known.correct(share))
+
+    def _probe(self, offer: Offer) -> int:
+        """Return how many drafts of a sequence to verify although none pays: some if a probe is due."""
+        known = self._sequences[offer.slot]
+        known.probed = known.wait <= 0
+        return min(PROBE, offer.count) if known.probed else 0
+
     def _update_budget(self, step: StepCost, saved: float) -> None:
         """Update the budget for a step that has saved the time of `saved` plain ones. Do nothing while that time is
         unknown."""
         if step.plain_s:
             self._budget = min(max(self._budget + saved - step.draft_s / step.plain_s, DEBT), FULL)
 
-    def _choose_counts(self, known: list[_DraftHistory], most: list[int], others: int) -> list[int]:
+    def _choose_counts(self, known: list[DraftHistory], most: list[int], others: int) -> list[int]:
         """Return the counts of this step."""
         for one in known:
-            one.probed = False
+            one.probed, one.offer = False, None
             one.wait -= 1
         step, sequences = self.step, len(known)
         # A size that occurred without prefills is a step of sequences that decode.
@@ -155,11 +218,11 @@ class DraftLengthController:
         self._add_probes(known, most, counts, step_s)
         return counts
 
-    def _maximize_rate(self, known: list[_DraftHistory], most: list[int], step_s: list[float]) -> list[int]:
+    def _maximize_rate(self, known: list[DraftHistory], most: list[int], step_s: list[float]) -> list[int]:
         """Return the counts with the most tokens per second. step_s[m]: the step's time with m drafts.
 
-        Drafts are charged the time that they add. Prefills in the step are charged nothing: such steps, too, are judged
-        by the rate of plain decoding.
+        Drafts are charged the time that they add, as far as such drafts are verified. Prefills in the step are charged
+        nothing: such steps, too, are judged by the rate of plain decoding.
         """
         gains: list[tuple[float, int]] = []
         for place, one in enumerate(known):
@@ -170,6 +233,7 @@ class DraftLengthController:
         gains.sort()
         ready = [one.ready.value for one in known]
         ask_s, draft_s = self._draft_time.costs
+        kept = self._kept.value
         limit, base_s = len(step_s) - 1, self.step.plain_s - step_s[0]
         tokens, drafts = float(len(known)), 0.0
         asked: set[int] = set()
@@ -177,12 +241,13 @@ class DraftLengthController:
         for number, (gain, place) in enumerate(gains, 1):
             tokens -= gain * ready[place]
             drafts += ready[place]
-            if (m := int(drafts)) >= limit:
+            verified = drafts * kept
+            if (m := int(verified)) >= limit:
                 break
             if place not in asked:
                 base_s += ask_s if asked else ask_s + self._delay.value
                 asked.add(place)
-            forward_s = step_s[m] + (drafts - m) * (step_s[m + 1] - step_s[m])
+            forward_s = step_s[m] + (verified - m) * (step_s[m + 1] - step_s[m])
             rate = tokens / (base_s + forward_s + draft_s * drafts)
             if rate > best:
                 best, taken = rate, number
@@ -191,7 +256,7 @@ class DraftLengthController:
             counts[place] += 1
         return counts
 
-    def _add_probes(self, known: list[_DraftHistory], most: list[int], counts: list[int], step_s: list[float]) -> None:
+    def _add_probes(self, known: list[DraftHistory], most: list[int], counts: list[int], step_s: list[float]) -> None:
         """Give a few drafts to sequences that got none, as far as the budget allows, the longest overdue first."""
         due = [place for place, one in enumerate(known) if one.wait <= 0 and counts[place] == 0 and most[place]]
         at = min(sum(counts), len(step_s) - 1 - PROBE)
@@ -204,87 +269,3 @@ class DraftLengthController:
             counts[place] = min(PROBE, most[place])
             known[place].probed = True
             left_s -= known[place].ready.value * counts[place] * draft_s + ask_s
-
-
-class Ratio:
-    """A ratio of sums. Each observation weighs (1 − 1/memory) times as much as the next one. Without observations it is
-    0.
-    """
-
-    def __init__(self, memory: float) -> None:
-        self._keep = 1.0 - 1.0 / memory
-        self.above, self.below = 0.0, 0.0
-
-    def add(self, above: float, below: float) -> None:
-        """Add an observation."""
-        self.above = self.above * self._keep + above
-        self.below = self.below * self._keep + below
-
-    @property
-    def value(self) -> float:
-        """above / below."""
-        return self.above / self.below if self.below else 0.0
-
-    def apply_prior(self, prior: float) -> float:
-        """Return the ratio with PRIOR_WEIGHT observations of `prior` added."""
-        return (self.above + PRIOR_WEIGHT * prior) / (self.below + PRIOR_WEIGHT)
-
-
-class _Acceptance:
-    """Acceptance rates: of first drafts, and of later drafts after accepted ones."""
-
-    def __init__(self, memory: float) -> None:
-        self.first, self.later = Ratio(memory), Ratio(memory)
-
-    def add(self, offered: int, accepted: int) -> None:
-        self.first.add(float(accepted > 0), 1.0)
-        if (trials := min(offered - 1, accepted)) > 0:
-            self.later.add(accepted - 1.0, trials)
-
-
-@dataclass(slots=True)
-class StepCost:
-    """The numbers of a step.
-
-    - tokens: without drafts.
-    - sequences: the number of sequences that may have drafts. asked: the number that get some.
-    - plain_s: the step's time without drafts.
-    - plain: the step had no drafts. None until its time is known, and always for a step with prefills.
-    - accepted: the number of accepted drafts.
-    - forward_s, draft_s: the time that the step and its drafts took.
-    """
-
-    tokens: int = 0
-    sequences: int = 1
-    asked: int = 0
-    plain_s: float = 0.0
-    plain: bool | None = None
-    accepted: int = 0
-    forward_s: float = 0.0
-    draft_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _DraftHistory:
-    """The drafts of one sequence so far.
-
-    - ready: how often the drafter has drafts when it is asked.
-    - wait: steps until the next probe. spacing: steps between the last two probes.
-    - probed: the last drafts were a probe.
-    """
-
-    acceptance: _Acceptance = field(default_factory=lambda: _Acceptance(memory=16.0))
-    ready: Ratio = field(default_factory=lambda: Ratio(memory=16.0))
-    spacing: int = 1
-    wait: int = 1
-    probed: bool = False
-
-    def __post_init__(self) -> None:
-        self.ready.add(1.0, 1.0)
-
-    def estimate_acceptance(self, all_of_them: _Acceptance) -> tuple[float, float]:
-        """Return p and q."""
-        return (
-            self.acceptance.first.apply_prior(all_of_them.first.value),
-            self.acceptance.later.apply_prior(all_of_them.later.value),
-        )

@@ -44,11 +44,19 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The drafts of one sequence: 0 … count tokens. q: float32 [len(tokens), V], the distributions that they were drawn
-    from; None: they are one-hot."""
+    """The drafts of one sequence: 0 … count tokens.
+
+    - q: float32 [len(tokens), V], the distributions that they were drawn from; None: they are one-hot.
+    - scores: for each token a number in 0 … 1 that rises with the probability that it is accepted after those before
+      it. Drafts with low scores may not be verified. A score depends on the tokens before its own, and not on which
+      token was drawn (drafting/draft_budget.py). (): there are none.
+    - source: the name under which the scores are compared with what became of the drafts.
+    """
 
     tokens: list[int]
     q: torch.Tensor | None = None
+    scores: Sequence[float] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class DraftBatch:
         self.slots = [sampler.slots[request.slot] for request in requests]
         self.before = [(dict(slot.state), list(slot.updates)) for slot in self.slots]
         self.tokens: list[list[int]] = [[] for _ in requests]
+        self.scores: list[list[float]] = [[] for _ in requests]
         self.q: dict[int, ProposalMemory] = {}  # the distributions, where drafts have one
 
     def sample(self, logits: torch.Tensor, indices: Sequence[int]) -> list[int]:
@@ -99,12 +100,13 @@ class DraftBatch:
         found: dict[int, int | None] = {}
         for sample_rows, rows in methods.items():
             found |= sample_rows(logits, indices, rows)
-        unfinished = []
+        unfinished, scores = [], score_rows(logits)
         for row, i in enumerate(indices):
             token = found[row]
             if token is None:
                 continue
             self.tokens[i].append(token)
+            self.scores[i].append(scores[row])
             self.slots[i].extend([token])
             self._notify_slots(i)
             if len(self.tokens[i]) < self.requests[i].count:
@@ -119,7 +121,7 @@ class DraftBatch:
     def drafts(self) -> list[Draft]:
         """Return the draft of each request."""
         return [
-            Draft(tokens, self.q[i].q[: len(tokens)] if tokens and i in self.q else None)
+            Draft(tokens, self.q[i].q[: len(tokens)] if tokens and i in self.q else None, self.scores[i])
             for i, tokens in enumerate(self.tokens)
         ]
 
@@ -198,6 +200,13 @@ class DraftBatch:
     def _locate_noise(self, i: int) -> tuple[int, int]:
         """Return position and stream of the noise for the request's next draft."""
         return noise_of(len(self.requests[i].tokens), len(self.tokens[i]))
+
+
+def score_rows(logits: torch.Tensor) -> list[float]:
+    """Return the largest probability of each row [R, V] of draft logits, at temperature 1. It is known before a token
+    is drawn, so it may decide whether the draft is verified."""
+    logits = logits.float()
+    return (logits.amax(1) - logits.logsumexp(1)).exp().tolist()
 
 
 def noise_of(begin: int, step: int) -> tuple[int, int]:

@@ -59,17 +59,25 @@ class NGram(Drafter):
             if text is None:
                 text = self._texts[request.slot] = _IndexedText(self._sizes)
             left -= text.follow(request.tokens, left)
-            drafts.append(Draft(self._copy_match(text, request) if text.size == len(request.tokens) else []))
+            drafts.append(self._copy_match(text, request) if text.size == len(request.tokens) else Draft([]))
         return drafts
 
     def remove(self, slot: int) -> None:
         """Drop the slot's text."""
         self._texts.pop(slot, None)
 
-    def _copy_match(self, text: _IndexedText, request: DraftRequest) -> list[int]:
+    def _copy_match(self, text: _IndexedText, request: DraftRequest) -> Draft:
         place, agreed = text.find()
         count = min(request.count, max(1, int(agreed * self._per_match)))
-        return copy_overlapping(request.tokens, place, count) if agreed else []
+        if not agreed:
+            return Draft([])
+        scores = [score_match(agreed + ahead) for ahead in range(count)]
+        return Draft(copy_overlapping(request.tokens, place, count), scores=scores)
+
+
+def score_match(agreed: int) -> float:
+    """Return the score of a draft after this many tokens that agree."""
+    return agreed / (agreed + 1)
 
 
 def copy_overlapping(tokens: Sequence[int], place: int, count: int) -> list[int]:

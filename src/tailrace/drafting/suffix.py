@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tailrace.drafting.base import Draft, Drafter, DraftRequest
+from tailrace.drafting.ngram import score_match
 from tailrace.drafting.prefix import count_valid_prefix
 from tailrace.drafting.suffix_automaton import HOPS, SuffixAutomaton
 from tailrace.errors import ConfigError
@@ -77,7 +78,7 @@ class Suffix(Drafter):
             for token in new:
                 self._grow_text(text, token)
             drafts.append(
-                Draft(self._follow_match(text, request.count) if len(text.tokens) == len(request.tokens) else [])
+                self._follow_match(text, request.count) if len(text.tokens) == len(request.tokens) else Draft([])
             )
         return drafts
 
@@ -136,21 +137,23 @@ class Suffix(Drafter):
         salt = max(idle, key=lambda each: number[each[1]], default=(None, ""))[0]
         return salt is not None and self._domains.pop(salt) is not None
 
-    def _follow_match(self, text: _ReadText, count: int) -> list[int]:
-        """Draft from the generation that agrees over more tokens; if both do, from the younger."""
+    def _follow_match(self, text: _ReadText, count: int) -> Draft:
+        """Draft from the generation that agrees over more tokens; if both do, from the younger. Scores are from the
+        share of each continuation and the number of tokens that agree."""
         domain = text.domain
         young, old = domain.young.find_fallback(text.path[-1]), domain.old.find_fallback(*text.old)
         automaton, (state, matched) = (domain.young, young) if young[1] >= old[1] else (domain.old, old)
         count = min(count, max(1, int(matched * self._per_match)))
-        draft, sure = [], 1.0
+        draft, scores, sure = list[int](), list[float](), 1.0
         while len(draft) < count and matched >= self._min_match:
             token, share = automaton.likeliest(state)
             sure *= share
             if sure < self._min_share:
                 break
             draft.append(token)
+            scores.append(share * score_match(matched))
             state, matched = automaton.find_fallback(automaton.edges[state][token], matched + 1)
-        return draft
+        return Draft(draft, scores=scores)
 
 
 class _Domain:

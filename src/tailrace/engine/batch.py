@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from tailrace.drafting.base import TargetStates
-from tailrace.engine.draws import NO_DRAFTS, Drafts
+from tailrace.engine.draft_tokens import NO_DRAFTS, Drafts
 from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Phase, Sequence

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from tailrace.engine.checks.structured_output import Late
+from tailrace.engine.draft_tokens import NO_DRAFTS, Drafts, DraftTokens
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.sequence import Failures, Phase, Sequence
 from tailrace.grammar.base import BitmaskJob, Compiled, DraftMaskError
 from tailrace.grammar.filling import BitmaskFilling, UnfinishedBitmasks
 from tailrace.grammar.service import Grammars
 from tailrace.kernels.rows import Guidance, Rows, spread
-from tailrace.request.options import Rule
 from tailrace.sampling import Sampler
 from tailrace.sampling.sampler import Pending
 
@@ -26,32 +26,6 @@ log = logging.getLogger(__name__)
 
 LATE_S = 0.02  # wall clock: the longest that a step waits for masks
 OWNER_S = 0.001  # added to LATE_S for each request that needs masks
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTokens:
-    """Drafts of one sequence for verification in this step.
-
-    - q: float32 [len(tokens), V], the distributions that the tokens were drawn from; None: they are one-hot.
-    - num_allowed: how many of the tokens the grammar allows, from the first on. predicted: the request predicts them.
-    - forced: almost no other token can follow, so these drafts do not count for the drafter's statistics.
-    """
-
-    tokens: list[int]
-    q: torch.Tensor | None = None
-    rule: Rule = "exact"
-    num_allowed: int = 0
-    forced: bool = False
-    predicted: bool = False
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows of logits that verification takes, including the bonus token's."""
-        return len(self.tokens) + 1
-
-
-NO_DRAFTS = DraftTokens([])
-Drafts = dict[int, DraftTokens]  # by the slot of the sequence
 
 
 @dataclass(frozen=True, slots=True)

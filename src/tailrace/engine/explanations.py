@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from tailrace.engine.draws import DraftTokens, Draws
+from tailrace.engine.draft_tokens import DraftTokens
+from tailrace.engine.draws import Draws
 from tailrace.engine.sequence import Sequence
 from tailrace.errors import EngineError
 from tailrace.explain.record import Explanation

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 
 from tailrace.base.logprobs import TokenLogprobs
-from tailrace.drafting.adaptive import StepCost
 from tailrace.drafting.base import Drafter
+from tailrace.drafting.draft_history import StepCost
 from tailrace.engine.batch import Assembled
-from tailrace.engine.draws import NO_DRAFTS, Begun, Drafts, DraftTokens, Draws, Masks
+from tailrace.engine.draft_tokens import NO_DRAFTS, Drafts, DraftTokens
+from tailrace.engine.draws import Begun, Draws, Masks
 from tailrace.engine.explanations import Kept, KeptRows
 from tailrace.engine.plan import Work
 from tailrace.engine.sequence import Phase, Sequence

@@ -20,7 +20,8 @@ import torch
 
 from tailrace.engine.appending import TokenAppender
 from tailrace.engine.checks import NewToken
-from tailrace.engine.draws import NO_DRAFTS, Masks, SampleSkippedError
+from tailrace.engine.draft_tokens import NO_DRAFTS
+from tailrace.engine.draws import Masks, SampleSkippedError
 from tailrace.engine.ending import Ending
 from tailrace.engine.explanations import make_disagreement_error
 from tailrace.engine.isolation import Isolated

@@ -12,10 +12,18 @@ from dataclasses import replace
 from functools import partial
 
 from tailrace.config import SpeculationConfig
-from tailrace.drafting.adaptive import DraftLengthController, StepCost
+from tailrace.drafting.adaptive import DraftLengthController
 from tailrace.drafting.base import Draft, Drafter, DraftRequest
+from tailrace.drafting.draft_history import Offer, StepCost
 from tailrace.engine.batch import HiddenRows, find_hidden_states
-from tailrace.engine.draws import NO_DRAFTS, Drafts, DraftTokens
+from tailrace.engine.draft_tokens import (
+    NO_DRAFTS,
+    Drafts,
+    DraftTokens,
+    cut_to_allowed,
+    make_draft_request,
+    may_draft,
+)
 from tailrace.engine.isolation import call_or_default
 from tailrace.engine.kv_cache import BlockCache, BlockTables
 from tailrace.engine.plan import Work
@@ -112,19 +120,27 @@ class Speculator:
                 spare -= count * len(sequence.pair)
                 request = make_draft_request(sequence, count, "exact" if predicted else self.rule(sequence))
                 asked.append((sequence, request, predicted))
-        start, drafts, number = time.perf_counter(), Drafts(), 0
+        start = time.perf_counter()
         found = iter(self._ask_drafter([request for _, request, predicted in asked if not predicted]))
+        made: list[tuple[DraftTokens, Offer]] = []
+        number = 0
         for sequence, request, predicted in asked:
             draft = predict_output(sequence, request.count) if predicted else next(found)
             number += len(draft.tokens)
             allowed = call_or_default(partial(cut_to_allowed, sequence, draft, request.rule), NO_DRAFTS)
-            if len(allowed.tokens) < request.count:
-                self.give_back(sequence, len(allowed.tokens))
-            if allowed.tokens:
-                drafts[sequence.slot] = replace(allowed, predicted=predicted)
-            else:
-                self.lengths.record_acceptance(name_source(sequence.slot, predicted), 0, 0)
+            count = len(allowed.tokens)
+            offer = Offer(name_source(sequence.slot, predicted), count, draft.scores[:count], draft.source)
+            made.append((replace(allowed, predicted=predicted), offer))
+        kept = self.lengths.select([offer for _, offer in made])
         self.lengths.record_drafting(number, time.perf_counter() - start)
+        drafts = Drafts()
+        for (sequence, request, _), (draft, offer), count in zip(asked, made, kept, strict=True):
+            if count < request.count:
+                self.give_back(sequence, count)
+            if count:
+                drafts[sequence.slot] = draft.cut(count)
+            else:
+                self.lengths.record_acceptance(offer.slot, 0, 0)
         return drafts
 
     def expects_forced(self, sequences: list[Sequence]) -> bool:
@@ -273,24 +289,3 @@ class Speculator:
         if self.failures >= MAX_FAILURES:
             log.error("from here on nothing is drafted")
             self.drafter = None
-
-
-def may_draft(sequence: Sequence, tokens: int) -> bool:
-    """Return whether the sequence computes its last token alone, and two more may be sampled."""
-    if tokens != 1 or not sequence.is_conditional or sequence.num_output == 0 or sequence.tokens_left < 2:
-        return False
-    return not sequence.prefilling
-
-
-def make_draft_request(sequence: Sequence, count: int, rule: Rule) -> DraftRequest:
-    """Return the request for the drafts of a sequence."""
-    owner, blocks, computed = sequence.request.owner, sequence.blocks, sequence.num_computed
-    return DraftRequest(sequence.slot, sequence.tokens, count, rule, blocks, computed, owner.cache_salt, owner.user)
-
-
-def cut_to_allowed(sequence: Sequence, draft: Draft, rule: Rule) -> DraftTokens:
-    """Return the draft, cut at the first token that the grammar does not allow. If drafts are drawn from distributions,
-    this token stays: its draw must count, or its replacements would come too often."""
-    count = len(draft.tokens) if sequence.constraint is None else sequence.constraint.count_allowed(draft.tokens)
-    keep = len(draft.tokens[: count + (draft.q is not None)])
-    return DraftTokens(draft.tokens[:keep], None if draft.q is None or not keep else draft.q[:keep], rule, count)

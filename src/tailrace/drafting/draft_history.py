@@ -1,0 +1,76 @@
+"""What is known of a step, of the drafts that were made in it, and of one sequence's drafts so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tailrace.drafting.acceptance import Acceptance, Ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The drafts that were made for a sequence: their number, and for scored ones each one's score. source: the name
+    under which these scores are compared with what became of the drafts."""
+
+    slot: int
+    count: int
+    scores: Sequence[float] = ()
+    source: str = ""
+
+
+@dataclass(slots=True)
+class StepCost:
+    """The numbers of a step.
+
+    - tokens: without drafts.
+    - sequences: the number of sequences that may have drafts. asked: the number that get some. drafts: how many, at
+      most.
+    - plain_s: the step's time without drafts.
+    - plain: the step had no drafts. None until its time is known, and always for a step with prefills.
+    - accepted: the number of accepted drafts.
+    - forward_s, draft_s: the time that the step and its drafts took.
+    """
+
+    tokens: int = 0
+    sequences: int = 1
+    asked: int = 0
+    drafts: int = 0
+    plain_s: float = 0.0
+    plain: bool | None = None
+    accepted: int = 0
+    forward_s: float = 0.0
+    draft_s: float = 0.0
+
+
+@dataclass(slots=True)
+class DraftHistory:
+    """The drafts of one sequence so far.
+
+    - ready: how often the drafter has drafts when it is asked.
+    - wait: steps until the next probe. spacing: steps between the last two probes.
+    - probed: the last drafts were a probe. offer: the last scored drafts, until it is known what became of them.
+    - against_share: its accepted drafts over their number by the shares of all sequences.
+    """
+
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(memory=16.0))
+    ready: Ratio = field(default_factory=lambda: Ratio(memory=16.0))
+    spacing: int = 1
+    wait: int = 1
+    probed: bool = False
+    offer: Offer | None = None
+    against_share: Ratio = field(default_factory=lambda: Ratio(memory=32.0))
+
+    def __post_init__(self) -> None:
+        self.ready.add(1.0, 1.0)
+
+    def estimate_acceptance(self, all_of_them: Acceptance) -> tuple[float, float]:
+        """Return p and q."""
+        return (
+            self.acceptance.first.apply_prior(all_of_them.first.value),
+            self.acceptance.later.apply_prior(all_of_them.later.value),
+        )
+
+    def correct(self, share: float) -> float:
+        """Return the probability that a draft is accepted, of which this share is accepted in all sequences."""
+        return min(1.0, share * self.against_share.apply_prior(1.0))

@@ -16,6 +16,7 @@ from tailrace.errors import ConfigError
 
 FLAGS: dict[str, str] = {  # where the field's own name would mislead
     "model.name": "--served-model-name",
+    "speculation.lookup": "--draft-lookup",
     "speculation.model": "--draft-model",
     "speculation.weights": "--draft-weights",
     "speculation.quantize": "--draft-quantize",

@@ -78,6 +78,7 @@ HELP: dict[str, str] = {
     "scheduler.sleep_after": "seconds without a request after which a model's memory is given back; the next request "
     "loads it again; 0: never",
     "speculation.drafter": "who guesses tokens ahead",
+    "speculation.lookup": "copies text that was seen before, where enough of it agrees; the drafter does the rest",
     "speculation.model": "folder, hub id or GGUF file of the drafter's own weights, where it has some",
     "speculation.weights": "of a draft model that is a GGUF file or packed: as --weights of the model",
     "speculation.quantize": "type of blocks to which a draft model's floats are converted",

@@ -100,10 +100,11 @@ def with_weights(config: Config, tokenizer: Tokenizer, progress: bool) -> Specul
 
     Raises:
         ModelLoadError: they can't be fetched or loaded. ConfigError: a draft model has another vocabulary than the
-            model, or the settings have a format for weights that the drafter has not.
+            model, or the settings have something that the drafter has no use for.
     """
     speculation, model = config.speculation, config.model
     refuse_formats(speculation)
+    speculation.check_lookup()
     if speculation.model is None or speculation.drafter not in WITH_WEIGHTS:
         return speculation
     if speculation.drafter == "draft_model":

@@ -167,6 +167,7 @@ class SpeculationConfig(Section, frozen=True):
     """Speculative decoding. drafting/__init__.py lists the drafters.
 
     - drafter: "none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "mtp" or "block".
+    - lookup: "ngram" or "suffix": asked before the drafter, which then drafts where no earlier text agrees.
     - model: the weights of the last four: a folder, a hub id or a GGUF file. mtp needs none: the model has its own.
     - weights, quantize: of a draft model, as those of the model (ModelConfig).
     - max_drafts: most drafts per sequence and step.
@@ -177,6 +178,7 @@ class SpeculationConfig(Section, frozen=True):
     """
 
     drafter: Literal["none", "ngram", "suffix", "early_exit", "draft_model", "eagle", "mtp", "block"] = "none"
+    lookup: Literal["none", "ngram", "suffix"] = "none"
     model: str | None = None
     weights: Weights = "dequantized"
     quantize: Quantize = "none"
@@ -185,6 +187,14 @@ class SpeculationConfig(Section, frozen=True):
     rule: Literal["auto", "exact", "rejection", "block", "typical"] = "auto"
     layers: Natural = 0
     cache_gib: Amount = 1.0
+
+    def check_lookup(self) -> None:
+        """Raise ConfigError for a lookup beside no drafter, or beside another that reads tokens alone."""
+        if self.lookup != "none" and self.drafter in ("none", "ngram", "suffix"):
+            raise ConfigError(
+                f"speculation.lookup {self.lookup} (--draft-lookup) comes before a drafter with a model; "
+                f"speculation.drafter (--drafter) is {self.drafter}"
+            )
 
 
 class GrammarConfig(Section, frozen=True):

@@ -10,12 +10,18 @@ import msgspec
 
 from tailrace.config import ModelConfig, SpeculationConfig
 from tailrace.drafting.base import Drafter
+from tailrace.drafting.lookup import LookupDrafter
 from tailrace.errors import ConfigError
 from tailrace.runners import load_runner
 from tailrace.runners.base import LayeredRunner, ModelRunner
 from tailrace.sampling import Sampler
 
 __all__ = ["Drafter", "load_drafter"]
+
+
+# Tokens that must agree before a text is copied although another drafter could draft. After so many a copy is right as
+# often as a good head (drafting/ngram.py).
+LOOKUP_MATCH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,21 @@ DRAFTERS: dict[str, Callable[[Surroundings], Drafter]] = {
 }
 
 
+def _make_ngram_lookup() -> Drafter:
+    from tailrace.drafting.ngram import NGram
+
+    return NGram(LOOKUP_MATCH, LOOKUP_MATCH)
+
+
+def _make_suffix_lookup() -> Drafter:
+    from tailrace.drafting.suffix import Suffix
+
+    return Suffix(min_match=LOOKUP_MATCH)
+
+
+LOOKUPS: dict[str, Callable[[], Drafter]] = {"ngram": _make_ngram_lookup, "suffix": _make_suffix_lookup}
+
+
 def load_drafter(
     config: SpeculationConfig, model: ModelConfig, target: ModelRunner, sampler: Sampler, block_size: int
 ) -> Drafter:
@@ -138,11 +159,15 @@ def load_drafter(
     drafter reads.
 
     Raises:
-        ConfigError: the drafter needs weights that are not named, or a model with layers.
+        ConfigError: the drafter needs weights that are not named, or a model with layers. Or a lookup has no drafter
+            after it.
         ModelLoadError: the weights do not fit.
     """
+    config.check_lookup()
     where = Surroundings(config, model, target, sampler, block_size)
     drafter = DRAFTERS[config.drafter](where)
+    if config.lookup != "none":
+        drafter = LookupDrafter(LOOKUPS[config.lookup](), drafter)
     if drafter.captures:
         where.layered.capture(drafter.captures)
     return drafter

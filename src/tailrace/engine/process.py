@@ -90,7 +90,7 @@ def build_engine(config: EngineConfig, enter: Callable[[str], object] = lambda p
     grammars = grammars_of(config, folder, token_bytes, info.eos_token_ids, runner.vocab_size)
     enter("cache")
     drafter = None
-    if config.speculation.drafter != "none":
+    if config.speculation.drafter != "none" or config.speculation.lookup != "none":
         drafter = partial(load_drafter, config.speculation, config.model, runner, block_size=config.cache.block_size)
     return Engine(runner, info, config.cache, config.scheduler, token_bytes, grammars, config.speculation, drafter)
 

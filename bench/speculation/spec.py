@@ -39,6 +39,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="NAME[:FOLDER]",
         help="as for tailrace serve --drafter and --draft-model; draft_model alone: the model drafts for itself",
     )
+    parser.add_argument("--draft-quantize", default="none", help="of the weights of draft_model, as for tailrace serve")
     parser.add_argument("--rules", nargs="+", default=["exact"], choices=get_args(Rule), help="of verification")
     parser.add_argument(
         "--sampled", action="store_true", help="all texts at temperature 0.8, top_p 0.95, not only free ones"
@@ -199,7 +200,7 @@ def flags_of(drafter: str, args: argparse.Namespace, local: LocalModel) -> str:
     """The flags of a server with this drafter."""
     name, _, folder = drafter.partition(":")
     if name == "draft_model":
-        folder = folder or str(local.folder)
+        folder = f"{folder or local.folder} --draft-quantize {args.draft_quantize}"
     more = f"--draft-model {folder}" if folder else ""
     return f"{args.server_args} --no-log-requests --drafter {name} --max-drafts {args.max_drafts} {more}"
 

@@ -108,7 +108,8 @@ class DraftLengthController:
             if offer.count and len(offer.scores) == offer.count:
                 known.offer = offer
                 if not known.probed:
-                    chances = [known.correct(self._calibrations[offer.source].estimate(s)) for s in offer.scores]
+                    factor, calibration = known.factor, self._calibrations[offer.source]
+                    chances = [min(1.0, factor * calibration.estimate(score)) for score in offer.scores]
                     scored[place] = list(accumulate(chances, mul))
                     continue
             p, q = known.estimate_acceptance(self._all)
@@ -187,7 +188,7 @@ class DraftLengthController:
                 known.against_share.add(float(place < accepted), share)
             else:
                 for each in (known.acceptance, self._all):
-                    each.add_expected(place, known.correct(share))
+                    each.add_expected(place, min(1.0, known.factor * share))
 
     def _probe(self, offer: Offer) -> int:
         """Return how many drafts of a sequence to verify although none pays: some if a probe is due."""

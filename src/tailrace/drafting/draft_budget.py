@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tailrace.drafting.step_time import fit_isotonic
-
 
 def select_drafts(survival: Sequence[Sequence[float]], tokens: float, seconds: float, step_s: list[float]) -> list[int]:
     """Return how many drafts of each sequence to verify, from its first on.
@@ -40,4 +38,11 @@ def select_drafts(survival: Sequence[Sequence[float]], tokens: float, seconds: f
 
 def find_convex_costs(step_s: Sequence[float]) -> list[float]:
     """Return what each further position costs, by the greatest convex curve that is nowhere above these times."""
-    return [cost for _, cost in fit_isotonic([(at, b - a, 1) for at, (a, b) in enumerate(pairwise(step_s))])]
+    pools: list[tuple[float, int]] = []  # the sum of neighbouring costs, and their number; means rise
+    for before, after in pairwise(step_s):
+        total, count = after - before, 1
+        while pools and pools[-1][0] * count > total * pools[-1][1]:
+            more, others = pools.pop()
+            total, count = total + more, count + others
+        pools.append((total, count))
+    return [total / count for total, count in pools for _ in range(count)]

@@ -71,6 +71,7 @@ class DraftHistory:
             self.acceptance.later.apply_prior(all_of_them.later.value),
         )
 
-    def correct(self, share: float) -> float:
-        """Return the probability that a draft is accepted, of which this share is accepted in all sequences."""
-        return min(1.0, share * self.against_share.apply_prior(1.0))
+    @property
+    def factor(self) -> float:
+        """How often its drafts are accepted, as a multiple of the shares of all sequences."""
+        return self.against_share.apply_prior(1.0)

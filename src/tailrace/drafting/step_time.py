@@ -81,7 +81,7 @@ class StepTime:
         node.add(tokens, seconds / self._level)
         self._nodes = {key: node for key, node in self._nodes.items() if self._steps - node.at < FORGET}
         settled = [node for (_, plain), node in self._nodes.items() if len(node.times) >= (PLAIN if plain else SETTLED)]
-        self._curve = fit_isotonic(sorted((node.tokens, node.time, len(node.times)) for node in settled))
+        self._curve = _fit_isotonic(sorted((node.tokens, node.time, len(node.times)) for node in settled))
         return node.time * self._level
 
     def estimate_steps(self, tokens: int, more: int) -> list[float]:
@@ -130,7 +130,7 @@ def _estimate_prior(tokens: float) -> float:
     return 1.0 + FLAT * tokens
 
 
-def fit_isotonic(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
+def _fit_isotonic(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
     """Return the isotonic regression of (x, y, weight), in the order of x: (x, y) with y rising. Neighbours that fall
     are pooled."""
     pools: list[tuple[float, float, list[float]]] = []  # the mean of y, its weight, the x

@@ -154,10 +154,13 @@ class Simulation:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-@pytest.mark.parametrize("streams", [8, 32])
-def test_scores_make_steps_faster_where_positions_cost_time(streams, noise):
-    with_scores, without = (Simulation(streams, scored=scored, noise=noise).rate() for scored in (True, False))
+def test_scores_make_steps_faster_where_positions_cost_time(noise):
+    with_scores, without = (Simulation(8, scored=scored, noise=noise).rate() for scored in (True, False))
     assert with_scores > 1.08 * without
+
+
+def test_scores_add_nothing_where_a_step_is_full_without_drafts():
+    assert Simulation(32, scored=True).rate(200) > 0.97 * 32 / step_s(32)
 
 
 @pytest.mark.few(1)

@@ -20,6 +20,7 @@ from architectures.tiny import ROPE_BOUNDARY
 from tailrace.config import CacheConfig, ModelConfig, SchedulerConfig
 from tailrace.engine.engine import Engine
 from tailrace.errors import ConfigError, ModelLoadError
+from tailrace.models.auto_class import find_auto_class
 from tailrace.params import SamplingParams
 from tailrace.runners import load_runner
 from tailrace.runners.base import ModelRunner, StatefulRunner
@@ -120,9 +121,10 @@ def line(error: BaseException) -> str:
 
 def reference(folder: Path, dtype: torch.dtype, attention: str) -> Any:
     """The checkpoint as transformers runs it."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+    kind = find_auto_class(AutoConfig.from_pretrained(folder))
+    return kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
 
 
 @torch.inference_mode()

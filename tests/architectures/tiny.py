@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from tailrace.models.auto_class import find_auto_class
 
 VOCAB = 300
 LAYERS = 4
@@ -72,8 +77,9 @@ LATENT = {"head_dim": SHRUNK["qk_rope_head_dim"], "num_key_value_heads": SHRUNK[
 
 
 def architectures() -> dict[str, str]:
-    """Model type → class, of all causal language models in the installed transformers."""
-    return dict(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()))
+    """Model type → class, of all causal language models in the installed transformers, and of those that also see."""
+    found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return dict(sorted(found.items()))
 
 
 def shrunk(kind: type[Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +126,7 @@ def write(model_type: str, own: dict[str, Any], folder: Path, std: float = STD) 
     """Write the checkpoint into `folder`."""
     config = tiny_config(model_type, own)
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = find_auto_class(config).from_config(config, dtype=torch.float32)
     randomise(model, std)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)

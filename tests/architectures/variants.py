@@ -18,6 +18,10 @@ QSA = {
     "indexer_budget": 16,
     "indexer_compress_ratio": 4,
 }
+EIGHT, FOUR = (
+    {"text_config": {"rope_parameters": {"rope_type": "default", **ROPE, "mrope_section": sections}}}
+    for sections in ([2, 3, 3], [1, 1, 2])
+)
 AUDIO = {"adapter_input_size": 64}
 DRAFTER = "a drafter: it reads the cache of the Gemma 4 it drafts for and can't answer alone"
 
@@ -38,6 +42,27 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "qwen4_exp_text": QSA,
     "qwen4_exp": {"text_config": QSA},
+    **dict.fromkeys(("glm4v", "glm46v", "glm_ocr", "glmga", "paddleocr_vl", "cosmos3_edge"), EIGHT),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker"), EIGHT),
+    **dict.fromkeys(("glm4v_moe", "hy_v4_vl"), FOUR),
+    "ernie4_5_vl_moe": {"text_config": {**EIGHT["text_config"], "moe_intermediate_size": [48, 48]}},
+    "granite_docling": {"vision_config": {"out_hidden_size": 64}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    **dict.fromkeys(("inkling2", "inkling2_loop"), {"vision_config": {"text_hidden_size": 64}}),
+    "cohere_compass": {
+        "text_config": {"rope_parameters": {kind: {**ROPE, "rope_type": "default"} for kind in HALF[:2]}}
+    },
+    "glm5_next": {
+        "text_config": {
+            "qk_rope_head_dim": 0,
+            "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse"] * 2,
+            "indexer_types": ["full", "full", "shared", "full"],
+            "index_kpool": 4,
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+        }
+    },
     "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 32], "attn_layers": ["local", "lsh"] * 2},
     "xlstm": {"chunkwise_kernel": "chunkwise--native_autograd", "qk_dim_factor": 1.0},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},

@@ -1,5 +1,5 @@
 """Every kind of layer says what transformers says, greedy and in float32, however the engine schedules the work: sinks,
-latent attention, long rope, chunks, shared keys, and states per slot."""
+latent attention, long rope, chunks, shared keys, and states per slot. So does the text of a model that also sees."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tailrace.drafting.ngram import NGram
 from tailrace.engine import state_snapshots
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.errors import ConfigError
+from tailrace.models.auto_class import find_auto_class
 from tailrace.runners import load_runner
 from tailrace.runners.states import RecurrentState
 from tailrace.runners.transformers import TransformersRunner
 
-QUICK = ["gpt-oss", "deepseek-v3", "llama4 text", "gemma4 text", "qwen3.5", "lfm2", "granite 4", "mamba"]
+QUICK = ["gpt-oss", "deepseek-v3", "llama4 text", "gemma4 text", "qwen3.5", "lfm2", "granite 4", "mamba", "mistral 3"]
 STATES = ["qwen3.5", "lfm2", "granite 4", "mamba", "minimax"]
 COUNT = 24
 # each longer than every window, chunk and original context of the models, but for the last
@@ -34,7 +35,8 @@ class Loaded:
 
     def __init__(self, name: str, folder: Path) -> None:
         save(name, folder)
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        kind = find_auto_class(transformers.AutoConfig.from_pretrained(folder))
+        theirs = kind.from_pretrained(folder, dtype=torch.float32).eval()
         self.expected = [self.generate(theirs, prompt) for prompt in PROMPTS]
         self.runner = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=16)
 

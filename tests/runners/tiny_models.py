@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from tailrace.models.auto_class import find_auto_class
+
 t: Any = transformers
 VOCAB = 211
 COMMON: dict[str, Any] = {
@@ -21,6 +23,14 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
+}
+SEEING: dict[str, Any] = {  # the part that sees
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 16,
 }
 MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 HEADS: dict[str, Any] = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 64}
@@ -211,13 +221,39 @@ MODELS: dict[str, Any] = {
         mamba_d_state=8,
         mamba_dt_rank=8,
     ),
+    "mistral 3": lambda: t.Mistral3Config(
+        text_config=t.MistralConfig(**COMMON, head_dim=16, sliding_window=8), vision_config={"model_type": "pixtral", **SEEING}, image_token_index=10
+    ),
+    "glm 5.3": lambda: t.Glm5NextConfig(
+        text_config=t.Glm5NextTextConfig(
+            **COMMON | {"num_hidden_layers": 4, "num_key_value_heads": 4},
+            layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+            mlp_layer_types=["dense", "sparse"] * 2,
+            indexer_types=["full", "full", "shared", "full"],
+            moe_intermediate_size=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+            index_head_dim=16,
+            index_n_heads=16,
+            index_topk=16,
+            index_kpool=4,
+            linear_num_heads=4,
+            linear_head_dim=16,
+        ),
+        vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64},
+    ),
 }
 
 
 def save(name: str, folder: Path) -> Path:
     """A random model of the kind."""
     torch.manual_seed(1)
-    model = t.AutoModelForCausalLM.from_config(MODELS[name]())
+    config = MODELS[name]()
+    model = find_auto_class(config).from_config(config)
     for part, parameter in model.named_parameters():
         if parameter.dim() > 1 and "A_log" not in part and "conv" not in part:
             torch.nn.init.normal_(parameter, std=0.2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,12 @@ from tailrace.errors import ModelLoadError
 NAME = "tailrace"  # the name under which the function is registered
 ATTRIBUTE = "tailrace_layer"  # where a module carries its AttentionLayer
 STAND_IN = torch.zeros(1, 1, 1, 1)  # stands for the mask where a module's own code asks for one; nobody reads it
+
+
+class SelectedPositions(NamedTuple):
+    """Takes the place of a mask: the positions that each token sees, [1, T, K]. Numbers below 0 are ignored."""
+
+    indices: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -226,7 +232,7 @@ def forward_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | SelectedPositions | None = None,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -237,7 +243,9 @@ def forward_attention(
         ModelLoadError: the model makes a mask of its own (found by the trial run at load).
     """
     layer = layer_of(module)
-    if attention_mask is not None and attention_mask is not STAND_IN:
+    if isinstance(attention_mask, SelectedPositions):
+        options["indices"] = attention_mask.indices
+    elif attention_mask is not None and attention_mask is not STAND_IN:
         raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
     parts = (x[0].transpose(0, 1) for x in (query, key, value))
     spans = layer.shared.spans or []

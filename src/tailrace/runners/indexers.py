@@ -25,6 +25,8 @@ from tailrace.runners.attention import AttentionState, SequenceSpan
 
 KEEPS = ("update_indexer", "update_index")  # the methods of transformers' caches that take an indexer's keys
 ATTRIBUTE = "tailrace_indexer"  # where a module carries its IndexerLayer
+MASK_MAKER = "build_attention_mask_from_topk"  # a method of attention modules that takes `topk_indices` (GLM-5.3)
+NO_KEYS = torch.empty(0)
 CACHES = ("cache", "past_key_values")  # the names of the parameter for the cache, the newest first
 
 
@@ -70,7 +72,7 @@ class IndexerLayer:
         for number, span in enumerate(spans):
             own = {name: cut_tokens(value, span, hidden.shape[1]) for name, value in given.items()}
             own[self.cache_name] = PagedKeys(self, number, span)
-            if self.takes_mask:
+            if self.takes_mask and not is_padding_mask(given.get("attention_mask")):
                 own["attention_mask"] = make_bias(span, hidden)
             found.append(self.forward(**own))
         return found
@@ -107,6 +109,14 @@ class KeysCache(ABC):
         return self.update_indexer(keys)
 
     @property
+    @abstractmethod
+    def keys(self) -> torch.Tensor:
+        """The keys of all positions, once the pass's are in."""
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[-2]
+
+    @property
     def layers(self) -> KeysCache:
         return self
 
@@ -119,9 +129,11 @@ class NotedKeys(KeysCache):
     """The cache of a dense pass: the layer notes what a position's key looks like."""
 
     layer: IndexerLayer
+    keys: torch.Tensor = NO_KEYS
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
         self.layer.dim, self.layer.dtype = keys.shape[-1], keys.dtype
+        self.keys = keys
         return keys
 
 
@@ -132,6 +144,7 @@ class PagedKeys(KeysCache):
     layer: IndexerLayer
     sequence: int
     span: SequenceSpan
+    keys: torch.Tensor = NO_KEYS
 
     def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
         shared, span = self.layer.shared, self.span
@@ -139,7 +152,9 @@ class PagedKeys(KeysCache):
         assert step is not None, "an indexer outside of a forward pass"
         memory.view(-1, self.layer.dim)[step.slot_mapping[span.begin : span.end]] = keys.reshape(-1, self.layer.dim)
         blocks = step.block_tables[self.sequence, : -(-span.length // memory.shape[1])].long()
-        return memory[blocks].flatten(0, 1)[: span.length].view(*keys.shape[:-2], span.length, self.layer.dim)
+        found = memory[blocks].flatten(0, 1)[: span.length]
+        self.keys = found.view(*keys.shape[:-2], span.length, self.layer.dim)
+        return self.keys
 
 
 def cut_tokens(value: Any, span: SequenceSpan, tokens: int) -> Any:
@@ -149,6 +164,11 @@ def cut_tokens(value: Any, span: SequenceSpan, tokens: int) -> Any:
     if isinstance(value, tuple):
         return tuple(cut_tokens(part, span, tokens) for part in value)
     return value
+
+
+def is_padding_mask(mask: Any) -> bool:
+    """Return True for a mask that tells tokens from padding, [1, tokens], and says nothing about positions."""
+    return isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == 2
 
 
 def make_bias(span: SequenceSpan, like: torch.Tensor) -> torch.Tensor:
@@ -189,9 +209,12 @@ def attach_indexers(model: Any, shared: AttentionState) -> list[IndexerLayer]:
 
 
 def prepare_owners(model: Any) -> None:
-    """Let the attention modules that own an indexer know its blocks, and give them a mask to pass on."""
+    """Let the attention modules that own an indexer know its blocks, and give them a mask to pass on. A module that
+    makes a mask out of the selected positions passes the positions on."""
     for module in model.modules():
         layer = getattr(module, attention.ATTRIBUTE, None)
+        if layer is not None and hasattr(module, MASK_MAKER):
+            setattr(module, MASK_MAKER, partial(keep_positions, module))
         for child in module.children():
             indexer: IndexerLayer | None = getattr(child, ATTRIBUTE, None)
             if layer is None or indexer is None:
@@ -199,6 +222,14 @@ def prepare_owners(model: Any) -> None:
             layer.selected_block = int(getattr(child, "block_size", 0))
             if indexer.takes_mask:
                 module.register_forward_pre_hook(with_mask, with_kwargs=True)
+
+
+def keep_positions(module: Any, topk_indices: torch.Tensor, **options: Any) -> Any:
+    """Return the selected positions [1, T, K] in place of a mask; the module's own mask in a pass with the model's own
+    attention."""
+    if module.config._attn_implementation == "eager":
+        return getattr(type(module), MASK_MAKER)(module, topk_indices=topk_indices, **options)
+    return attention.SelectedPositions(topk_indices)
 
 
 def with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 
 from tailrace.base.extras import require_extra
 from tailrace.errors import ModelLoadError
+from tailrace.models.auto_class import find_auto_class
 
 MORE_THAN_TENSORS = "hold more than tensors, which could be code; use safetensors"  # torch.load, of pickle files
 
@@ -42,11 +43,8 @@ def make_load_error(folder: Path, config: Any, error: Exception, remote_code: bo
 def find_shape_mismatch(folder: Path, config: Any, remote_code: bool) -> str | None:
     """Return the first tensor whose shape differs from the shape that config.json gives it. Return None if there is
     none. Only names that the model has too are compared."""
-    with require_extra("serve"):
-        from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):  # takes no memory
-        model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code)
+        model: nn.Module = find_auto_class(config).from_config(config, trust_remote_code=remote_code)
     made, found = dict(model.named_parameters()), dict(read_shapes(folder))
     for name, parameter in made.items():
         if (shape := found.get(name, parameter.shape)) == parameter.shape:

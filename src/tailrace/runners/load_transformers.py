@@ -23,6 +23,7 @@ from tailrace.base.extras import require_extra
 from tailrace.base.process_limits import SETTINGS_BYTES, limit_growth
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError
+from tailrace.models.auto_class import find_auto_class
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, forward_attention
 from tailrace.runners.decode_steps import record_calls, record_graphs
@@ -181,7 +182,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> Any:
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
     with require_extra("serve"):
-        from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+        from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
@@ -197,7 +198,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
         use_causal_masks(config)
         admit_blocks(config, device)
         quantized = getattr(config, "quantization_config", None) is not None  # transformers may delete it
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = find_auto_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,

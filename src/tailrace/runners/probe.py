@@ -14,7 +14,15 @@ import torch
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
-from tailrace.runners.attention import AttentionLayer, AttentionState, AttentionStep, layer_of, selection_of, sinks_of
+from tailrace.runners.attention import (
+    AttentionLayer,
+    AttentionState,
+    AttentionStep,
+    SelectedPositions,
+    layer_of,
+    selection_of,
+    sinks_of,
+)
 from tailrace.runners.masks import AttentionMask, read_mask_tensor
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
@@ -38,7 +46,7 @@ def probe_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | SelectedPositions | None = None,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -49,6 +57,8 @@ def probe_attention(
         ModelLoadError: the layer asks for something that the paged kernel can't do, or computes something else.
     """
     name, layer = type(module).__name__, layer_of(module)
+    if isinstance(attention_mask, SelectedPositions):
+        options["indices"], attention_mask = attention_mask.indices, None
     refuse_options(name, options)
     tokens = query.shape[2]
     if query.shape[0] != 1 or key.shape[2] != tokens or query.shape[-1] != key.shape[-1]:

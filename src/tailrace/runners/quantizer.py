@@ -42,7 +42,7 @@ class BlocksQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         self.types, shapes = dict(self.quantization_config.types), dict(self.quantization_config.shapes)
-        if model.config.get_text_config().tie_word_embeddings:
+        if getattr(model.config, "tie_word_embeddings", False):  # as transformers ties: the whole model's setting
             for target, source in (model._tied_weights_keys or {}).items():
                 if source in self.types:
                     self.types[target], shapes[target] = self.types[source], shapes[source]

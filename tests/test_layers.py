@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "explanation": set(),
     "kernels": set(),
     "sampling": {"kernels", "wire.messages"},
-    "runners": {"kernels", "models.tensors", "models.context", "models.auto_class"},  # headers of files; rules about settings
+    # headers of files; rules about settings
+    "runners": {"kernels", "models.tensors", "models.context", "models.auto_class"},
     "drafting": {"kernels", "sampling", "runners"},
     "grammar": set(),
     "models": {"wire.messages", "text.templates.program"},  # of text only what compiles a chat template

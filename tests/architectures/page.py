@@ -16,9 +16,10 @@ PAGE = ROOT / "docs/models.md"
 
 HEAD = """# Models
 
-This page lists what the server does with every causal language model of transformers. `make test-models` writes the
-page. It builds a tiny random checkpoint of each architecture. Windows, chunks and rotary boundaries are so short that
-the prompts cross them. Three prompts get answers of forty tokens each (`ARGS="--new 10"`: of ten).
+This page lists what the server does with every causal language model of transformers, and with every model that also
+sees and answers with text. `make test-models` writes the page. It builds a tiny random checkpoint of each architecture.
+Windows, chunks and rotary boundaries are so short that the prompts cross them. Three prompts get answers of forty
+tokens each (`ARGS="--new 10"`: of ten).
 
 - **equal**: in float32 the greedy tokens are those of transformers' `generate`: alone, prefilled in chunks of seven,
   and in a batch beside other requests. In bfloat16 the logits are at most twice as far from the float32 ones as those
@@ -28,6 +29,7 @@ the prompts cross them. Three prompts get answers of forty tokens each (`ARGS="-
 - **wrong**: tokens or logits differ.
 - **crashed**: the server ends with an exception that does not help the operator.
 - **unmade**: transformers can't build or run the tiny model here, so nothing is known.
+- An empty cell: not judged with this version.
 
 **Architectures that are not listed**, such as those in a checkpoint's own code. At each load the server compares the
 model with itself ([decision 0045](decisions/0045-masks-say-the-window.md)). A model that is not reproduced is refused,
@@ -60,7 +62,10 @@ their passes happen to end there.
 **MTP heads** of DeepSeek V3 and V3.2, GLM-4.5 to GLM-5, Qwen3-Next, Qwen3.5 and MiMo, and Gemma 4's assistants, draft
 with [`--drafter mtp`](speculation.md#mtp-heads). This page judges models without drafts.
 
-**Models that also see or hear** are served as models of text. Images and sounds are a 400.
+**Models that also see or hear** are served as models of text. Images and sounds are a 400, or
+[a line of text](api/chat.md#images-and-files). Many of these models have no causal class in transformers, such as
+Mistral Small 3.2, Ministral 3, Qwen3-VL, GLM-4.6V, GLM-5.3 and Kimi K2.5. The server takes their image-text-to-text
+class. The part that sees is loaded and not used.
 
 ## Context
 

@@ -48,7 +48,7 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe": {"text_config": {**EIGHT["text_config"], "moe_intermediate_size": [48, 48]}},
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
-    **dict.fromkeys(("inkling2", "inkling2_loop"), {"vision_config": {"text_hidden_size": 64}}),
+    **{name: {"vision_config": {"text_hidden_size": 64}} for name in ("inkling2", "inkling2_loop")},
     "cohere_compass": {
         "text_config": {"rope_parameters": {kind: {**ROPE, "rope_type": "default"} for kind in HALF[:2]}}
     },

@@ -58,14 +58,14 @@ def test_tensors_that_share_bytes(tmp_path: Path):
 
 @pytest.mark.parametrize("layers", [0, -1, 2.0, "2", [2], True], ids=str)
 def test_a_number_of_layers_that_is_none(tmp_path: Path, layers: object):
-    with pytest.raises(ModelLoadError, match="num_hidden_layers must be a whole number above 0, got "):
+    with pytest.raises(ModelLoadError, match="num_hidden_layers must be a whole number from 1, got "):
         check_against_config(write(tmp_path, random_weights(), num_hidden_layers=layers))
 
 
 @pytest.mark.parametrize("value", [0, -5, 2.5, "x", True, 10**15], ids=str)
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings"])
 def test_a_size_that_no_model_has(tmp_path: Path, field: str, value: object):
-    said = "be at most 2147483647" if value == 10**15 else "be a whole number above 0"
+    said = "be at most 2147483647" if value == 10**15 else "be a whole number from 1"
     with pytest.raises(ModelLoadError, match=f"config.json: {field} must {said}, got {value}"):
         resolve(ModelConfig(model=str(write(tmp_path, random_weights(), **{field: value}))), progress=False)
 

@@ -118,7 +118,7 @@ def test_damaged_file_of_settings(folder: Path, name: str, kind: str):
 HUGE = 10**400
 VALUES = [  # a file, what it holds besides, and what the sentence says
     ("config.json", {"vocab_size": HUGE}, "vocab_size must be at most"),
-    ("config.json", {"vocab_size": "many"}, "vocab_size must be a whole number above 0"),
+    ("config.json", {"vocab_size": "many"}, "vocab_size must be a whole number from 1"),
     ("config.json", {"num_hidden_layers": 10**9}, "states 1000000000 layers"),
     ("config.json", {"max_position_embeddings": None, "n_ctx": HUGE}, "the context must be at most"),
     (

@@ -222,7 +222,9 @@ MODELS: dict[str, Any] = {
         mamba_dt_rank=8,
     ),
     "mistral 3": lambda: t.Mistral3Config(
-        text_config=t.MistralConfig(**COMMON, head_dim=16, sliding_window=8), vision_config={"model_type": "pixtral", **SEEING}, image_token_index=10
+        text_config=t.MistralConfig(**COMMON, head_dim=16, sliding_window=8),
+        vision_config={"model_type": "pixtral", **SEEING},
+        image_token_index=10,
     ),
     "glm 5.3": lambda: t.Glm5NextConfig(
         text_config=t.Glm5NextTextConfig(

@@ -74,9 +74,11 @@ def check_sizes(folder: Path, config: dict[str, Any]) -> None:
         value = config.get(name)
         if value is None or (isinstance(value, list) and name not in LAYERS):  # some models have one for each layer
             continue
-        least = 0 if name == "head_dim" and "kv_lora_rank" in config else 1  # the part that turns may be missing (GLM-5.3)
+        # of latent attention this is the part that turns, which may be missing (GLM-5.3)
+        least = 0 if name == "head_dim" and "kv_lora_rank" in config else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ModelLoadError(f"{folder}: config.json: {name} must be a whole number from {least}, got {value!s:.80}")
+            wanted = f"a whole number from {least}"
+            raise ModelLoadError(f"{folder}: config.json: {name} must be {wanted}, got {value!s:.80}")
         if value > MAX_SIZE:
             raise ModelLoadError(f"{folder}: config.json: {name} must be at most {MAX_SIZE}, got {value!s:.80}")
 

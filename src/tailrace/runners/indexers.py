@@ -99,7 +99,13 @@ def take_earliest(values: torch.Tensor, k: int, dim: int = -1, largest: bool = T
 
 
 class KeysCache(ABC):
-    """Stands for transformers' cache in an indexer. It is the cache of each layer, and the layer."""
+    """Stands for transformers' cache in an indexer. It is the cache of each layer, and the layer.
+
+    Attributes:
+        keys: of all positions, once the pass's are in.
+    """
+
+    keys: torch.Tensor
 
     @abstractmethod
     def update_indexer(self, keys: torch.Tensor, layer_idx: int = 0) -> torch.Tensor:
@@ -107,11 +113,6 @@ class KeysCache(ABC):
 
     def update_index(self, keys: torch.Tensor) -> torch.Tensor:
         return self.update_indexer(keys)
-
-    @property
-    @abstractmethod
-    def keys(self) -> torch.Tensor:
-        """The keys of all positions, once the pass's are in."""
 
     def get_seq_length(self) -> int:
         return self.keys.shape[-2]

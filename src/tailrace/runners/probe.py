@@ -27,6 +27,9 @@ from tailrace.runners.masks import AttentionMask, read_mask_tensor
 
 NAME = "tailrace_probe"  # the name under which the functions are registered
 BLOCK = 16
+OTHER_MASK = (
+    "by a mask that is not causal within a sliding window or a chunk, or by a bias in it; this is not supported"
+)
 # Largest relative error of a layer's output, by bits of the mantissa. The rounding of one attention stays below.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
@@ -70,10 +73,7 @@ def probe_attention(
     else:
         mask = read_mask_tensor(attention_mask, tokens)
     if mask is None:
-        raise ModelLoadError(
-            f"{name} attends by a mask that is not causal within a sliding window or a chunk, or by a bias in it; this "
-            "is not supported"
-        )
+        raise ModelLoadError(f"{name} attends {OTHER_MASK}")
     layer.calls += 1
     layer.note(key, value)
     layer.scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)

@@ -82,6 +82,14 @@ def test_each_other_field_is_refused_by_name(name):
     assert raised.value.param in asked
 
 
+def test_an_argument_of_another_type_is_refused_by_name():
+    for wrong in ({"top_k": 3}, None):
+        with pytest.raises(ValueError, match="params must be"):
+            TailraceSampler(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="eos_token_ids must be"):
+        TailraceSampler(SamplingParams(), eos_token_ids=EOS)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("width", [KNOWN, 200])
 def test_the_masks_of_filters_hold(width):
     params, allowed = SamplingParams(temperature=2.0, seed=3), torch.zeros(V, dtype=torch.bool)

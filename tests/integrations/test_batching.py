@@ -150,6 +150,23 @@ def test_a_config_that_cannot_be_served_is_refused(model, fields, message):
         run(model, None, config=config)
 
 
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"model": "a folder"}, "model"),
+        ({"inputs": [5, 9]}, "inputs"),
+        ({"inputs": ["text"]}, "inputs"),
+        ({"params": {"temperature": 0.5}}, "params"),
+        ({"params": [{"temperature": 0.5}]}, "params"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(model, given, field):
+    with pytest.raises(ParameterError, match=f"{field} must be"):
+        generate_batch(**({"model": model, "inputs": [[5]]} | given))
+    with pytest.raises(ParameterError, match="manager must be"):
+        attach_sampler(model)
+
+
 def test_as_many_parameters_as_prompts(model):
     with pytest.raises(ParameterError, match="params must be one for each of 4 prompts, got 2"):
         run(model, MIXED[:2])

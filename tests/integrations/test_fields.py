@@ -147,6 +147,24 @@ def test_each_other_field_is_refused_by_name(model, path, name):
     assert PATHS[path][raised.value.param] in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"params": {"temperature": 0.5}}, "params"),
+        ({"params": None}, "params"),
+        ({"params": [SamplingParams()]}, "params"),
+        ({"params": SamplingParams(), "eos_token_ids": 3}, "eos_token_ids"),
+        ({"params": SamplingParams(), "eos_token_ids": None}, "eos_token_ids"),
+        ({"params": SamplingParams(), "eos_token_ids": ["</s>"]}, "eos_token_ids"),
+        ({"params": SamplingParams(), "handled_by_caller": "stop"}, "handled_by_caller"),
+        ({"params": SamplingParams(), "handled_by_caller": None}, "handled_by_caller"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(given, name):
+    with pytest.raises(ParameterError, match=f"{name} must be"):
+        TailraceLlamaProcessor(**given)
+
+
 NAMES = FieldPlace("the_place", "the engine", LLAMA_CPP, {"top_p": "the engine's own top_p, elsewhere"}, ("read",))
 
 
@@ -168,6 +186,11 @@ def test_a_name_without_effect_is_an_error_with_the_reason(name, text):
         check_names([name], NAMES)
     assert text in str(raised.value)
     assert raised.value.param == name
+
+
+def test_a_name_that_is_no_text_is_refused():
+    with pytest.raises(ParameterError, match="a name in the_place must be text, got 3"):
+        check_names([3], NAMES)  # type: ignore
 
 
 def test_names_that_act_or_that_others_read_pass():

@@ -267,6 +267,8 @@ def test_what_cannot_be_streamed_is_said():
         TailraceStreamer(tokenizer, errors="ignore")
     with pytest.raises(ParameterError, match="backend_tokenizer"):
         TailraceStreamer(object())  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="params must be a SamplingParams, got dict"):
+        TailraceStreamer(tokenizer, params={"stop": ("x",)})  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="clean_up_tokenization_spaces must be False"):
         TailraceStreamer(theirs("word piece"), clean_up_tokenization_spaces=True)
     streamer = TailraceStreamer(tokenizer, timeout=0.01)

@@ -70,6 +70,29 @@ def test_what_is_none_is_said_at_once(cls, given, field):
         cls(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"attention_mask": [[1, 1]]}, "attention_mask"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [1.5]}, "eos_token_id"),
+        ({"handled_by_caller": None}, "handled_by_caller"),
+        ({"handled_by_caller": "stop"}, "handled_by_caller"),
+    ],
+)
+def test_arguments_of_the_processor_are_checked_at_once(given, field):
+    with pytest.raises(ParameterError, match=f"{field} must be"):
+        TailraceLogitsProcessor(**given)
+
+
+@pytest.mark.parametrize("eos", [None, -1, [-1]])
+def test_no_end_is_no_error(model, eos):
+    """transformers takes these for a model without an end."""
+    sampling = TailraceSampling(SamplingParams(temperature=0.0))
+    found = generate_rows(model, sampling, eos_token_id=eos)
+    assert found == generate_rows(model, None, eos_token_id=eos, do_sample=False)
+
+
 def test_streamers_must_be_some_and_one_for_each_row():
     for wrong in ("x", [None], 5):
         with pytest.raises(ParameterError, match="streamer must be"):

@@ -11,6 +11,7 @@ from tailrace.errors import ParameterError
 from tailrace.integrations.field_values import read_value
 from tailrace.params import FIELDS, SamplingParams, find_idle
 from tailrace.sampling.processors import find_processor
+from tailrace.sampling.validation import check_kind, checked_names
 
 # names of fields at other servers, or of ours over HTTP
 OTHER_NAMES = {
@@ -45,14 +46,16 @@ class FieldPlace(NamedTuple):
 def check_fields(
     params: SamplingParams, refused: Mapping[str, str], path: str, handled_by_caller: Collection[str] = ()
 ) -> None:
-    """Raise ParameterError for the first field that is not neutral and is refused.
+    """Raise ParameterError for the first field that is not neutral and is refused, and for arguments of other types.
 
     Args:
         refused: field → the reason. path: where it is refused, for the message. handled_by_caller: fields that are not
             refused, because the caller acts on them.
     """
+    check_kind("params", params, SamplingParams)
+    handled = checked_names("handled_by_caller", handled_by_caller)
     for name, reason in refused.items():
-        if name not in handled_by_caller and not params.neutral(name):
+        if name not in handled and not params.neutral(name):
             raise ParameterError(f"{name} is refused by {path}: {reason}", name)
 
 
@@ -71,6 +74,8 @@ def check_names(names: Iterable[str], place: FieldPlace, read_by_others: bool = 
         read_by_others: somebody else's code may read names that tailrace does not know.
     """
     for name in names:
+        if not isinstance(name, str):
+            raise ParameterError(f"a name in {place.name} must be text, got {name!r:.100}", place.name)
         if text := explain_name(name, place, read_by_others):
             raise ParameterError(text, name)
 

@@ -17,6 +17,7 @@ from tailrace.integrations.field_values import read_value
 from tailrace.integrations.refusals import FieldPlace, check_names
 from tailrace.integrations.v1_engine import GREEDY_BELOW, READ_BY_ENGINE
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, find_void
+from tailrace.sampling.validation import check_kind
 
 SAME = (
     *("temperature", "top_p", "min_p", "seed", "min_tokens", "logprobs", "presence_penalty", "frequency_penalty"),
@@ -55,6 +56,7 @@ def read_own_fields(params: Any) -> dict[str, Any]:
         ParameterError: a name is refused, belongs to Aphrodite's own fields, or is nearly the name of a field.
     """
     given = params.extra_args or {}
+    check_kind("extra_args", given, dict)
     check_names(given, PLACE, True)
     own = {name: read_value(FIELDS[name], value) for name, value in given.items() if name in OURS}
     if waiting := find_text(own):

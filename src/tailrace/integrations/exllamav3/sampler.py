@@ -13,6 +13,7 @@ from tailrace.integrations.exllamav3.refused_fields import EXLLAMAV3
 from tailrace.integrations.refusals import check_fields
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key, token_for_each
+from tailrace.sampling.validation import checked_ids
 
 
 class TailraceSampler(JobSampler):
@@ -26,8 +27,8 @@ class TailraceSampler(JobSampler):
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
 
     Raises:
-        ParameterError: (a ValueError) for a field that can't act here. In the call for other fields that `Slots.add`
-            refuses.
+        ParameterError: (a ValueError) for a field that can't act here, and for an argument of another type. In the
+            call for other fields that `Slots.add` refuses.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class TailraceSampler(JobSampler):
         super().__init__()
         check_fields(params, EXLLAMAV3, "exllamav3", handled_by_caller)
         self.reqs_past_ids = True  # exllamav3's: pass the job's ids
-        self.params, self.eos_token_ids = params, tuple(eos_token_ids)
+        self.params, self.eos_token_ids = params, checked_ids("eos_token_ids", eos_token_ids, 2**32)
         self.handled_by_caller = {*handled_by_caller, "seed"}
         self._prompt: list[int] = []
         self._slots: Slots | None = None

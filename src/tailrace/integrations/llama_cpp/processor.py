@@ -23,6 +23,7 @@ from tailrace.integrations.refusals import check_fields
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampler, Slots, request_key
 from tailrace.sampling.reference import compute_distribution, scores_of
+from tailrace.sampling.validation import checked_ids
 
 KEPT = 200.0  # distance of the other tokens that could have been drawn below the drawn one
 REMOVED = 1e4  # distance of all other tokens
@@ -46,7 +47,7 @@ class TailraceLlamaProcessor:
             allowed, the likeliest allowed token is taken.
 
     Raises:
-        ParameterError: (a ValueError) for a field that can't act here.
+        ParameterError: (a ValueError) for a field that can't act here, and for an argument of another type.
 
     Example:
         >>> llm(prompt, temperature=0, logits_processor=LogitsProcessorList([processor]),
@@ -62,7 +63,8 @@ class TailraceLlamaProcessor:
         grammar: bool = True,
     ) -> None:
         check_fields(params, LLAMA_CPP, "llama-cpp-python", handled_by_caller)
-        self.params, self.eos_token_ids, self.grammar = params, tuple(eos_token_ids), grammar
+        self.params, self.grammar = params, grammar
+        self.eos_token_ids = checked_ids("eos_token_ids", eos_token_ids, 2**32)
         self.handled_by_caller = handled_by_caller
         self._seen = np.empty(0, dtype=np.intc)  # the ids of the last call
         self._slots: Slots | None = None

@@ -20,10 +20,12 @@ from transformers.generation.continuous_batching.utils import WorkloadHints
 from tailrace.errors import ParameterError
 from tailrace.integrations.refusals import FieldPlace, check_fields, check_names
 from tailrace.integrations.transformers.batch_sampler import PARAMS, BatchSampler
-from tailrace.integrations.transformers.generate import ids_of, without_warpers
+from tailrace.integrations.transformers.generate import without_warpers
+from tailrace.integrations.transformers.processor import check_params, list_eos_ids
 from tailrace.integrations.transformers.refused_fields import CONTINUOUS_BATCHING
 from tailrace.params import FIELDS, NEUTRAL, SamplingParams, find_void
 from tailrace.sampling import Slots
+from tailrace.sampling.validation import check_kind, checked_ids
 
 PATH = "continuous batching"
 PLACE = FieldPlace("add_request", PATH, CONTINUOUS_BATCHING)
@@ -48,17 +50,22 @@ def generate_batch(
         max_new_tokens: of requests without `max_tokens`.
 
     Raises:
-        ParameterError: (a ValueError) for a field that can't act here, or another number of parameters. RuntimeError: a
-            request has failed.
+        ParameterError: (a ValueError) for a field that can't act here, another number of parameters, or an argument of
+            another type. RuntimeError: a request has failed.
 
     Example:
         >>> outputs = generate_batch(model, [[5, 9], [7]], [SamplingParams(seed=1), SamplingParams(temperature=0.0)])
         >>> [output.generated_tokens for output in outputs]
     """
-    each = [params] * len(inputs) if params is None or isinstance(params, SamplingParams) else list(params)
-    if len(each) != len(inputs):
-        raise ParameterError(f"params must be one for each of {len(inputs)} prompts, got {len(each)}", "params")
-    hints = WorkloadHints(max(map(len, inputs), default=0), max_new_tokens or 0, len(inputs))
+    if not hasattr(model, "init_continuous_batching"):
+        raise ParameterError(f"model must be a generative model of transformers, got {type(model).__name__}", "model")
+    if params is not None:
+        check_params(params)
+    prompts = [checked_ids("inputs", ids, 2**32) for ids in inputs]
+    each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+    if len(each) != len(prompts):
+        raise ParameterError(f"params must be one for each of {len(prompts)} prompts, got {len(each)}", "params")
+    hints = WorkloadHints(max(map(len, prompts), default=0), max_new_tokens or 0, len(prompts))
     manager = attach_sampler(model.init_continuous_batching(generation_config, continuous_batching_config, hints))
     for one in filter(None, each):
         check_request(manager, one)
@@ -66,7 +73,7 @@ def generate_batch(
     manager.start()
     try:
         add = partial(manager.add_request, max_new_tokens=max_new_tokens)
-        wanted = [add(list(ids), params=one) for ids, one in zip(inputs, each, strict=True)]
+        wanted = [add(ids, params=one) for ids, one in zip(prompts, each, strict=True)]
         while len(found) < len(wanted) and manager.is_running():
             if (output := manager.get_result(timeout=RESULT_S)) is not None and output.is_finished():
                 found[output.request_id] = output
@@ -87,8 +94,9 @@ def attach_sampler(manager: ContinuousBatchingManager) -> ContinuousBatchingMana
 
     Raises:
         ParameterError: the manager has been started, or its generation config has a processor that can't run
-            here.
+            here, or it is no manager.
     """
+    check_kind("manager", manager, ContinuousBatchingManager)
     if manager.batch_processor is not None:
         raise ParameterError("the manager has been started: attach_sampler comes before", "manager")
     if manager.num_return_sequences != 1:
@@ -143,8 +151,7 @@ def add_request(
     check_request(manager, params)
     if max_new_tokens is None or params.max_tokens is not None:
         max_new_tokens = params.max_tokens
-    eos = ids_of(manager.generation_config.eos_token_id if eos_token_id is None else eos_token_id)
-    eos = [id for id in eos if id >= 0]
+    eos = list_eos_ids(manager.generation_config.eos_token_id if eos_token_id is None else eos_token_id)
     ends = [*(() if params.ignore_eos else eos), *params.stop_token_ids] or [-1]
     more = {"streaming": streaming, "record_timestamps": record_timestamps, "eos_token_id": ends}
     return theirs(list(input_ids), request_id, max_new_tokens, **more, **{PARAMS: (params, tuple(eos))})

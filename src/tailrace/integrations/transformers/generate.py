@@ -135,7 +135,7 @@ class TailraceSampling:
             params,
             seed=self.seed,
             attention_mask=get_attention_mask(model, model_kwargs, input_ids),
-            eos_token_id=ids_of(generation_config.eos_token_id),
+            eos_token_id=generation_config.eos_token_id,
             handled_by_caller=(*ENDS, *TEXT_FIELDS) if self._cuts_text() else ENDS,
         )
         ends = RowEnds(stopping_criteria, processor, input_ids.shape[1], self._assign_rows(params, len(input_ids)))
@@ -251,10 +251,3 @@ def get_attention_mask(
     name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
     mask = model_kwargs.get(name)
     return mask if mask is not None and mask.shape == input_ids.shape else None
-
-
-def ids_of(eos_token_id: int | Sequence[int] | None) -> Sequence[int]:
-    """Return the ids as a list."""
-    if eos_token_id is None:
-        return ()
-    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)

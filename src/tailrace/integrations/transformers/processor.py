@@ -16,8 +16,7 @@ from transformers import LogitsProcessor
 from tailrace.errors import ParameterError
 from tailrace.params import SamplingParams
 from tailrace.sampling import Rows, Sampled, Sampler, Slots, request_key, token_for_each
-
-BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
+from tailrace.sampling.validation import check_kind, checked_ids, checked_names
 
 
 class TailraceLogitsProcessor(LogitsProcessor):
@@ -34,11 +33,11 @@ class TailraceLogitsProcessor(LogitsProcessor):
             `request_key(seed, r)`. A seed in `params` that several rows share is spread in the same way.
         attention_mask: int [prompts or rows, T] of the prompt. 0 marks padding, which is not part of it. None: all ids
             are the prompt.
-        eos_token_id: the ids that end a row. Min_tokens and the methods that read EOS need them.
+        eos_token_id: the ids that end a row. Min_tokens and the methods that read EOS need them. None and −1: no id.
         handled_by_caller: fields of SamplingParams that the caller acts on, as for `Slots.add`.
 
     Raises:
-        ParameterError: (a ValueError) `params` or `seed` are no parameters or seeds. In the call also if they or the
+        ParameterError: (a ValueError) for an argument of another type. In the call also if parameters, seeds or the
             mask do not fit the batch, for beam search, and for what `Slots.add` refuses.
     """
 
@@ -48,14 +47,16 @@ class TailraceLogitsProcessor(LogitsProcessor):
         *,
         seed: int | Sequence[int] | None = None,
         attention_mask: torch.Tensor | None = None,
-        eos_token_id: int | Sequence[int] = (),
+        eos_token_id: int | Sequence[int] | None = (),
         handled_by_caller: Collection[str] = (),
     ) -> None:
         check_params(params)
         check_seed(seed)
+        if attention_mask is not None:
+            check_kind("attention_mask", attention_mask, torch.Tensor)
         self.params, self.seed, self.attention_mask = params, seed, attention_mask
-        self.eos_token_ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-        self.handled_by_caller = handled_by_caller
+        self.eos_token_ids = list_eos_ids(eos_token_id)
+        self.handled_by_caller = checked_names("handled_by_caller", handled_by_caller)
         self.sampled: Sampled | None = None  # of the last call
         self._slots: Slots | None = None
         self._sampler: Sampler | None = None
@@ -140,6 +141,19 @@ def check_search() -> None:
             and frame.f_globals.get("__name__") == "transformers.generation.utils"
         ):
             raise ParameterError("num_beams must be 1 with TailraceLogitsProcessor: beams are not drawn", "num_beams")
+
+
+def list_eos_ids(eos_token_id: int | Sequence[int] | None) -> list[int]:
+    """Return the ids as a list. None and negative ids are no ids, as in `generate`.
+
+    Raises:
+        ParameterError: the argument has other values than whole numbers.
+    """
+    if eos_token_id is None or isinstance(eos_token_id, int):
+        eos_token_id = [] if eos_token_id is None else [eos_token_id]
+    if isinstance(eos_token_id, list | tuple):
+        eos_token_id = [id for id in eos_token_id if not isinstance(id, int) or id >= 0]
+    return checked_ids("eos_token_id", eos_token_id, 2**32)
 
 
 def check_params(params: object) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, TextIteratorStreamer
 from tailrace.errors import ParameterError
 from tailrace.integrations.transformers.refused_fields import TEXT_FIELDS
 from tailrace.params import SamplingParams
+from tailrace.sampling.validation import check_kind
 from tailrace.text.detokenize import detokenizer
 from tailrace.text.output import TextStream
 from tailrace.text.tokenizer import Tokenizer
@@ -39,8 +40,8 @@ class TailraceStreamer(TextIteratorStreamer):
         decode_kwargs: skip_special_tokens.
 
     Raises:
-        ParameterError: (a ValueError) for other decode_kwargs, a text that is to be cleaned up, a tokenizer without a
-            backend, or a batch of more than one row.
+        ParameterError: (a ValueError) for other decode_kwargs, params of another type, a text that is to be cleaned
+            up, a tokenizer without a backend, or a batch of more than one row.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class TailraceStreamer(TextIteratorStreamer):
         params: SamplingParams | None = None,
         **decode_kwargs: Any,
     ) -> None:
+        if params is not None:
+            check_kind("params", params, SamplingParams)
         super().__init__(tokenizer, skip_prompt, timeout, **decode_kwargs)
         self.params = params
         self.of_row: SamplingParams | None = None  # the parameters of its row, used if it has no own ones

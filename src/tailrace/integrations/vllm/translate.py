@@ -17,6 +17,7 @@ from tailrace.integrations.vllm.fallbacks import call_or_none
 from tailrace.integrations.vllm.xargs import ANY_SERVER, own_fields
 from tailrace.params import FIELDS, SamplingParams
 from tailrace.sampling import Slots
+from tailrace.sampling.validation import check_kind
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as Theirs
@@ -39,6 +40,7 @@ def check_values(params: Theirs) -> ParameterError | None:
     then. So nothing counts here that vLLM adds later.
     """
     try:
+        check_kind("extra_args", params.extra_args or {}, dict)
         check_theirs(params.extra_args or (), ANY_SERVER)
         if own := own_fields(params):
             if lacking := name_lacking(params):

@@ -17,7 +17,13 @@ ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+SPACES_AND_LINES = r"\s*[\r\n]|\s+(?!\S)|\s+"
+POWERS_OF_SPACES = r"\s*[\r\n]+|" + "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s{1}"
 DIGITS, TRIPLES = r"\p{N}", r"\p{N}{1,3}"
+PHRASES = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+LING = (
+    rf"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*|{SPACES_AND_LINES}"
+)
 LATIN_SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 CHINESE_AND_JAPANESE = "[一-龥぀-ゟ゠-ヿ]+"
 ASIAN_RUNS = rf"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{CHINESE_AND_JAPANESE}"
@@ -68,10 +74,15 @@ def split_deepseek_v3() -> PreTokenizer:
 MISSING: dict[str, Callable[[], PreTokenizer]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), single_digits),
     "mellum2": single_digits,
-    **dict.fromkeys(("stablelm2", "hunyuan", "solar-open"), lambda: split_words(DIGITS)),
+    **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), lambda: split_words(DIGITS)),
     **dict.fromkeys(("glm4", "glm5", "chatglm-bpe"), lambda: split_words(TRIPLES)),
     "seed-coder": lambda: split_words(DIGITS, signs=r" ?[^\s\p{L}\p{N}\r\n]+"),
     "minicpm5": lambda: split_by(TRIPLES, f"{ENDINGS}|{WORDS}|\\p{{N}}+|{SIGNS}|{SPACES}"),
+    "jais-2": lambda: split_by(f"{ENDINGS}|{WORDS}|{TRIPLES}|{SIGNS}|{POWERS_OF_SPACES}"),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), lambda: split_by(LING)),
+    "exaone-moe": lambda: split_by(
+        f"{ENDINGS}|{PHRASES}|{DIGITS}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n/]?|{SPACES_AND_LINES}"
+    ),
     "ufakzeka": lambda: split_by(f"{WORDS}|{DIGITS}|{SIGNS}|{SPACES}"),
     "deepseek-coder": lambda: split_scripts(r"\s?\p{L}+", r"\s?\p{P}+"),
     "deepseek-llm": lambda: split_scripts(r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$"),

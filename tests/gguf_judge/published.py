@@ -1,7 +1,7 @@
-"""`python -m gguf_judge.published SOURCE PYTHON [name…]`: tiny files of the most downloaded architectures as llama.cpp
-quantizes them. The greedy tokens behind a prompt are compared: those of transformers on the original folder with the
-rounded weights, of llama.cpp on the file, and of tailrace on both ways of conversion. SOURCE and PYTHON: as of
-`python -m gguf_judge`.
+"""`python -m gguf_judge.published SOURCE PYTHON [name…]`: tiny files of the most downloaded architectures, and of
+those with states or indexers, as llama.cpp quantizes them. The greedy tokens behind a prompt are compared: those of
+transformers on the original folder with the rounded weights, of llama.cpp on the file, and of tailrace on both ways of
+conversion. SOURCE and PYTHON: as of `python -m gguf_judge`.
 
 Which entry of a tensor belongs to which entry of a weight is found with the converter itself: it converts a second
 folder, whose weights are numbered, from 1 on in each layer.
@@ -22,7 +22,7 @@ import torch
 from gguf import GGUFReader, dequantize
 
 from gguf_judge.__main__ import logits_here, run
-from gguf_judge.hybrids import publish_folder
+from gguf_judge.hybrids import HYBRIDS, publish_folder
 from gguf_judge.models import MODELS, VOCAB, make_folder
 
 HERE = Path(__file__).parent
@@ -30,8 +30,32 @@ POPULAR = (
     *("llama llama3", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt-oss", "granite"),
     *("deepseek2 lite", "deepseek2 v3", "glm4", "glm4moe", "qwen35", "qwen35moe", "lfm2", "lfm2moe", "mixtral"),
 )
+JUDGED = (*POPULAR, "granitehybrid")
+# judged only where they are named: their files were made, and not compared yet
+FURTHER = (
+    *("granitehybrid dense", "mamba", "falcon mamba", "mamba2", "jamba", "falcon-h1", "nemotron_h", "nemotron_h_moe"),
+    *("kimi-linear", "deepseek32", "glm-dsa"),
+)
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole blocks
-NARROW = {"moe_intermediate_size": 256, "kv_lora_rank": 256, "q_lora_rank": 256, "shared_expert_intermediate_size": 256}
+NARROW: dict[str, Any] = {
+    **dict.fromkeys(("moe_intermediate_size", "kv_lora_rank", "q_lora_rank", "shared_expert_intermediate_size"), 256),
+    **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size"), 256),
+    "linear_head_dim": 64,
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 32,
+}
+# state-space layers of 512 rows; factors of Falcon H1, which the converter multiplies weights by, of 1
+OWN: dict[str, dict[str, Any]] = {
+    "granitehybrid": {"mamba_n_heads": 16},
+    "granitehybrid dense": {"mamba_n_heads": 16},
+    "mamba2": {"num_heads": 16},
+    "falcon-h1": {
+        "head_dim": 64,
+        **dict.fromkeys((name for name in HYBRIDS["falcon-h1"][1] if name.endswith("_multiplier")), 1.0),
+        "mlp_multipliers": [1.0] * 2,
+        "ssm_multipliers": [1.0] * 5,
+    },
+}
 PADDED = {"vocab_size": VOCAB + 12}  # rows of the embedding without a token
 TYPES = (
     *("Q4_K_M", "IQ4_XS", "Q6_K", "IQ3_XXS", "Q5_K_M", "IQ2_XXS", "Q3_K_M", "IQ4_NL", "Q2_K", "IQ3_S", "Q8_0"),
@@ -50,7 +74,7 @@ def settings_of(name: str) -> dict[str, Any]:
     """Return the settings of a model whose rows are whole blocks. Every second vocabulary is padded."""
     given = MODELS[name][1]
     padded = PADDED if list(MODELS).index(name) % 2 and name != "gemma3" else {}  # gemma3's converter cuts these rows
-    return WIDE | padded | {key: value for key, value in NARROW.items() if given.get(key)}
+    return WIDE | padded | {key: value for key, value in NARROW.items() if given.get(key)} | OWN.get(name, {})
 
 
 def layer_of(name: str) -> str:
@@ -156,8 +180,8 @@ def judge_model(number: int, name: str, work: Path, source: str, python: str) ->
 def main(source: str, python: str, names: list[str]) -> int:
     """Exit code 1 if tailrace chooses other tokens."""
     found = []
-    for number, name in enumerate(POPULAR):
-        if names and name not in names:
+    for number, name in enumerate((*JUDGED, *FURTHER)):
+        if name not in (names or JUDGED):
             continue
         work = Path(tempfile.mkdtemp(prefix="gguf-published-"))
         try:

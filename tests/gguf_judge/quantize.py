@@ -5,6 +5,7 @@ type's file is FILE.TYPE.gguf. SOURCE: llama.cpp's tree. All inputs are equally 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import llama_cpp
@@ -22,7 +23,7 @@ for entry, tensor in zip(importance, tensors, strict=False):
     entry.data = ctypes.cast((ctypes.c_float * size)(*[1.0] * size), ctypes.POINTER(ctypes.c_float))
 for kind in kinds:
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), 1
+    params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), os.cpu_count() or 1
     params.imatrix = ctypes.cast(importance, ctypes.POINTER(Importance))
     if llama_cpp.llama_model_quantize(file.encode(), f"{file}.{kind}.gguf".encode(), ctypes.byref(params)):
         print(f"{file}: llama.cpp does not make it {kind}", flush=True)

@@ -63,6 +63,16 @@ CALLS: list[Case] = [
         {"id": "m", "name": "find", "server_label": "hub", "arguments": '{"q": 1}', "output": "none", "error": None},
         '{"name":"find","arguments":"{\\"q\\": 1}","output":"none","server_label":"hub"}',
     ),
+    (
+        "mcp_call",  # a text that begins like a URL, as in a stream of events
+        {"id": "m", "name": "f", "server_label": "hub", "arguments": "{}", "output": "data: five;base64,6"},
+        '{"name":"f","arguments":"{}","output":"data: five;base64,6","server_label":"hub"}',
+    ),
+    (
+        "tool_search_call",
+        {"arguments": {"id": 7, "tools": [], "url": PNG}, "execution": "server"},
+        f'{{"arguments":{{"id":7,"tools":[],"url":"{PNG}"}}}}',
+    ),
     ("mcp_list_tools", {"id": "l", "server_label": "hub", "tools": []}, '{"server_label":"hub"}'),
     (
         "mcp_approval_request",
@@ -125,6 +135,11 @@ WROTE: list[Case] = [
         "mcp_tool_use",
         {"id": "m", "name": "find", "server_name": "hub", "input": {"q": 1}},
         '{"name":"find","input":{"q":1},"server_name":"hub"}',
+    ),
+    (
+        "mcp_tool_use",  # its arguments are named by the tool
+        {"id": "m", "name": "get", "server_name": "hub", "input": {"id": 7, "tools": ["a"], "status": "completed"}},
+        '{"name":"get","input":{"id":7,"tools":["a"],"status":"completed"},"server_name":"hub"}',
     ),
     (
         "mcp_tool_result",

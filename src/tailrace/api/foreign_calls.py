@@ -7,6 +7,7 @@ time. If one such call were refused, the conversation would be at its end (decis
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -30,6 +31,8 @@ OPAQUE = frozenset(
     | {"encrypted_content", "encrypted_stdout", "encrypted_index", "pending_safety_checks", "tools", "annotations"}
     | {"acknowledged_safety_checks", "cache_control", "citations"}
 )
+WHOLE = ("input", "arguments")  # what the model has written for a call: the names in it are those of the tool
+BINARY = re.compile(r"data:[^,\s]*;base64,")  # of a URL
 DONE = ("status", "completed")
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 WARNING = "written as text, because no such tools are served here: {}"
@@ -95,12 +98,9 @@ def drop_opaque(value: Any) -> Any:
     """Return what can be read of a value; an empty value if there is nothing."""
     if isinstance(value, dict):
         binary = value.get("type") == "base64"
-        named = [(name, drop_opaque(inner)) for name, inner in value.items() if name not in OPAQUE]
-        return {
-            name: inner
-            for name, inner in named
-            if inner not in EMPTY and (name, inner) != DONE and not (binary and name == "data")
-        }
+        named = [(name, inner) for name, inner in value.items() if name not in OPAQUE and (name, inner) != DONE]
+        shown = {name: inner if name in WHOLE else drop_opaque(inner) for name, inner in named}
+        return {name: inner for name, inner in shown.items() if inner not in EMPTY and not (binary and name == "data")}
     if isinstance(value, list):
         return [inner for part in value if (inner := drop_opaque(part)) not in EMPTY]
-    return None if isinstance(value, str) and value.startswith("data:") else value
+    return None if isinstance(value, str) and BINARY.match(value) else value

@@ -158,8 +158,12 @@ FOUND = {"type": "search_result", "title": "t", "source": "http://a", "content":
 TABS = {"type": "browser_state", "tabs": [{"tab_id": 1, "url": "http://a", "active": True}]}
 
 
+def of_model(kind: str, parts: list[Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": parts}, {"role": "user", "content": "u"}], "max_tokens": 5}
+
+
 @pytest.mark.parametrize("policy", ["auto", "refuse"])
-@pytest.mark.parametrize("make", [from_user, with_result])
+@pytest.mark.parametrize("make", [from_user, with_result, of_model])
 @pytest.mark.parametrize(
     ("block", "line"),
     [
@@ -171,5 +175,6 @@ TABS = {"type": "browser_state", "tabs": [{"tab_id": 1, "url": "http://a", "acti
 async def test_blocks_that_are_all_text_are_read(tmp_path: Any, block: Any, line: str, make: Any, policy: str):
     answer, prompt = await ask(tmp_path, "messages", make("messages", [TEXT["messages"], block]), policy)
     assert answer.status_code == 200, answer.text
-    assert f"a[{block['type']}: {line}]=" in prompt
+    behind = "\n\n" if make is of_model else ""  # a paragraph of its own
+    assert f"a{behind}[{block['type']}: {line}]" in prompt
     assert "warning" not in answer.headers

@@ -142,12 +142,12 @@ def turns_of(message: InputMessage, place: str) -> list[ChatMessage]:
 
 def assistant_turn(blocks: list[MessageBlock], place: str) -> ChatMessage:
     """Return the model's turn: text, thoughts and calls. Redacted thoughts are dropped, because no model here can read
-    them. Calls that another server has run are paragraphs of the text."""
+    them. Calls that another server has run, and blocks that have nothing but text, are paragraphs of the text."""
     said: list[str] = [""]  # paragraphs; the last one goes on
     thought, calls = [], []
     for j, block in enumerate(blocks):
         here = f"{place}.content[{j}]"
-        if is_foreign_call(block):
+        if is_foreign_call(block) or is_readable(block):
             said += [describe_part(block, here), ""]
             continue
         check_type(block, here, ("text", "thinking", *UNSEEN, "tool_use"))

@@ -60,3 +60,29 @@ def test_too_few_threads_are_one_sentence_and_none_is_left(monkeypatch):
 
 def test_usual_limits_are_enough():
     check_limits()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the limit has no effect")
+def test_threads_that_limit_growth_leave_no_limit():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    inside, leave, entered = threading.Event(), threading.Event(), threading.Event()
+
+    def limit_first() -> None:
+        with process_limits.limit_growth(1 << 30):
+            inside.set()
+            leave.wait(10)
+
+    def limit_then() -> None:
+        with process_limits.limit_growth(1 << 30):
+            entered.set()
+
+    first, then = threading.Thread(target=limit_first), threading.Thread(target=limit_then)
+    first.start()
+    inside.wait(10)
+    then.start()
+    together = entered.wait(0.2)
+    leave.set()
+    first.join()
+    then.join()
+    assert not together
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

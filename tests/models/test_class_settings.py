@@ -115,6 +115,22 @@ def test_settings_that_take_too_much_memory_are_one_sentence(tmp_path: Path, mon
         load_model(folder, torch.float32, torch.device("cpu"), trust_remote_code=False)
 
 
+@pytest.mark.parametrize(
+    "code", ["raise ImportError", "raise SystemExit(3)", "import os; os._exit(0)"], ids=["broken", "exit", "end"]
+)
+def test_a_library_that_fails_in_the_child_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str):
+    """The runner reports the reason later."""
+    folder = write(tmp_path / "model", "Gemma3", ("vocab_size",))
+    (tmp_path / "transformers.py").write_text(code)
+    monkeypatch.delitem(sys.modules, "transformers")
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    monkeypatch.setattr(
+        class_settings, "make_script_command", lambda script, *words: [sys.executable, "-c", first + script, *words]
+    )
+    with pytest.raises(ModelLoadError, match="has no vocab_size"):
+        describe(folder, "m")
+
+
 def test_a_front_end_asks_a_child_and_imports_no_torch(tmp_path: Path):
     folder = write(tmp_path, "Gemma3", ("vocab_size",))
     code = (

@@ -11,6 +11,7 @@ from tailrace.errors import ConfigError
 MAX_FILES = 65_536
 MIN_FILES = 128  # with which a start and a few connections succeed
 SETTINGS_BYTES = 1 << 29  # that a library may take for a model's settings: some are numbers of objects to be made
+GROWTH = threading.RLock()  # of the limit, which is the process's
 DATA_FIELD = 5  # of /proc/self/statm: pages of private memory
 MIN_THREADS = 32  # of the server's processes together, and these processes count as threads
 LEAST = {  # with less, the system or a library ends the process without a reason
@@ -81,22 +82,24 @@ def check_amounts() -> None:
 @contextlib.contextmanager
 def limit_growth(more_bytes: int) -> Iterator[None]:
     """Let this process take at most so many bytes of private memory more in the block. Beyond them an allocation fails,
-    so that the kernel need not end a process. Without effect where the system does not tell the size (macOS)."""
-    try:
-        import resource
+    so that the kernel need not end a process. One thread at a time may be in such a block. Without effect where the
+    system does not tell the size (macOS)."""
+    with GROWTH:
+        try:
+            import resource
 
-        with open("/proc/self/statm", "rb") as sizes:
-            used = int(sizes.read().split()[DATA_FIELD]) * resource.getpagesize()
-    except (ImportError, OSError):
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [limit for limit in (used + more_bytes, *before) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+            with open("/proc/self/statm", "rb") as sizes:
+                used = int(sizes.read().split()[DATA_FIELD]) * resource.getpagesize()
+        except (ImportError, OSError):
+            yield
+            return
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        limits = [limit for limit in (used + more_bytes, *before) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def check_limits() -> None:

@@ -60,7 +60,7 @@ def class_settings(folder: Path, changed: int, remote_code: bool) -> dict[str, A
     if done.problem:
         verb = "to read it" if done.blamed else "it can't be read:"
         raise ModelLoadError(f"{folder / 'config.json'}: {verb} {done.problem}")
-    return json.loads(done.lines[-1])
+    return json.loads(done.lines[-1]) if done.lines else {}
 
 
 def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
@@ -69,16 +69,16 @@ def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
     Raises:
         MemoryError: a setting takes too much.
     """
-    from transformers import AutoConfig
-
     try:
+        from transformers import AutoConfig  # may itself be broken
+
         with limit_growth(SETTINGS_BYTES):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
         text = config.get_text_config()
         found: dict[str, Any] = json.loads(text.to_json_string(use_diff=False))
     except MemoryError:
         raise
-    except Exception:  # whatever a model's code raises
+    except (Exception, SystemExit):  # whatever a model's code raises
         return {}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -226,7 +226,7 @@ def write_other_version(path: Path) -> None:
         (damage, r"it is damaged: (?!.*\*\*\*).*[Pp]age.*; move it away, or restore a copy$"),
         (lambda path: path.write_text("no database" * 1000), "file is not a database"),
         (write_foreign, "a database of another program"),
-        (write_other_version, r"another version of tailrace has written it \(its schema is 1, not 2\)"),
+        (write_other_version, r"another version .* \(its schema is 1, not 2\); move it away, or use that version$"),
         (Path.mkdir, "unable to open database file"),
     ],
 )

@@ -99,7 +99,8 @@ def check_file(connection: sqlite3.Connection, owner: bool) -> None:
     if application != APPLICATION:
         raise ValueError("it is a database of another program")
     if version != VERSION:
-        raise ValueError(f"another version of tailrace has written it (its schema is {version}, not {VERSION})")
+        why = f"another version of tailrace has written it (its schema is {version}, not {VERSION})"
+        raise ValueError(f"{why}; move it away, or use that version")
     if owner and (state := read_value("PRAGMA quick_check(1)")) != "ok":
         raise ValueError(f"it is damaged: {describe_damage(state)}; move it away, or restore a copy")
 

@@ -109,7 +109,7 @@ def begin_response(ask: ResponsesRequest) -> Beginning | None:
         ask.input = list(takewhile(lambda item: not item.is_reference, ask.input))
         if not ask.input:
             return None
-    chat = read_chat(ask, b"")
+    chat = read_chat(ask, b"[]")
     return Beginning(ask.model, lambda tokenizer: chat_text(tokenizer, chat.ask, chat.choice.mode != "none"))
 
 

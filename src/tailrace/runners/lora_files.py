@@ -132,7 +132,9 @@ def read_adapter(name: str, folder: Path, targets: Targets) -> Weights:
 
 
 def read_weights(name: str, path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of an adapter's file. There is no memory map: a file cut short would end this process.
+    """Return the tensors of an adapter's file, by name.
+
+    There is no memory map: a file cut short would end this process.
 
     Raises:
         ModelLoadError: the file can't be read.
@@ -141,7 +143,7 @@ def read_weights(name: str, path: Path) -> dict[str, torch.Tensor]:
         from safetensors.torch import load
 
     try:
-        return load(read_file(path, MAX_BYTES))
+        return dict(sorted(load(read_file(path, MAX_BYTES)).items()))  # in an order that is no chance
     except ModelLoadError as error:
         raise ModelLoadError(f"lora {name}: {error}") from error
     except Exception as error:  # the library raises many kinds

@@ -104,7 +104,6 @@ async def test_messages_reach_the_template_whole(front):
             "tool_calls[0].function.arguments",
         ),
         ({"role": "assistant", "function_call": {"name": "f"}}, "function_call"),
-        ({"role": "assistant", "audio": {"id": "x"}}, "audio"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
         ({"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}, "content[0].refusal"),

@@ -73,6 +73,7 @@ FREE: dict[tuple[str, str], str] = {
     ("POST", "/v1/chat/completions/{id:path}/control"): ENDS,
     ("GET", "/v1/chat/completions/{id:path}"): REST,
     ("GET", "/v1/completions/{id:path}"): REST,
+    ("GET", "/v1/messages/msg_{id:path}"): REST,
     ("GET", "/is_sleeping"): MEMORY,
     ("GET", "/v1/models"): MEMORY,
     ("GET", "/v1/models/{id:path}"): MEMORY,

@@ -40,8 +40,8 @@ async def run_chats(family: str, folder: Path, numbers: range) -> tuple[list[str
         ("deepseek", range(24)),
         ("qwen3_5", range(24, 48)),
         *(
-            pytest.param(FAMILIES[part % 2], range(1000 * part, 1000 * part + 1000), marks=pytest.mark.long)
-            for part in range(10)
+            pytest.param(FAMILIES[part % 2], range(250 * part, 250 * part + 250), marks=pytest.mark.long)
+            for part in range(40)
         ),
     ],
 )

@@ -6,20 +6,18 @@ Knows nothing of what is read.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from tailrace.base.child_process import CRASHES
+from tailrace.base.process_limits import end_with_parent
 from tailrace.base.python_command import select_environment
 
 WALL_S = 600.0
-PR_SET_PDEATHSIG = 1
 
 
 class LimitedOutput(NamedTuple):
@@ -64,8 +62,7 @@ def explain_end(code: int, errors: bytes, seconds: int) -> str:
 
 def take_limits(cpu_s: int, address_bytes: int) -> None:
     """Limit this process. It leaves no core dump, and ends with its parent."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # so that the limit of processor time never ends it by SIGKILL
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGXCPU,))

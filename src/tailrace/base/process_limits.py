@@ -13,6 +13,7 @@ MIN_FILES = 128  # with which a start and a few connections succeed
 SETTINGS_BYTES = 1 << 29  # that a library may take for a model's settings: some are numbers of objects to be made
 GROWTH = threading.RLock()  # of the limit, which is the process's
 DATA_FIELD = 5  # of /proc/self/statm: pages of private memory
+PR_SET_PDEATHSIG = 1
 MIN_THREADS = 32  # of the server's processes together, and these processes count as threads
 LEAST = {  # with less, the system or a library ends the process without a reason
     # limit by its name in `resource` → the unit in bytes or seconds, the unit, what it limits, the minimum, the command
@@ -100,6 +101,15 @@ def limit_growth(more_bytes: int) -> Iterator[None]:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def end_with_parent() -> None:
+    """Let the system end this process when its parent ends (Linux only)."""
+    import ctypes
+    import signal
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def check_limits() -> None:

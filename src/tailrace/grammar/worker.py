@@ -10,7 +10,6 @@ when stdin does, and a child ends when its socket does. What the libraries print
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from tailrace.base.framed_pipes import MIB
+from tailrace.base.process_limits import end_with_parent
 from tailrace.errors import ParameterError
 from tailrace.grammar.check import UnsupportedError, check_grammar
 from tailrace.grammar.compile_messages import (
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 STACK = 4 * MIB
 FAST_MEMORY = 4  # In the fast lane a grammar may take this fraction of its memory.
 SLOW_NICE = 10  # Priority of the slow lane: about a tenth of the processor time of the others, if all cores are busy.
-PR_SET_PDEATHSIG = 1
 WARM_UP = Grammar(
     kind="json_schema",
     source='{"properties": {"a": {"type": "string", "pattern": "^a"}, "b": {"format": "date"}, "c": {"enum": [1]}}}',
@@ -210,8 +209,7 @@ def limit_memory(memory: int) -> tuple[int, int]:
 
 def die_with_parent(parent: int) -> bool:
     """End with the parent (Linux only): a child must not compute for an engine that is gone. False: it has ended."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     return os.getppid() == parent
 
 

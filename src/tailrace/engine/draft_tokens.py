@@ -34,6 +34,8 @@ class DraftTokens:
 
     def cut(self, count: int) -> DraftTokens:
         """Return the first `count` of these drafts, count ≥ 1."""
+        if count == len(self.tokens):
+            return self
         q = None if self.q is None else self.q[:count]
         return replace(self, tokens=self.tokens[:count], q=q, num_allowed=min(self.num_allowed, count))
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.base.limited_child import run_limited, take_limits
-from tailrace.base.process_limits import SETTINGS_BYTES, limit_growth
 from tailrace.base.python_command import make_script_command
 from tailrace.errors import ModelLoadError
+from tailrace.models.auto_class import load_auto_config
 from tailrace.models.config_files import language_config, nested_config, read_json
 
 CPU_S = 60  # processor time; most of it is the import
@@ -70,15 +70,11 @@ def ask_transformers(folder: Path, remote_code: bool) -> dict[str, Any]:
         MemoryError: a setting takes too much.
     """
     try:
-        from transformers import AutoConfig  # may itself be broken
-
-        with limit_growth(SETTINGS_BYTES):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
-        text = config.get_text_config()
+        text = load_auto_config(folder, remote_code).get_text_config()
         found: dict[str, Any] = json.loads(text.to_json_string(use_diff=False))
     except MemoryError:
         raise
-    except (Exception, SystemExit):  # whatever a model's code raises
+    except (Exception, SystemExit):  # whatever a model's code raises, or a broken transformers
         return {}
     return {name: value for name, value in found.items() if value is not None}
 

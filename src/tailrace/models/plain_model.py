@@ -14,7 +14,7 @@ from torch import nn
 
 from tailrace.base.mtp import is_of_head
 from tailrace.errors import ModelLoadError, take_first_line
-from tailrace.models.auto_class import find_auto_class
+from tailrace.models.auto_class import find_auto_class, load_auto_config
 from tailrace.models.child import not_all_there
 from tailrace.models.convert_quantized import list_expert_matrices, list_owned_matrices
 
@@ -36,10 +36,8 @@ Renamer = Callable[[str], tuple[str, str | None]]
 
 def meta_model(folder: Path, remote_code: bool) -> Any:
     """Return the folder's model without memory, its modules plain."""
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=remote_code)
+        config = load_auto_config(folder, remote_code)
         vars(config).pop("quantization_config", None)
         with torch.device("meta"):
             return find_auto_class(config).from_config(config, trust_remote_code=remote_code)

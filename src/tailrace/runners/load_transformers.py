@@ -20,10 +20,9 @@ import torch
 from tailrace import kernels
 from tailrace.base.adapter_files import ADAPTER_CONFIG
 from tailrace.base.extras import require_extra
-from tailrace.base.process_limits import SETTINGS_BYTES, limit_growth
 from tailrace.config import ModelConfig
 from tailrace.errors import ConfigError, ModelLoadError, TailraceError
-from tailrace.models.auto_class import find_auto_class
+from tailrace.models.auto_class import find_auto_class, load_auto_config
 from tailrace.runners import probe
 from tailrace.runners.attention import NAME, forward_attention
 from tailrace.runners.decode_steps import record_calls, record_graphs
@@ -169,15 +168,6 @@ def take_threads(config: ModelConfig) -> None:
     kernels.set_num_threads(threads)
 
 
-def read_config(folder: Path, trust_remote_code: bool) -> Any:
-    """The folder's configuration, as transformers has it."""
-    with require_extra("serve"):
-        from transformers import AutoConfig
-
-    with limit_growth(SETTINGS_BYTES):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-
-
 @hide_reports()
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The folder's causal language model, in evaluation mode, with our attention function."""
@@ -191,7 +181,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, trust_rem
     AttentionMaskInterface.register(probe.NAME, made_mask)
     config: Any = None
     try:
-        config = read_config(folder, trust_remote_code)
+        config = load_auto_config(folder, trust_remote_code)
         refuse_encoder_decoder(config)
         forget_quantization(folder, config)
         dequantize_at_load(config)

@@ -67,7 +67,7 @@ LAYER = re.compile(r"\.(\d+)\.")
 PROMPT, STEPS = np.random.default_rng(1).integers(0, VOCAB - 3, 60), 24
 SAME = 1e-3  # of logits
 ROUNDED = 0.08  # of a logit's standard deviation: both kinds of kernels round inputs to eight bits
-FEW = 4  # of STEPS: rounded inputs turn near ties of routers, and wrong rows change nearly all tokens
+FEW = 8  # of STEPS: rounded inputs turn near ties of routers (6 in both programs); wrong rows change nearly all tokens
 
 
 def settings_of(name: str) -> dict[str, Any]:

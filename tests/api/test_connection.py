@@ -203,6 +203,30 @@ def test_what_is_no_request_is_refused_in_our_shape(door, case, pieces):
         refused(rest(line), status, words)
 
 
+MESSAGES = b"/v1/messages"
+REFUSED_MESSAGES = {
+    "a control character": (b"GET /v1/messages/msg_%02 HTTP/1.1\r\n" + HOST + b"\r\n", "invalid_request_error"),
+    "an escape that is none": (b"GET /v1/messages/%zz HTTP/1.1\r\n" + HOST + b"\r\n", "invalid_request_error"),
+    "a whole URL": (b"GET http://x/v1/messages?a HTTP/1.1\r\n" + HOST + b"\r\n", "invalid_request_error"),
+    "two keys": (post(asked(), b"X-Api-Key: a\r\n" * 2, path=MESSAGES), "invalid_request_error"),
+    "headers": (b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"X: a\r\n" * 30 + b"\r\n", "invalid_request_error"),
+    "a chunk's size": (CHUNKED.replace(b"/v1/completions", MESSAGES) + b"\r\nzz\r\n", "invalid_request_error"),
+    "a body that does not come": (post(b"{}", path=MESSAGES)[:-1], "timeout_error"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_MESSAGES)
+def test_a_request_below_messages_is_refused_in_anthropics_shape(door, case):
+    data, kind = REFUSED_MESSAGES[case]
+    with connected(door.port) as line:
+        line.sendall(data)
+        _, _, body = read(rest(line))
+    answer = json.loads(body)
+    assert answer["type"] == "error"
+    assert answer["error"].keys() == {"type", "message", "details"}
+    assert answer["error"]["type"] == kind
+
+
 ENDLESS = {
     "a header": (GET + b"X: ", b"a", 431),
     "headers": (GET, b"X: a\r\n", 431),

@@ -246,7 +246,8 @@ class Connection(asyncio.Protocol):
             self._waiting.clear()
             serving.keep_alive = False
         elif action is Action.REFUSE and refusal is not None and not (serving and serving.response_started):
-            self.transport.write(error_handlers.encode_error_response(refusal.status, refusal.message))
+            answer = error_handlers.encode_error_response(refusal.status, refusal.message, self._reader.path)
+            self.transport.write(answer)
         elif action is Action.SHUT:
             self.flow.resume_reading()
             self.transport.write_eof()

@@ -175,9 +175,12 @@ def of_http(status: int, message: str) -> ErrorBody:
     return ErrorBody(Problem(shorten_text(message, MAX_CHARS), kind, None, HTTP_CODES.get(status, "http_error")))
 
 
-def encode_error_response(status: int, message: str) -> bytes:
-    """A whole HTTP answer as bytes, for a connection that is refused; the connection ends with it."""
-    content = _encode(of_http(status, message))
+def encode_error_response(status: int, message: str, path: str) -> bytes:
+    """A whole HTTP answer as bytes, for a request that is refused; the connection ends with it.
+
+    path: of the request, as far as it is known. The path decides on the shape of the answer."""
+    problem = of_http(status, message)
+    content = _encode(anthropic_body(problem, status) if is_anthropic({"path": path}) else problem)
     lines = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "content-type: application/json",

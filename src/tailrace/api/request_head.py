@@ -87,6 +87,12 @@ def check_framing(headers: list[tuple[bytes, bytes]], version: str) -> None:
         raise RefusedError(417, "the only expectation that can be met is 100-continue")
 
 
+def read_path(url: bytes) -> str:
+    """Return the path of a URL as far as it can be read, for the answer to a request that is refused."""
+    absolute = _ABSOLUTE.fullmatch(url)
+    return unquote_to_bytes((absolute[2] if absolute else url).partition(b"?")[0]).decode("utf-8", "replace")
+
+
 def split_url(url: bytes) -> RequestTarget:
     """A path with its query.
 

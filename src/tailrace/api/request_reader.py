@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import httptools
 
-from tailrace.api.request_head import RefusedError, RequestTarget, framing_of, reason_of, target_of
+from tailrace.api.request_head import RefusedError, RequestTarget, framing_of, read_path, reason_of, target_of
 from tailrace.api.request_meter import RequestMeter
 from tailrace.config import ServerConfig
 
@@ -58,6 +58,11 @@ class RequestReader:
     def in_head(self) -> bool:
         """Some of a head has come, and not its end."""
         return self._meter.head_bytes > 0
+
+    @property
+    def path(self) -> str:
+        """The path of the last request, as far as its URL has come; "" before the first one."""
+        return read_path(self._url)
 
     def close(self) -> None:
         """Read no more. The parser and the listener hold the reader: only this frees them without a collection."""

@@ -106,13 +106,13 @@ MISSING: dict[tuple[str, str], dict[str, Any]] = {
     ("command-r", "logit_scale"): {"logit_scale": 1.0},
     ("llama", "attention.head_count_kv"): {"num_key_value_heads": 4},
     ("granite", "attention.scale"): {"attention_multiplier": 32**-0.5},
-    ("deepseek2 v3", "expert_gating_func"): {"model_type": "deepseek_v3"},
     ("glm4moe", "expert_weights_norm"): {"norm_topk_prob": False},
 }
 NEEDED = {
     "cohere2": ("attention.sliding_window", "attention.layer_norm_epsilon"),
     "gpt-oss": ("attention.sliding_window", "attention.layer_norm_rms_epsilon"),
     "granite": ("logit_scale",),
+    "deepseek2 v3": ("expert_gating_func", "rope.scaling.yarn_log_multiplier"),
     "llama": ("context_length", "block_count", "embedding_length", "attention.head_count"),
 }
 

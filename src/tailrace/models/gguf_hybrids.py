@@ -8,7 +8,7 @@ import numpy as np
 
 from tailrace.models.gguf_fields import Fields, are_flags, is_count
 from tailrace.models.gguf_readers import FINAL_CAP, FULL, LOCAL_THETA, Settings, read_windows
-from tailrace.models.gguf_rope import FREQUENCIES, plain_rope, read_rope
+from tailrace.models.gguf_rope import FREQUENCIES, check_sections, plain_rope, read_rope
 
 SECTIONS = [11, 11, 10, 0]  # Qwen 3.5's numbers of frequencies for times, heights and widths
 UNTURNED = 1e29  # Frequencies with a larger divisor do not turn at any position.
@@ -72,6 +72,7 @@ def read_sections(fields: Fields, settings: Settings) -> None:
         fields.refuse("rope.dimension_sections", sections)
     if 2 * sum(sections) != fields.size("rope.dimension_count", settings["head_dim"]):
         fields.refuse("rope.dimension_sections", sections)
+    check_sections(fields)
     named = {"mrope_section": [section for section in sections if section], "mrope_interleaved": True}
     settings["rope_parameters"] |= named
 

@@ -81,9 +81,17 @@ def read_glm4_moe(fields: Fields, settings: Settings) -> None:
     settings["use_qk_norm"] = fields.has_tensor("attn_q_norm.weight")
 
 
+def is_glm_flash(settings: Settings) -> bool:
+    """Return whether the file is of GLM 4.7 Flash, whose first files lack `expert_gating_func`."""
+    return settings["num_hidden_layers"] in (47, 48) and settings["vocab_size"] == 154880
+
+
 def read_deepseek2(fields: Fields, settings: Settings) -> None:
     """Read DeepSeek V2, which has a softmax, or V3, which has a sigmoid with corrections."""
-    gate = fields.count("expert_gating_func", 0) or (SIGMOID if fields.has_tensor("exp_probs_b.bias") else SOFTMAX)
+    gate, corrected = fields.count("expert_gating_func", 0), fields.has_tensor("exp_probs_b.bias")
+    if not gate and corrected and not is_glm_flash(settings):  # a sigmoid in the original, and a softmax in llama.cpp
+        gate = fields.size("expert_gating_func")
+    gate = gate or (SIGMOID if corrected else SOFTMAX)
     if gate == SOFTMAX:
         greedy = settings["n_group"] == 1
         settings["topk_method"] = "greedy" if greedy else "group_limited_greedy"

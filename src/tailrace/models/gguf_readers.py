@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tailrace.models.gguf_fields import REQUIRED, Fields, are_flags, is_count
-from tailrace.models.gguf_rope import plain_rope, read_rope
+from tailrace.models.gguf_rope import check_sections, plain_rope, read_rope
 
 Settings = dict[str, Any]
 Reader = Callable[[Fields, Settings], None]
@@ -289,5 +289,5 @@ def read_olmo(fields: Fields, settings: Settings) -> None:
 
 def read_text_alone(fields: Fields, settings: Settings) -> None:
     """Read a vision model for text alone: the position of a text's token is the same in all sections."""
-    fields.each("rope.dimension_sections", None)
+    check_sections(fields)
     fields.each("n_deepstack_layers", None)

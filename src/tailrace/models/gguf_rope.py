@@ -20,6 +20,8 @@ FREQUENCIES, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rop
 PARTIAL = frozenset(
     {"phi3", "glm4", "glm4moe", "stablelm", "nemotron", "qwen35", "qwen35moe", "qwen3next", "phi2", "minimax-m2"}
 )
+# architectures for which llama.cpp reads yarn_log_multiplier
+LOG_MULTIPLIED = frozenset({"deepseek2", "deepseek32", "mistral3"})
 YARN = ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")
 Rope = dict[str, Any]
 
@@ -30,13 +32,25 @@ def plain_rope(fields: Fields, head: int, theta: float | None = None) -> Rope:
         "rope_type": "default",
         "rope_theta": fields.positive("rope.freq_base", THETA) if theta is None else theta,
     }
-    turned = fields.count("rope.dimension_count", head)
-    if turned != head:
+    turned, partial = fields.count("rope.dimension_count", head), fields.architecture in PARTIAL
+    if partial:  # also for whole heads: some classes have another default
         rope["partial_rotary_factor"] = turned / head
-        wrong = not 0 < turned < head or turned % 2 or int(head * rope["partial_rotary_factor"]) != turned
-        if wrong or fields.architecture not in PARTIAL:
-            fields.refuse("rope.dimension_count", turned)
+    wrong = not 0 < turned <= head or turned % 2 or int(head * (turned / head)) != turned
+    if wrong or not (partial or turned == head):
+        fields.refuse("rope.dimension_count", turned)
     return rope
+
+
+def check_sections(fields: Fields) -> None:
+    """Check the frequencies of times, heights and widths. A text's token has the same position in these three; in a
+    fourth section llama.cpp gives it position 0.
+
+    Raises:
+        ModelLoadError: the fourth section has frequencies.
+    """
+    sections = fields.each("rope.dimension_sections", None)
+    if isinstance(sections, list) and any(sections[3:]):
+        fields.refuse("rope.dimension_sections", sections)
 
 
 def read_rope(fields: Fields, head: int, log_unit: float = 1.0) -> Rope:
@@ -63,8 +77,10 @@ def read_rope(fields: Fields, head: int, log_unit: float = 1.0) -> Rope:
         fields.refuse("rope.scaling.type", kind)
     if attention not in (None, 1):
         fields.refuse("rope.scaling.attn_factor", attention)
-    read_yarn_fields(fields, neutral=True)
+    more = read_yarn_fields(fields, neutral=True)
     factor = factor if kind == "linear" and factor else 1
+    if log_unit != 1 and factor != 1 and more["log_multiplier"]:  # llama.cpp scales scores by it, without YaRN too
+        fields.refuse("rope.scaling.yarn_log_multiplier", more["log_multiplier"])
     if factors is not None:
         context = fields.count("context_length")
         one = {"short_factor": [f * factor for f in factors], "original_max_position_embeddings": context}
@@ -94,7 +110,13 @@ def read_yarn(fields: Fields, factor: float, original: int, attention: float | N
     rope: Rope = {"rope_type": "yarn", "factor": factor}
     rope["original_max_position_embeddings"] = original or fields.count("context_length")
     rope |= {key: more[key] for key in ("beta_fast", "beta_slow") if more[key]}
+    if log_unit != 1 and factor > 1:  # with latent attention llama.cpp scales scores by these two
+        fields.positive("rope.scaling.yarn_log_multiplier")
+        if attention not in (None, 1):
+            fields.refuse("rope.scaling.attn_factor", attention)
     if more["log_multiplier"]:
+        if fields.architecture not in LOG_MULTIPLIED:
+            fields.refuse("rope.scaling.yarn_log_multiplier", more["log_multiplier"])
         rope["mscale_all_dim"] = more["log_multiplier"] / log_unit
         # llama.cpp: deepseek2's mscale is its mscale_all_dim, the others' is 1
         rope["mscale"] = rope["mscale_all_dim"] if log_unit != 1 else 1.0

@@ -59,9 +59,10 @@ class Listening(Harness):
 
 
 def crowd(
-    seed: int, grammars: Grammars, users: tuple[str, ...] = ("",), **options
+    seed: int, grammars: Grammars, users: tuple[str, ...] = ("",), kind: type[Listening] = Listening, **options
 ) -> tuple[dict[tuple[str, int, int], Told], Listening]:
-    """What a random crowd is told, and its harness. users: in turns. options: of the harness."""
+    """What a random crowd is told, and its harness. users: in turns. kind, options: of the
+    harness."""
     rng = random.Random(seed)
     small = {
         "num_blocks": rng.choice([14, 20, 160]),
@@ -69,7 +70,7 @@ def crowd(
         "max_num_seqs": rng.choice([4, 8]),
         "prefix_reuse": rng.random() < 0.8,
     }
-    harness = Listening(
+    harness = kind(
         ScriptedRunner(VOCAB, target, 512, block_size=BLOCK),
         grammars=grammars,
         token_bytes=TOKEN_BYTES,

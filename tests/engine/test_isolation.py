@@ -8,6 +8,7 @@ import pytest
 from engine.harness import Fickle, Harness, alone
 from tailrace.engine import draws, scored_rows
 from tailrace.engine import engine as engine_room
+from tailrace.engine.sequence import Sequence
 from tailrace.kernels.rows import Rows
 from tailrace.wire.messages import Failed, Finished
 
@@ -103,16 +104,26 @@ def test_a_request_that_cannot_be_taken(harness: Harness, monkeypatch, error):
     served(harness, stop_regex=("x",))
 
 
-def test_a_token_that_cannot_be_committed(harness: Harness, monkeypatch):
-    commit = harness.engine.slots.commit
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_token_that_cannot_be_committed(harness: Harness, monkeypatch, plain):
+    slots, planted = harness.engine.slots, []
 
-    def planted(slots, tokens):
-        if any(s.slot in list(slots) and s.request.id == "bad" and s.num_output == 3 for s in harness.engine.running):
-            raise Panic("planted")
-        commit(slots, tokens)
+    def fail_at(whole):
+        def commit(chosen, tokens):
+            those = [chosen] if isinstance(chosen, int) else list(chosen)
+            if any(s.slot in those and s.request.id == "bad" and s.num_output == 3 for s in harness.engine.running):
+                planted.append(1)
+                raise Panic("planted")
+            whole(chosen, tokens)
 
-    monkeypatch.setattr(harness.engine.slots, "commit", planted)
+        return commit
+
+    name = "commit_drawn" if plain else "commit"
+    monkeypatch.setattr(slots, name, fail_at(getattr(slots, name)))
+    if not plain:
+        monkeypatch.setattr(Sequence, "is_plain", property(lambda sequence: False))
     served(harness)
+    assert planted
 
 
 def test_guesses_that_cannot_be_verified_are_dropped(monkeypatch):

@@ -19,7 +19,7 @@ from engine.harness import Harness, alone, script
 from engine.mixes import KINDS, alike, crowd
 from tailrace.config import GrammarConfig, SchedulerConfig
 from tailrace.drafting.base import Drafter
-from tailrace.engine import device, step
+from tailrace.engine import device
 from tailrace.engine.device import Device, may_overlap_steps
 from tailrace.engine.in_flight import InFlightStep, LaunchedDraws
 from tailrace.engine.lifecycle import Lifecycle
@@ -312,14 +312,14 @@ def test_an_interrupt_leaves_nobody_with_a_token_that_is_not_there(where, at, bo
 
 
 def test_a_step_that_can_t_be_laid_out_fails_those_in_it(monkeypatch):
-    real, count = step.assemble_batch, iter(range(100))
+    real, count = StepDriver._assemble, iter(range(100))
 
     def assemble(*args):
         if next(count) == 3:
             raise RuntimeError("as it was told to")
         return real(*args)
 
-    monkeypatch.setattr(step, "assemble_batch", assemble)
+    monkeypatch.setattr(StepDriver, "_assemble", assemble)
     harness = Harness(overlap="on", max_num_seqs=1)
     for i in range(2):
         harness.submit(f"r{i}", [i + 1], max_tokens=6)

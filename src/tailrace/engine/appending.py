@@ -47,6 +47,9 @@ class TokenOutcome:
         return self.invalidated or self.ending is not None
 
 
+APPENDED = TokenOutcome(appended=True)  # and nothing else happens
+
+
 class TokenAppender:
     """Appends tokens to sequences, and returns the outcome.
 
@@ -80,6 +83,21 @@ class TokenAppender:
         if sequence.constraint is not None and (instead := self.closing(sequence, sequence.constraint, new.id)):
             return instead
         return self.append(sequence, new, after_draft)
+
+    def append_plain(self, sequence: Sequence, token: int) -> TokenOutcome | None:
+        """Append one sampled token to a sequence that `is_plain`, as `append_token` does.
+
+        None: nothing was appended, because the token may end the sequence by its id or by the length.
+        """
+        request = sequence.request
+        if token in request.enders or len(sequence.tokens) + 1 >= request.max_len:
+            return None
+        self.slots.commit_drawn(sequence.slot, token)
+        sequence.tokens.append(token)
+        for check in sequence.stop_checks:
+            if check.push(token):
+                return TokenOutcome(ending=Ending("stop", cause=check.stop_reason), appended=True)
+        return APPENDED
 
     def append(self, sequence: Sequence, new: NewToken, after_draft: bool = False) -> TokenOutcome:
         """Append one token, as `append_token` does, without checking whether a grammar must be closed now."""
@@ -184,7 +202,7 @@ def ends_output(sequence: Sequence, token: int) -> bool:
     """
     if sequence.constraint is not None:
         return sequence.constraint.ends(token, sequence.num_output)
-    return sequence.request.ends_output(token) and sequence.num_output >= sequence.request.params.min_tokens
+    return token in sequence.request.enders and sequence.num_output >= sequence.request.params.min_tokens
 
 
 def closing_ids(sequence: Sequence, thinking: ThinkingBudgetCheck) -> abc.Sequence[int]:

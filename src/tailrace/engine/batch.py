@@ -49,7 +49,7 @@ class Assembled:
     - rows: slot → the first of its rows of logits.
     - sampling: the sequences that sample from these rows.
     - scored: rows that no token is sampled from.
-    - hidden_rows: of all sequences in the batch.
+    - hidden_rows: of all sequences in the batch; empty if nobody reads them.
     """
 
     batch: Batch
@@ -104,6 +104,35 @@ def assemble_batch(
     return Assembled(
         flat.make_batch(table, cache.block_size, previous, adapters, slots), rows, sampling, scored, hidden_rows
     )
+
+
+def assemble_decodes(
+    work: Work, tables: BlockTables, cache: BlockCache, previous: torch.Tensor | None, observed: bool
+) -> Assembled:
+    """Do the same as `assemble_batch` for the work of a plan that only decodes (Plan.decodes), without drafts.
+
+    Args:
+        previous: as for `assemble_batch`.
+        observed: hidden states of these tokens will be read.
+    """
+    sequences = [sequence for sequence, _ in work]
+    count, lengths = len(work), [len(sequence.tokens) for sequence in sequences]
+    slots, places = [sequence.slot for sequence in sequences], list(range(count))
+    ids = [sequence.tokens[-1] for sequence in sequences]
+    if cache.state_rows:
+        for sequence, length in zip(sequences, lengths, strict=True):
+            cache.note_pass(sequence, length)
+    adapted: defaultdict[int, list[int]] = defaultdict(list)
+    for place, sequence in enumerate(sequences):
+        if sequence.request.adapter:
+            adapted[sequence.request.adapter].append(place)
+    adapters = tuple((number, torch.tensor(own)) for number, own in sorted(adapted.items()))
+    table = tables.table[slots, : -(-max(lengths) // cache.block_size)]
+    batch = FlatTokens(ids, [*places, count], lengths, places).make_batch(
+        table, cache.block_size, previous, adapters, slots
+    )
+    hidden = [HiddenRows(s, s, lengths[place] - 1, place) for place, s in enumerate(sequences)] if observed else []
+    return Assembled(batch, dict(zip(slots, places, strict=True)), sequences, [], hidden)
 
 
 def find_hidden_states(rows: list[HiddenRows], runner: LayeredRunner) -> TargetStates | None:

@@ -61,9 +61,9 @@ class Masks:
 
     def of(self, sequences: list[Sequence], drafts: list[DraftTokens]) -> tuple[list[int] | None, torch.Tensor | None]:
         """Return each row's index among the masks (−1: no mask) and the masks; None if no sequence has a grammar."""
-        constrained = [d for sequence, d in zip(sequences, drafts, strict=True) if sequence.constraint is not None]
-        if not constrained:
+        if not any(sequence.constraint is not None for sequence in sequences):
             return None, None
+        constrained = [d for sequence, d in zip(sequences, drafts, strict=True) if sequence.constraint is not None]
         # No token is drawn after a draft that is not allowed, but its rows must exist.
         masks = torch.full((sum(draft.num_rows for draft in constrained), self._words), -1, dtype=torch.int32)
         places: list[int] = []
@@ -160,6 +160,9 @@ def group_by_guidance(sampling: list[Sequence]) -> list[list[Sequence]]:
 
     Guided sequences form a group of their own: on a GPU their logits become float32, which would slow down the others.
     """
+    guided = [sequence for sequence in sampling if sequence.unconditional is not None]
+    if not guided:
+        return [sampling] if sampling else []
     groups: dict[bool, list[Sequence]] = {}
     for sequence in sampling:
         groups.setdefault(sequence.unconditional is not None, []).append(sequence)
@@ -241,7 +244,7 @@ def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], m
 
     Forks that wait for a prefill have no rows of their own. They share those of their request's first sequence.
     """
-    of = [drafts.get(sequence.slot, NO_DRAFTS) for sequence in sequences]
+    of = [drafts.get(s.slot, NO_DRAFTS) for s in sequences] if drafts else [NO_DRAFTS] * len(sequences)
     computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
     source = [first[sequence.slot] for sequence in computed]
     guidance = None
@@ -252,7 +255,7 @@ def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], m
         guidance = Guidance(others, scales.repeat_interleave(torch.tensor(counts)))
     place, filled = masks.of(sequences, of)
     slots, positions = [s.slot for s in sequences], [len(s.tokens) for s in sequences]
-    if not any(draft.tokens for draft in of):
+    if not drafts or not any(draft.tokens for draft in of):
         return Draws(sequences, Rows.plain(slots, source, positions, mask=place, masks=filled, guidance=guidance))
     rows = Rows.drafted(
         slots,

@@ -8,6 +8,7 @@ References are assumptions. No assumption outlives the call in which it was made
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -71,8 +72,22 @@ class InFlightStep:
         """
         return sequence.slot >= 0 and len(sequence.tokens) >= self.lengths.get(sequence, sys.maxsize)
 
+    def select_valid(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Return those of the step's sequences that are valid."""
+        lengths = self.lengths
+        return [s for s in sequences if s.slot >= 0 and len(s.tokens) >= lengths[s]]
 
-@dataclass(frozen=True, slots=True)
+    def are_valid(self, sequences: list[Sequence]) -> bool:
+        """Return True if all of these sequences of the step are valid."""
+        return len(self.select_valid(sequences)) == len(sequences)
+
+    def select_valid_work(self) -> Work:
+        """Return the work of the valid sequences."""
+        lengths = self.lengths
+        return [entry for entry in self.work if entry[0].slot >= 0 and len(entry[0].tokens) >= lengths[entry[0]]]
+
+
+@dataclass(slots=True)
 class SampledTokens:
     """The samples of one sequence.
 
@@ -181,8 +196,12 @@ def read_samples(
         columns = (samples.num_tokens.tolist(), samples.status.tolist(), samples.token_ids.tolist(), samples.logprobs)
         packed = None if samples.sampling_mask is None else samples.sampling_mask.packed(most_survivors)
         width = samples.token_ids.shape[1]
+        ordinary = not (drafts or errors or kept or packed)
         for place, (sequence, count, status, row, logprobs) in enumerate(zip(sequences, *columns, strict=True)):
             if sequence.phase is not Phase.RUNNING:
+                continue
+            if ordinary:
+                found.append(SampledTokens(sequence, NO_DRAFTS, row[:count], 0, status, logprobs, None))
                 continue
             error, draft, accepted = errors.get(sequence.slot), drafts.get(sequence.slot, NO_DRAFTS), 0
             if draft.tokens and status == OK and error is None:

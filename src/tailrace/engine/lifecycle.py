@@ -14,6 +14,7 @@ from itertools import islice
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.chunk_size import ChunkSize
+from tailrace.engine.decode_plan import plan_decodes
 from tailrace.engine.ending import Ending, make_ending_message
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
@@ -86,7 +87,7 @@ class Lifecycle:
             self.counters.cached_tokens += sequence.num_computed
             self._report_progress(sequence)
         for member in (m for s in (sequence, *sequence.forks) for m in s.pair):
-            member.slot = self.free_slots.pop()
+            member.slot, member.plain = self.free_slots.pop(), member.is_plain
             self.tables.clear(member.slot)
             self.tables.write(member)
         for member in sequence.pair:
@@ -114,6 +115,9 @@ class Lifecycle:
         """Return the next step, without sequences that end with the token they are about to get."""
         with self.counters.time_part("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
+            if not self._may_admit() and (plan := plan_decodes(going, self.cache, limits)) is not None:
+                self.shares.level()
+                return plan
             decoding = [sequence for sequence in going if not sequence.prefilling]
             prompts = [sequence for sequence in going if sequence.prefilling]
             ready = (sequence for sequence in self.waiting if not sequence.request.compilations)
@@ -126,6 +130,11 @@ class Lifecycle:
             chunk = chunks.limit_chunk(decodes, crowd, left) if prompts else chunks.most
             room = (len(self.free_slots), chunk)
             return plan_step(going, self.waiting, self.cache, limits, room, self.shares.read())
+
+    def _may_admit(self) -> bool:
+        """Return whether a waiting sequence may find a place. With several users, one may be admitted without a free
+        slot."""
+        return bool(self.waiting) and (bool(self.free_slots) or self.shares.several)
 
     def _count_uncached(self, member: Sequence) -> int:
         """Return the tokens of its prompt that must be computed, without those that the cache holds already."""
@@ -147,26 +156,30 @@ class Lifecycle:
                 self.fail([(sequence, attempt.error)])
         plan.work = [(member, tokens) for member, tokens in plan.work if member.slot >= 0]
         copies: Copies = []
+        cache, tables = self.cache, self.tables
         for sequence, tokens in plan.work:
-            first = sequence.num_computed // self.cache.block_size
-            made = self.cache.reserve(sequence, sequence.num_computed + tokens)
-            self.tables.write(sequence, first if made else None)
-            copies += made
+            made = cache.reserve(sequence, sequence.num_computed + tokens)
+            if made or len(sequence.blocks) != tables.written[sequence.slot]:
+                tables.write(sequence, sequence.num_computed // cache.block_size if made else None)
+                copies += made
         return copies
 
     def mark_computed(self, work: Work) -> None:
         """Count a step's positions as computed, so that they may be reused, and start forks that waited for them."""
+        size = self.cache.block_size
         for sequence, tokens in work:
             # A sequence without a slot has failed: its prompt, or that of its conditional sequence, could not be
             # scored.
             if sequence.slot >= 0:
                 sequence.num_computed += tokens
-                self.cache.publish_blocks(sequence)
+                if sequence.num_computed // size > sequence.num_published:
+                    self.cache.publish_blocks(sequence)
                 if sequence.num_charged < sequence.num_prompt:
                     self._charge_prompt(sequence)
                     self._report_progress(sequence)
         for sequence, _ in work:
-            if sequence.phase is Phase.RUNNING and not any(member.num_uncomputed for member in sequence.pair):
+            forks = sequence.phase is Phase.RUNNING and sequence.forks
+            if forks and not any(member.num_uncomputed for member in sequence.pair):
                 self.fork(sequence)
 
     def _charge_prompt(self, member: Sequence) -> None:

@@ -61,7 +61,7 @@ class MemoryLimit:
         self.limit = limit or int(max(min(LEAST, SHARE * free), SHARE * (free - promised)))
         self._base = read_resident_bytes() + promised
         self._looked_s = self._judged_s = 0.0
-        self._near = False
+        self.near = False
         self._holdings: dict[str, Holding] = {}  # by user, while the process is over the limit
         self.over = False
 
@@ -73,7 +73,7 @@ class MemoryLimit:
             return None
         self._looked_s = now
         grown = read_resident_bytes() - self._base
-        self._near, self.over = grown > NEAR * self.limit, grown > self.limit
+        self.near, self.over = grown > NEAR * self.limit, grown > self.limit
         if not self.over:
             self._holdings = {}
             return None
@@ -123,7 +123,7 @@ class MemoryLimit:
     @contextlib.contextmanager
     def of(self, request: Request) -> Iterator[None]:
         """Charge the memory growth within the block to the request."""
-        before = read_resident_bytes() if self._near else 0
+        before = read_resident_bytes() if self.near else 0
         yield
         if before:
             request.grown_bytes += max(0, read_resident_bytes() - before)

@@ -19,6 +19,7 @@ from tailrace.engine.in_flight import SampledTokens
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.lifecycle import Lifecycle
 from tailrace.engine.memory import MemoryLimit
+from tailrace.engine.plain_outputs import PlainOutputs
 from tailrace.engine.predicted import count_found
 from tailrace.engine.sequence import Phase, Sequence
 from tailrace.errors import NothingLeftError, RowError, TailraceError
@@ -54,6 +55,7 @@ class OutputProcessor:
     ) -> None:
         self.lifecycle, self.slots, self.counters = lifecycle, lifecycle.slots, lifecycle.counters
         self.limits, self.appender, self.sampler, self.memory_limit = limits, appender, sampler, memory_limit
+        self._plain = PlainOutputs(lifecycle, appender)
         self._spent = HostTime()
 
     def begin_step(self) -> None:
@@ -66,6 +68,8 @@ class OutputProcessor:
 
         in_flight: returns whether a sequence is in a step whose forward pass has been launched.
         """
+        plain, most_s, taken_s = self._plain, self.limits.host_ms / 1e3, self._spent.taken_s
+        plain.begin()
         for one in samples:
             sequence = one.sequence
             if sequence.phase is not Phase.RUNNING:
@@ -74,16 +78,17 @@ class OutputProcessor:
                 self._without_mask(sequence, one.error)
             elif one.status != OK:
                 self._without_token(sequence, one.status)
-            elif self._spent.taken_s[sequence.request.shared_name] > self.limits.host_ms / 1e3:
+            elif taken_s and taken_s.get(sequence.request.shared_name, 0.0) > most_s:
                 # From the next step on, the sequences of this call take turns. They then sample what they sampled now.
                 sequence.host_s = max(sequence.host_s, self._spent.last_s[sequence.request.shared_name])
                 self.lifecycle.trim_blocks(sequence)
-            else:
+            elif self.memory_limit.near or not plain.process(one):
                 self._time_output(one)
                 beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # blocks beyond its tokens are possible
                 # A step in flight is writing to those blocks.
                 if beyond and sequence.phase is Phase.RUNNING and not in_flight(sequence):
                     self.lifecycle.trim_blocks(sequence)
+        plain.settle()
 
     def _time_output(self, one: SampledTokens) -> None:
         """Process an output, and record its cost for the host."""
@@ -91,7 +96,8 @@ class OutputProcessor:
         sampling_s, begun_s = self.slots[sequence.slot].took_s, time.thread_time()
         with self.memory_limit.of(request):
             self.process_output(one)
-        spent.last_s[request.shared_name] = time.thread_time() - begun_s
+        spent.last_s[request.shared_name] = took_s = time.thread_time() - begun_s
+        self._plain.leave_out(took_s)
         spent.taken_s[request.shared_name] += spent.last_s[request.shared_name]
         sequence.host_s = spent.last_s[request.shared_name] + sampling_s
         if sequence.constraint is not None:

@@ -23,12 +23,15 @@ class Plan:
     - admit: sequences, with the cached blocks that they and their unconditional ones start from.
     - work: (sequence, tokens), an unconditional sequence right after its conditional one.
     - spare: tokens that the step can still compute.
+    - decodes: each sequence of `work` computes its last token alone, after at least one token of its output. None is
+      part of a pair.
     """
 
     preempt: list[Sequence] = field(default_factory=list)
     admit: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
     work: Work = field(default_factory=list)
     spare: int = 0
+    decodes: bool = False
 
 
 @dataclass(slots=True)

@@ -99,6 +99,11 @@ class Request:
     replay: Replay | None = None  # an earlier output to explain; nothing is generated
     reports_progress: bool = False  # its client wants to know how much of the prompt is computed
     cost_unknown: bool = True  # the cost of a sample is an estimate until a first one is timed
+    enders: frozenset[int] = field(init=False)  # the ids that end its output
+
+    def __post_init__(self) -> None:
+        eos = () if self.params.ignore_eos else self.eos_token_ids
+        self.enders = frozenset((*eos, *self.params.stop_token_ids))
 
     @property
     def name(self) -> tuple[bytes, str, int]:
@@ -133,10 +138,6 @@ class Request:
         if self.params.grammar is None or not self.params.min_tokens:
             return self.params
         return msgspec.structs.replace(self.params, min_tokens=0)
-
-    def ends_output(self, token: int) -> bool:
-        """Return whether the token is EOS or one of its stop ids."""
-        return (token in self.eos_token_ids and not self.params.ignore_eos) or token in self.params.stop_token_ids
 
     @property
     def compilations(self) -> list[Future[Any]]:
@@ -198,6 +199,7 @@ class Sequence:
     thinking: ThinkingBudgetCheck | None = None  # If thinking has a budget.
     stop_checks: tuple[StopCheck, ...] = ()  # In the order in which they run.
     constraint: StructuredOutput | None = None  # If a grammar constrains the text.
+    plain: bool = False  # What `is_plain` was when it got its slot, since when it can't change.
     prediction: PredictionReader | None = None  # If its output is predicted.
     # With guidance: the same output after the negative prompt; no token is sampled from it.
     unconditional: Sequence | None = None
@@ -212,6 +214,15 @@ class Sequence:
         """The sequence and its unconditional one, if it has one. They are admitted, computed, preempted and ended
         together."""
         return (self,) if self.unconditional is None else (self, self.unconditional)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a new token needs no more than a look at the ids that end the output, the length and the stop
+        strings."""
+        params = self.request.params
+        rules = self.bans, self.thinking, self.constraint, self.prediction, self.unconditional, self.walker
+        costly = params.explain, params.stop_regex or None, params.return_sampling_mask or None
+        return not any(rule is not None for rule in (*rules, *costly)) and self.request.min_host_s == 0.0
 
     @property
     def samples_with_prefill(self) -> bool:
@@ -264,7 +275,7 @@ class Sequence:
     @property
     def forks(self) -> list[Sequence]:
         """The sequences that wait for this one's prefill."""
-        if self.index:
+        if self.index or len(self.request.sequences) == 1:
             return []
         return [sequence for sequence in self.request.sequences if sequence.phase is Phase.FORK]
 

@@ -71,7 +71,7 @@ class Speculator:
     def draft_counts(self, work: Work) -> DraftCounts:
         """Return how many drafts each sequence of a step may ask the drafter for, without those that get no drafts.
         Called at most once for a step. The last tokens of the sequences need not be known yet."""
-        decoding = [sequence for sequence, tokens in work if may_draft(sequence, tokens)]
+        decoding = [s for s, tokens in work if self._may_have_drafts(s) and may_draft(s, tokens)]
         return self._count_drafts(decoding, sum(tokens for _, tokens in work))
 
     def _count_drafts(self, asking: list[Sequence], planned: int) -> DraftCounts:
@@ -94,7 +94,7 @@ class Speculator:
         # In each step another sequence is the first to search for forced tokens, while time is left.
         turn = self._counters.steps % max(1, len(work))
         for sequence, tokens in work[turn:] + work[:turn]:
-            if not may_draft(sequence, tokens):
+            if not (self._may_have_drafts(sequence) and may_draft(sequence, tokens)):
                 continue
             most = min(sequence.tokens_left - 1, self._count_affordable(sequence), spare)
             forced = self._collect_forced(sequence, most, until)
@@ -147,15 +147,17 @@ class Speculator:
         """Return whether a forced token follows the token that one of these sequences samples now, so that drafting
         pays."""
         until = time.thread_time() + LOOK_S
-        return self.most > 0 and any(
-            s.tokens_left > 2 and not s.waits_for_mask and len(self._collect_forced(s, 2, until) or ()) > 1
-            for s in sequences
-        )
+        asking = [s for s in sequences if self._may_have_drafts(s) and s.tokens_left > 2 and not s.waits_for_mask]
+        return self.most > 0 and any(len(self._collect_forced(s, 2, until) or ()) > 1 for s in asking)
+
+    @property
+    def observes(self) -> bool:
+        """True if the drafter reads hidden states."""
+        return self.drafter is not None and bool(self.drafter.captures)
 
     def must_observe(self, work: Work) -> bool:
         """Return whether the drafter, which may be asked for drafts, must see the hidden states of this step first."""
-        captures = self.drafter is not None and bool(self.drafter.captures)
-        return captures and any(self._limit_drafter(sequence) > 0 for sequence, _ in work if sequence.is_conditional)
+        return self.observes and any(self._limit_drafter(s) > 0 for s, _ in work if s.is_conditional)
 
     def record_step(self, tokens: int, seconds: float, record: StepCost) -> None:
         """Record the time of a step without prefills, from the forward pass to the samples."""
@@ -170,7 +172,7 @@ class Speculator:
 
     def observe(self, rows: list[HiddenRows], runner: ModelRunner) -> None:
         """Show the drafter the target's hidden states of a step, if it uses them."""
-        if self.drafter is None or not self.drafter.captures:
+        if self.drafter is None or not self.observes:
             return
         with self._counters.time_part("observe"):
             states = find_hidden_states(rows, runner) if isinstance(runner, LayeredRunner) else None
@@ -211,6 +213,12 @@ class Speculator:
         """Return the most drafts in one request's time limit, given that each row has a known cost."""
         min_host_s = sequence.request.min_host_s
         return min(self.most, max(0, int(self._host_s / min_host_s) - 1)) if min_host_s else self.most
+
+    def _may_have_drafts(self, sequence: Sequence) -> bool:
+        """Return whether anything can name a sequence's next tokens."""
+        if self.drafter is not None or sequence.constraint is not None or sequence.prediction is not None:
+            return True
+        return bool(sequence.sequence_state.forced)
 
     def _collect_forced(self, sequence: Sequence, count: int, until: float) -> list[int] | None:
         """Return forced tokens (jump-forward): at most `count` tokens that certainly, or almost certainly, come next.

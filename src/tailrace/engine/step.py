@@ -24,9 +24,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from tailrace.engine.batch import assemble_batch
+import torch
+
+from tailrace.engine.batch import Assembled, assemble_batch, assemble_decodes
 from tailrace.engine.chunk_size import ChunkSize
 from tailrace.engine.device import Device
+from tailrace.engine.draft_tokens import Drafts
 from tailrace.engine.draws import Masks, begin_draws, build_draws
 from tailrace.engine.explanations import keep_rows
 from tailrace.engine.in_flight import Drafted, InFlightStep, LaunchedDraws, PreparedDraws, SampledTokens, read_samples
@@ -183,12 +186,12 @@ class StepDriver:
 
     def forward(self, plan: Plan, drafted: Drafted, launched: LaunchedDraws | None) -> InFlightStep:
         """Lay out the batch and launch its forward pass."""
-        lifecycle, lengths = self.lifecycle, self.speculator.lengths
-        decodes = not any(sequence.prefilling or sequence.num_output == 0 for sequence, _ in plan.work)
+        lengths = self.speculator.lengths
+        decodes = plan.decodes or not any(s.prefilling or s.num_output == 0 for s, _ in plan.work)
         with self.counters.time_part("plan"):
             previous = None if launched is None else launched.join_samples()
-            assembled = assemble_batch(plan.work, drafted.drafts, lifecycle.tables, lifecycle.cache, previous)
-            valid = {sequence: sequence.num_computed + tokens for sequence, tokens in plan.work}
+            assembled = self._assemble(plan, drafted.drafts, previous)
+            valid = {} if plan.decodes else {s: s.num_computed + tokens for s, tokens in plan.work}
             valid |= {sequence: len(sequence.tokens) for sequence in assembled.sampling}
             record = lengths.step if decodes else None
             step = InFlightStep(plan.work, drafted.drafts, assembled, Future(), valid, record, since=0.0)
@@ -199,6 +202,13 @@ class StepDriver:
             lengths.record_delay(step.since - launched.arrived_s - drafted.took_s)
         step.logits = self.device.launch(assembled.batch)
         return step
+
+    def _assemble(self, plan: Plan, drafts: Drafts, previous: torch.Tensor | None) -> Assembled:
+        """Lay out the batch of a plan. previous: samples that its references name."""
+        tables, cache = self.lifecycle.tables, self.lifecycle.cache
+        if plan.decodes and not drafts:
+            return assemble_decodes(plan.work, tables, cache, previous, self.speculator.observes)
+        return assemble_batch(plan.work, drafts, tables, cache, previous)
 
     # ---- sample
 
@@ -212,7 +222,7 @@ class StepDriver:
         try:
             with self._time_wait():
                 logits = step.logits.result()
-            valid = [(sequence, tokens) for sequence, tokens in step.work if step.is_valid(sequence)]
+            valid = step.select_valid_work()
             if step.assembled.scored:
                 with timed("sample"):
                     scored = [rows for rows in step.assembled.scored if step.is_valid(rows.sequence)]
@@ -241,7 +251,7 @@ class StepDriver:
     def prepare(self, step: InFlightStep) -> PreparedDraws:
         """Return the draws of the step's valid sequences, by all that is known now, and start to fill their masks."""
         assembled, masks = step.assembled, self._new_masks()
-        sampling = [sequence for sequence in assembled.sampling if step.is_valid(sequence)]
+        sampling = step.select_valid(assembled.sampling)
         draws, failures = build_draws(sampling, step.drafts, assembled.rows, masks)
         self.lifecycle.fail(failures)
         masks.start()
@@ -262,7 +272,7 @@ class StepDriver:
         prepared = step.prepared
         if prepared is not None:
             prepared.masks.wait()
-        if prepared is None or not all(step.is_valid(s) for draws in prepared.draws for s in draws.sequences):
+        if prepared is None or not all(step.are_valid(part.sequences) for part in prepared.draws):
             prepared = self.prepare(step)
             prepared.masks.wait()
         return prepared

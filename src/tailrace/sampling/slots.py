@@ -207,6 +207,18 @@ class Slots:
                 entry.sequence_state.forget(entry.num_output)
             self.advance(index, moves)
 
+    def commit_drawn(self, slot: int, token: int) -> None:
+        """Append one token that the sampler has drawn for the slot, as `commit` does. Nothing is checked."""
+        entry = self.slots[slot]
+        assert entry is not None
+        if entry.history is None and not entry.updates and not entry.turns and not entry.sequence_state.forced:
+            entry.num_output += 1
+            return
+        entry.extend([token])
+        if moves := entry.moves:
+            entry.sequence_state.forget(entry.num_output)
+        self.advance(slot, moves)
+
     def reads_output(self, slot: int) -> bool:
         """Return whether the slot's draws depend on its output tokens or on their number. Then `commit` or `adopt` must
         add them before the next draw. Other slots need no commits if each row's position is given."""

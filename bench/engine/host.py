@@ -20,8 +20,10 @@ import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -31,9 +33,10 @@ from tailrace.config import CacheConfig, GrammarConfig, SchedulerConfig, Specula
 from tailrace.drafting.ngram import NGram
 from tailrace.engine import stats
 from tailrace.engine.engine import Engine
-from tailrace.engine.token_bytes import TokenBytes
+from tailrace.engine.token_bytes import TokenBytes, TokenText
 from tailrace.grammar.service import Grammars
 from tailrace.params import SamplingParams
+from tailrace.request.options import Grammar
 from tailrace.runners.base import Batch, ModelRunner
 from tailrace.wire.messages import ModelInfo, Submit
 
@@ -46,11 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 0.8, "top_p": 0.9},
     "logprobs": {"temperature": 0.0, "frequency_penalty": 0.1, "presence_penalty": 0.1, "logprobs": 3},
     "stop strings": {"temperature": 0.0, "stop": ["never written"]},
-    "grammar": {"temperature": 0.0, "grammar": {"type": "regex", "pattern": "[a-z]*"}},
+    "grammar": {"temperature": 0.0, "grammar": Grammar(kind="regex", source="[a-z]*")},
     "n-gram": {"temperature": 0.0},
 }
 ALPHABET = [bytes([97 + place % 26]) * (1 + place // 26 % 8) for place in range(VOCAB)]  # the text of each token
-USUAL = ("greedy", "top-p", "logprobs", "stop strings")
+USUAL = ("greedy", "logprobs", "stop strings")
 
 
 class OneRowRunner(ModelRunner):
@@ -132,15 +135,15 @@ def make_engine(args: argparse.Namespace, case: str, streams: int) -> Engine:
         max_model_len=4096,
     )
     cache = CacheConfig(num_blocks=streams * 64, block_size=BLOCK)
-    runner = OneRowRunner(args.delay_ms / 1e3)
+    parts: dict[str, Any] = {}
+    if case in ("stop strings", "grammar"):
+        known = TokenBytes(tuple(ALPHABET))
+        parts["token_bytes"] = replace(known, reader=lambda hidden, prompt: TokenText(known, hidden).push)
     if case == "grammar":
-        grammars = Grammars(GrammarConfig(), None, ALPHABET, frozenset(), [2], VOCAB)
-        return Engine(runner, info, cache, scheduler, TokenBytes(tuple(ALPHABET)), grammars)
+        parts["grammars"] = Grammars(GrammarConfig(), None, ALPHABET, frozenset(), [2], VOCAB)
     if case == "n-gram":
-        speculation = SpeculationConfig(drafter="ngram")
-        drafter = lambda sampler: NGram()  # noqa: E731
-        return Engine(runner, info, cache, scheduler, speculation=speculation, drafter=drafter)
-    return Engine(runner, info, cache, scheduler)
+        parts |= {"speculation": SpeculationConfig(drafter="ngram"), "drafter": lambda sampler: NGram()}
+    return Engine(OneRowRunner(args.delay_ms / 1e3), info, cache, scheduler, **parts)
 
 
 def measure_case(args: argparse.Namespace, case: str, streams: int) -> dict[str, Any]:
@@ -161,12 +164,9 @@ def measure_case(args: argparse.Namespace, case: str, streams: int) -> dict[str,
     gc.collect()
     gc.freeze()
     clock = ProcessorTime()
-    restored, stats.Counters.time_part = stats.Counters.time_part, lambda self, *given: clock.time_part(*given)
-    try:
+    with patch.object(stats.Counters, "time_part", lambda counters, *given: clock.time_part(*given)):
         steps, whole_s = run_steps(engine, clock, args.seconds, streams)
-    finally:
-        stats.Counters.time_part = restored
-        gc.unfreeze()
+    gc.unfreeze()
     scale = 1e6 / steps / streams
     parts = {part: clock.spent_s[part] * scale for part in PARTS}
     others = whole_s * scale - sum(clock.spent_s.values()) * scale

@@ -245,10 +245,10 @@ def draws_of(sequences: list[Sequence], drafts: Drafts, first: dict[int, int], m
     Forks that wait for a prefill have no rows of their own. They share those of their request's first sequence.
     """
     of = [drafts.get(s.slot, NO_DRAFTS) for s in sequences] if drafts else [NO_DRAFTS] * len(sequences)
-    computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
-    source = [first[sequence.slot] for sequence in computed]
+    source = [first[s.slot if s.slot in first else s.request.sequences[0].slot] for s in sequences]
     guidance = None
     if sequences[0].unconditional is not None:
+        computed = [s if s.slot in first else s.request.sequences[0] for s in sequences]
         counts = [draft.num_rows for draft in of]
         others = spread([first[s.unconditional.slot] for s in computed if s.unconditional is not None], counts)
         scales = torch.tensor([s.request.params.guidance_scale for s in sequences])

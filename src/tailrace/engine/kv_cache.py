@@ -96,6 +96,18 @@ class BlockCache:
             return sequence.blocks[at]
         return None
 
+    def select_changing(self, work: Iterable[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Return the entries (sequence, tokens) whose `reserve` changes something."""
+        size, references, published = self.block_size, self.references, self.hash_of
+        changing: list[tuple[Sequence, int]] = []
+        for entry in work:
+            sequence, tokens = entry
+            blocks, computed = sequence.blocks, sequence.num_computed
+            at = computed // size
+            if computed + tokens > len(blocks) * size or references[blocks[at]] > 1 or blocks[at] in published:
+                changing.append(entry)
+        return changing
+
     # ---- changes
 
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
@@ -115,21 +127,17 @@ class BlockCache:
         Raises:
             MemoryError: too few blocks are free; see `count_needed_blocks`. Nothing is changed.
         """
-        at, blocks = sequence.num_computed // self.block_size, sequence.blocks
-        if at < len(blocks) and length <= len(blocks) * self.block_size and self.references[blocks[at]] == 1:
-            if blocks[at] in self.hash_of:
-                self._unpublish_block(blocks[at])
-            return []
         if self.count_needed_blocks(sequence, length) > self.num_free:
             raise MemoryError(f"{self.count_needed_blocks(sequence, length)} blocks wanted, {self.num_free} free")
         copies: Copies = []
+        at = sequence.num_computed // self.block_size
         if self._must_copy(sequence):
             fresh = self._take_block()
             copies.append((sequence.blocks[at], fresh))
             self._release_block(sequence.blocks[at])
             sequence.blocks[at] = fresh
-        elif at < len(blocks):
-            self._unpublish_block(blocks[at])
+        elif at < len(sequence.blocks):
+            self._unpublish_block(sequence.blocks[at])
         while len(sequence.blocks) < self.blocks_for(length):
             sequence.blocks.append(self._take_block())
         return copies

@@ -157,11 +157,10 @@ class Lifecycle:
         plan.work = [(member, tokens) for member, tokens in plan.work if member.slot >= 0]
         copies: Copies = []
         cache, tables = self.cache, self.tables
-        for sequence, tokens in plan.work:
+        for sequence, tokens in cache.select_changing(plan.work):
             made = cache.reserve(sequence, sequence.num_computed + tokens)
-            if made or len(sequence.blocks) != tables.written[sequence.slot]:
-                tables.write(sequence, sequence.num_computed // cache.block_size if made else None)
-                copies += made
+            tables.write(sequence, sequence.num_computed // cache.block_size if made else None)
+            copies += made
         return copies
 
     def mark_computed(self, work: Work) -> None:

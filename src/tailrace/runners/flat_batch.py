@@ -40,20 +40,22 @@ class FlatTokens:
         """Return the pass as tensors. tables: int32 [N, B], each row covers the positions below kv_len. previous,
         adapted, slots: see Batch."""
         starts, ends = np.array(self.query_start), np.array(self.kv_len)
-        counts = np.diff(starts)
-        owner = np.repeat(np.arange(len(ends)), counts)
-        positions = np.arange(starts[-1]) - np.repeat(starts[1:] - ends, counts)
+        owner, positions = np.arange(len(ends)), ends - 1
+        if len(self.token_ids) > len(ends):  # a sequence has several tokens
+            counts = np.diff(starts)
+            owner = np.repeat(owner, counts)
+            positions = np.arange(starts[-1]) - np.repeat(starts[1:] - ends, counts)
         blocks = tables[owner, positions // block_size].astype(np.int64)
         return Batch(
-            token_ids=torch.tensor(self.token_ids, dtype=torch.int64),
+            token_ids=torch.from_numpy(np.array(self.token_ids, dtype=np.int64)),
             positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size),
-            query_start=torch.tensor(self.query_start, dtype=torch.int32),
-            kv_len=torch.tensor(self.kv_len, dtype=torch.int32),
+            query_start=torch.from_numpy(starts.astype(np.int32)),
+            kv_len=torch.from_numpy(ends.astype(np.int32)),
             block_tables=torch.from_numpy(tables),
-            wanted=torch.tensor(self.wanted, dtype=torch.int64),
+            wanted=torch.from_numpy(np.array(self.wanted, dtype=np.int64)),
             previous=previous,
-            slots=None if slots is None else torch.tensor(slots, dtype=torch.int64),
+            slots=None if slots is None else torch.from_numpy(np.array(slots, dtype=np.int64)),
             adapted=adapted,
         )
 

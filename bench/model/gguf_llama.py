@@ -16,22 +16,25 @@ import numpy as np
 class Llama:
     """A model and a context for so many streams of a window each."""
 
-    def __init__(self, file: str, threads: int, streams: int, window: int) -> None:
+    def __init__(self, first: dict[str, Any]) -> None:
+        threads, streams, window = first["threads"], first["streams"], first["window"]
+        self.pass_tokens = first.get("batch", max(512, window))
+        self.clock = time.process_time if first.get("processor") else time.perf_counter
         silent = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(silent, ctypes.c_void_p(0))
         self.silent = silent
         lib.llama_backend_init()
-        self.model = lib.llama_model_load_from_file(file.encode(), lib.llama_model_default_params())
+        self.model = lib.llama_model_load_from_file(first["file"].encode(), lib.llama_model_default_params())
         params = lib.llama_context_default_params()
         params.n_ctx = streams * window
-        params.n_batch = params.n_ubatch = max(512, window)
+        params.n_batch = params.n_ubatch = self.pass_tokens
         params.n_seq_max = streams
         params.n_threads = params.n_threads_batch = threads
         self.context = lib.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError("llama.cpp made no context")
         self.vocab: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
-        self.batch = lib.llama_batch_init(max(512, window), 0, streams)
+        self.batch = lib.llama_batch_init(self.pass_tokens, 0, streams)
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -73,6 +76,20 @@ class Llama:
             best = [int(self.logits(i).argmax()) for i in range(len(prompts))]
         return seconds
 
+    def long(self, ids: list[int], steps: int) -> list[float]:
+        """See long_context_sides.py. A prompt is read in passes as long as tailrace's."""
+        self.clear()
+        rows = [(token, i, 0, i == len(ids) - 1) for i, token in enumerate(ids)]
+        begin = self.clock()
+        for first in range(0, len(rows), self.pass_tokens):
+            self.forward(rows[first : first + self.pass_tokens])
+        best = int(self.logits(-1).argmax())
+        middle = self.clock()
+        for step in range(steps):
+            self.forward([(best, len(ids) + step, 0, True)])
+            best = int(self.logits(0).argmax())
+        return [middle - begin, self.clock() - middle]
+
     def losses(self, windows: list[list[int]]) -> float:
         total = 0.0
         for ids in windows:
@@ -88,7 +105,7 @@ class Llama:
 def main() -> None:
     """Answer questions until stdin closes."""
     first = json.loads(sys.stdin.readline())
-    model = Llama(first["file"], first["threads"], first["streams"], first["window"])
+    model = Llama(first)
     print(json.dumps({"vocab": model.vocab}), flush=True)
     for line in sys.stdin:
         question: dict[str, Any] = json.loads(line)

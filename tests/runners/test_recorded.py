@@ -239,6 +239,19 @@ def test_steps_have_the_models_bits(name, dtype, tmp_path):
     assert {1, 2, 3, 5} == set(steps.steps)
 
 
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(0, {1, 3}), (1, {1, 3}), (20, {1, 2, 3, 4, 8, 16, 20}), (500, {1, 2, 3, 4, 8, 16, 32, 64})]
+)
+def test_the_usual_numbers_of_sequences_are_recorded_at_load(most: int, sizes: set[int], tmp_path):
+    """Else the first step of each has a gap for all its sequences."""
+    save("llama", tmp_path)
+    runner = load_runner(ModelConfig(dtype="float32"), tmp_path, block_size=SIZE, max_num_seqs=most)
+    assert isinstance(runner, TransformersRunner)
+    runner.allocate(BLOCKS)
+    assert isinstance(runner.decode_steps, RecordedSteps)
+    assert set(runner.decode_steps.steps) == sizes
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(NOT_RECORDED))
 def test_models_that_read_values_run_their_own_code(name, tmp_path):
@@ -263,16 +276,16 @@ def test_a_model_that_reads_values_is_not_recorded(tmp_path, caplog, monkeypatch
     plain, patch = PagedModel.run, partial(monkeypatch.setattr, PagedModel, "run")
     patch(lambda self, batch: plain(self, batch) * int(batch.kv_len[0]))
     caplog.set_level("INFO")
-    assert record_calls(runner.paged, BLOCKS) is None
+    assert record_calls(runner.paged, 0, BLOCKS) is None
     assert "no recorded decode steps: aten" in caplog.text
     caplog.clear()
     patch(lambda self, batch: plain(self, batch) * (2 if batch.positions.tolist()[0] > 100 else 1))
-    assert record_calls(runner.paged, BLOCKS) is None
+    assert record_calls(runner.paged, 0, BLOCKS) is None
     assert "no recorded decode steps: tolist" in caplog.text
     # what torch is not asked for is seen by the logits
     read = lambda tensor: ctypes.c_int32.from_address(tensor.data_ptr()).value  # noqa: E731
     patch(lambda self, batch: plain(self, batch) * read(batch.kv_len))
-    assert record_calls(runner.paged, BLOCKS) is None
+    assert record_calls(runner.paged, 0, BLOCKS) is None
     assert "their logits are not the model's" in caplog.text
 
 
@@ -285,7 +298,7 @@ def test_a_step_that_can_not_be_recorded_later_runs_the_models_code(tmp_path, ca
         return plain(self, batch) * (batch.kv_len.sum().item() if len(batch.kv_len) > 4 else 1)
 
     monkeypatch.setattr(PagedModel, "run", reads_of_many)
-    runner.decode_steps = record_calls(runner.paged, BLOCKS)
+    runner.decode_steps = record_calls(runner.paged, 0, BLOCKS)
     few, many = (cache.batch([(i, [1 + i], 0) for i in range(count)]) for count in (4, 5))
     runner.forward(few)
     assert isinstance(runner.decode_steps, RecordedSteps)

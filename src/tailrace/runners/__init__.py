@@ -22,7 +22,8 @@ def load_runner(
 ) -> ModelRunner:
     """Return the runner for config.model: `scripted:…` needs `vocab_size`, any other model its folder.
 
-    - max_num_seqs: the most sequences that decode at once, for CUDA graphs; 0: no graphs.
+    - max_num_seqs: the most sequences that decode at once, for CUDA graphs and the steps that are recorded at load; 0:
+      no graphs.
     - max_model_len: the longest sequence that is served; 0: the model's own limit.
 
     Raises:

@@ -120,7 +120,7 @@ def choose_steps(
     if paged.indexers:
         return None
     if paged.device.type == "cpu":
-        return partial(record_calls, paged) if config.cpu_graphs else None
+        return partial(record_calls, paged, max_num_seqs) if config.cpu_graphs else None
     graphs = config.cuda_graphs and max_num_seqs and not paged.recurrent
     return partial(record_graphs, paged, max_num_seqs) if graphs else None
 

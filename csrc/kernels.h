@@ -59,8 +59,8 @@ void quantized_linear(const void *x, Type type, int64_t m, int64_t k, int64_t x_
 void use_at_most(int set);
 int best_quantized_set();
 
-// A KV cache: positions lie by 16, bf16 (and codes of bf16) also by pairs. With codes, entries of keys and values are
-// one byte, and scales are [2][blocks, Hkv, block_size], of keys and of values.
+// A KV cache: positions lie by 16, bf16 (and float8 in its place) also by pairs, and int8 by fours. With codes, entries of
+// keys and values are one byte, and scales are [2][blocks, Hkv, block_size], of keys and of values.
 struct Attention {
     const void *query;  // [T, Hq, D]
     void *out;          // [T, Hq, Dv]

@@ -2,11 +2,12 @@
 //
 // Layout. Keys are transposed within a block. One load holds 16 positions of a pair of dimensions, so scores come out
 // side by side, without horizontal sums. Values are stored in pairs of positions, so that the weighted sum takes two
-// positions per multiplication (vdpbf16ps). float32 has the same order without pairs. Codes of eight bits
-// (quantized/kv_codes.h) have the order of the dtype that they replace.
+// positions per multiplication (vdpbf16ps). float32 has the same order without pairs. Codes of float8
+// (quantized/kv_codes.h) have the order of the dtype that they replace, codes of int8 that of quantized/kv_products.h.
 //
-// Codes are widened once per chunk and tile, into the nearest cache, where every row of the tile reads them. A key's
-// scale multiplies its score, and a value's scale multiplies its weight, so widening rounds nothing.
+// Codes of int8 are multiplied as they are. Codes of float8 are widened once per chunk and tile, into the nearest cache,
+// where every row of the tile reads them. A key's scale multiplies its score, and a value's scale multiplies its weight,
+// so widening rounds nothing.
 //
 // Invariance. Positions are walked in chunks of 64 and partitions of 512, counted from the sequence's start. Partitions
 // are merged in order, and a masked position adds exactly 0. So a token's result depends only on its own sequence, and
@@ -20,7 +21,7 @@
 #include "base/error.h"
 #include "base/pool.h"
 #include "kernels.h"
-#include "model/attention_walk.h"
+#include "model/attention_coded.h"
 
 namespace tailrace {
 namespace {
@@ -40,6 +41,11 @@ std::vector<AttentionTile> tiles(const Attention &c, int size) {
     return list;
 }
 
+// Call `run` with what walks over the cache: the walk itself, or the one over codes of int8.
+template <typename T, typename Run> void walk_by(const AttentionWalk<T> &walk, const Run &run) {
+    walk.c.code == KvCode::int8 ? run(CodedWalk<T>(walk)) : run(walk);
+}
+
 template <typename T> void whole(const Attention &c, const std::vector<AttentionTile> &list) {
     const int64_t count = static_cast<int64_t>(list.size());
     Pool::instance().run(count, [&](int64_t i) {
@@ -47,12 +53,14 @@ template <typename T> void whole(const Attention &c, const std::vector<Attention
         const AttentionTile &tile = list[count - 1 - i];  // the longest tiles first, which are a prefill's last ones
         const AttentionWalk<T> walk(c, tile);
         total.clear(tile.rows, c.value_dim);
-        walk.part(0, total);
-        for (int64_t p = 1; p < tile.parts; ++p) {
-            one.clear(tile.rows, c.value_dim);
-            walk.part(p, one);
-            merge_softmax(total, one, tile.rows, c.value_dim);
-        }
+        walk_by(walk, [&](const auto &by) {
+            by.part(0, total);
+            for (int64_t p = 1; p < tile.parts; ++p) {
+                one.clear(tile.rows, c.value_dim);
+                by.part(p, one);
+                merge_softmax(total, one, tile.rows, c.value_dim);
+            }
+        });
         walk.finish(total);
     });
 }
@@ -67,7 +75,7 @@ template <typename T> void split(const Attention &c, const std::vector<Attention
             states.emplace_back().clear(list[i].rows, c.value_dim);
         }
     Pool::instance().run(static_cast<int64_t>(work.size()), [&](int64_t w) {
-        AttentionWalk<T>(c, list[work[w].first]).part(work[w].second, states[w]);
+        walk_by(AttentionWalk<T>(c, list[work[w].first]), [&](const auto &by) { by.part(work[w].second, states[w]); });
     });
     size_t w = 0;
     for (const AttentionTile &tile : list) {
@@ -82,9 +90,10 @@ template <typename T> void run(const Attention &c) {
     const size_t enough = 4 * static_cast<size_t>(Pool::instance().size());
     std::vector<AttentionTile> list = tiles(c, kQueryRows);
     if (list.size() < enough) list = tiles(c, sizeof(T) == 2 && attention_tiles_serve(c.head_dim, c.value_dim) ? kTileRows : kRegisterRows);
-    int64_t parts = 0;
-    for (const AttentionTile &tile : list) parts = std::max(parts, tile.parts);
-    list.size() < enough && parts > 1 ? split<T>(c, list) : whole<T>(c, list);
+    int64_t parts = 0, all = 0;
+    for (const AttentionTile &tile : list) parts = std::max(parts, tile.parts), all += tile.parts;
+    const bool uneven = parts * Pool::instance().size() > all;  // one long sequence beside short ones
+    (list.size() < enough || uneven) && parts > 1 ? split<T>(c, list) : whole<T>(c, list);
 }
 
 }  // namespace

@@ -28,9 +28,12 @@ struct Seen {
 };
 
 // s[r][16 i + j] = q_r · k_j for the 16 positions of each of four groups of keys, and at most kRegisterRows rows. keys[i]
-// points at a group's [dim / 2][16][2] in bf16, and [dim][16] in float.
-void scores_by_registers(int rows, const bf16 *const *q, const bf16 *const *keys, int64_t dim, float *s);
-void scores_by_registers(int rows, const float *const *q, const float *const *keys, int64_t dim, float *s);
+// points at a group's [dim / 2][16][2] in bf16, and [dim][16] in float. next: keys to be fetched meanwhile, or null. Fetched
+// all at once, they would keep this chunk's loads waiting.
+void scores_by_registers(int rows, const bf16 *const *q, const bf16 *const *keys, const bf16 *const *next, int64_t dim,
+                         float *s);
+void scores_by_registers(int rows, const float *const *q, const float *const *keys, const float *const *next, int64_t dim,
+                         float *s);
 
 // Scale and mask the scores s [rows][64], and do a step of the online softmax. Write the weights to p, multiplied by
 // `times` unless that is null. Update each row's maximum and sum, and rescale its weighted sum of values in
@@ -39,9 +42,12 @@ template <typename T>
 void soften(float *s, T *p, int rows, const Seen &seen, float scale, float *max, float *sum, const float *times,
             float *out, int64_t dim);
 
-// out[r] += Σ p[r][i] · v_i. values[i] points at the dimensions of pair i of positions, and of position i in float.
-void weigh_by_registers(int rows, const bf16 *p, const bf16 *const *values, int count, int64_t dim, float *out);
-void weigh_by_registers(int rows, const float *p, const float *const *values, int count, int64_t dim, float *out);
+// out[r] += Σ p[r][i] · v_i. values[i] points at the dimensions of pair i of positions, and of position i in float. next: four
+// groups of 16 positions' values to be fetched meanwhile, or null.
+void weigh_by_registers(int rows, const bf16 *p, const bf16 *const *values, const bf16 *const *next, int count, int64_t dim,
+                        float *out);
+void weigh_by_registers(int rows, const float *p, const float *const *values, const float *const *next, int count,
+                        int64_t dim, float *out);
 
 // x[i] *= by[i] for from <= i < to.
 void multiply(float *x, int from, int to, const float *by);

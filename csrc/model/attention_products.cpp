@@ -7,17 +7,24 @@ namespace tailrace {
 namespace {
 
 #if TAILRACE_X86
-template <int R>
-TAILRACE_BF16 void scores_tile(const bf16 *const *q, const bf16 *const *keys, int64_t dim, int64_t stride, float *s) {
+template <int R, bool Fetch>
+TAILRACE_BF16 void scores_tile(const bf16 *const *q, const bf16 *const *keys, const bf16 *const *next, int64_t dim,
+                               int64_t stride, float *s) {
     __m512 acc[R][4];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j) acc[r][j] = _mm512_setzero_ps();
     const bf16 *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+    const bf16 *n0 = nullptr, *n1 = nullptr, *n2 = nullptr, *n3 = nullptr;
+    if (Fetch) n0 = next[0], n1 = next[1], n2 = next[2], n3 = next[3];
     for (int64_t d = 0; d < dim; d += 2) {
         const __m512bh w0 = (__m512bh)_mm512_loadu_si512(k0), w1 = (__m512bh)_mm512_loadu_si512(k1);
         const __m512bh w2 = (__m512bh)_mm512_loadu_si512(k2), w3 = (__m512bh)_mm512_loadu_si512(k3);
         k0 += stride, k1 += stride, k2 += stride, k3 += stride;
+        if (Fetch) {
+            __builtin_prefetch(n0), __builtin_prefetch(n1), __builtin_prefetch(n2), __builtin_prefetch(n3);
+            n0 += stride, n1 += stride, n2 += stride, n3 += stride;
+        }
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
             int32_t pair;
@@ -35,9 +42,9 @@ TAILRACE_BF16 void scores_tile(const bf16 *const *q, const bf16 *const *keys, in
 }
 
 // out[r][at … at + 16 · W) += Σ_pairs p[r][pair] · v[pair].
-template <int R, int W>
-TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, int pairs, int64_t at, int64_t dim,
-                               float *out) {
+template <int R, int W, bool Fetch>
+TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, const bf16 *const *next, int pairs, int64_t at,
+                               int64_t dim, float *out) {
     __m512 acc[R][W];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
@@ -46,6 +53,8 @@ TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, int pai
         const bf16 *v = values[i] + 2 * at;
         __m512bh w[W];
         for (int j = 0; j < W; ++j) w[j] = (__m512bh)_mm512_loadu_si512(v + 32 * j);
+        if (Fetch)
+            for (int j = 0; j < W; ++j) __builtin_prefetch(next[i / 8] + 2 * (i % 8 * dim + at) + 32 * j);
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
             int32_t pair;
@@ -59,11 +68,12 @@ TAILRACE_BF16 void values_tile(const bf16 *p, const bf16 *const *values, int pai
         for (int j = 0; j < W; ++j) _mm512_storeu_ps(out + r * dim + at + 16 * j, acc[r][j]);
 }
 
-template <int R>
-TAILRACE_BF16 void values_rows(const bf16 *p, const bf16 *const *values, int pairs, int64_t dim, float *out) {
+template <int R, bool Fetch>
+TAILRACE_BF16 void values_rows(const bf16 *p, const bf16 *const *values, const bf16 *const *next, int pairs, int64_t dim,
+                               float *out) {
     int64_t at = 0;
-    for (; at + 64 <= dim; at += 64) values_tile<R, 4>(p, values, pairs, at, dim, out);
-    for (; at + 16 <= dim; at += 16) values_tile<R, 1>(p, values, pairs, at, dim, out);
+    for (; at + 64 <= dim; at += 64) values_tile<R, 4, Fetch>(p, values, next, pairs, at, dim, out);
+    for (; at + 16 <= dim; at += 16) values_tile<R, 1, Fetch>(p, values, next, pairs, at, dim, out);
 }
 
 #define TAILRACE_BY_ROWS(CALL)      \
@@ -127,11 +137,12 @@ TAILRACE_CLONES void values_f32(int rows, const float *p, const float *const *va
 
 }  // namespace
 
-void scores_by_registers(int rows, const bf16 *const *q, const bf16 *const *keys, int64_t dim, float *s) {
+void scores_by_registers(int rows, const bf16 *const *q, const bf16 *const *keys, const bf16 *const *next, int64_t dim,
+                         float *s) {
     constexpr int64_t stride = 32;  // numbers of a pair of dimensions
 #if TAILRACE_X86
     if (has_bf16()) {
-#define CALL(R) scores_tile<R>(q, keys, dim, stride, s)
+#define CALL(R) next ? scores_tile<R, true>(q, keys, next, dim, stride, s) : scores_tile<R, false>(q, keys, next, dim, stride, s)
         TAILRACE_BY_ROWS(CALL)
 #undef CALL
         return;
@@ -139,14 +150,16 @@ void scores_by_registers(int rows, const bf16 *const *q, const bf16 *const *keys
 #endif
     scores_bf16(rows, q, keys, dim, stride, s);
 }
-void scores_by_registers(int rows, const float *const *q, const float *const *keys, int64_t dim, float *s) {
+void scores_by_registers(int rows, const float *const *q, const float *const *keys, const float *const *, int64_t dim,
+                         float *s) {
     scores_f32(rows, q, keys, dim, 16, s);
 }
 
-void weigh_by_registers(int rows, const bf16 *p, const bf16 *const *values, int count, int64_t dim, float *out) {
+void weigh_by_registers(int rows, const bf16 *p, const bf16 *const *values, const bf16 *const *next, int count,
+                        int64_t dim, float *out) {
 #if TAILRACE_X86
     if (has_bf16() && dim % 16 == 0) {
-#define CALL(R) values_rows<R>(p, values, count, dim, out)
+#define CALL(R) next ? values_rows<R, true>(p, values, next, count, dim, out) : values_rows<R, false>(p, values, next, count, dim, out)
         TAILRACE_BY_ROWS(CALL)
 #undef CALL
         return;
@@ -154,7 +167,8 @@ void weigh_by_registers(int rows, const bf16 *p, const bf16 *const *values, int 
 #endif
     values_bf16(rows, p, values, count, dim, out);
 }
-void weigh_by_registers(int rows, const float *p, const float *const *values, int count, int64_t dim, float *out) {
+void weigh_by_registers(int rows, const float *p, const float *const *values, const float *const *, int count, int64_t dim,
+                        float *out) {
     values_f32(rows, p, values, count, dim, out);
 }
 

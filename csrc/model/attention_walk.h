@@ -63,7 +63,7 @@ template <typename T> struct AttentionWalk {
 
     AttentionWalk(const Attention &call, const AttentionTile &t) : c(call), tile(t), group(call.heads_q / call.heads_kv) {
         length = c.kv_len[t.sequence];
-        tiled = pair == 2 && attention_tiles_serve(c.head_dim, c.value_dim);
+        tiled = pair == 2 && c.code != KvCode::int8 && attention_tiles_serve(c.head_dim, c.value_dim);
         first_token = c.query_start[t.sequence];
         scale = c.softcap != 0.0f ? kLog2e : c.scale * kLog2e;
         const int64_t tokens = c.query_start[t.sequence + 1] - first_token;
@@ -109,6 +109,8 @@ template <typename T> struct AttentionWalk {
         int64_t base;
         const T *keys[4], *groups[4], *units[kChunk];
         int count, num_units;
+        const T *next_keys[4], *next_groups[4];  // of the next chunk: to be fetched while this one is multiplied
+        bool fetch;                              // whether the rows that come now fetch it
         float scales[2][kChunk];  // of keys and of values, if these are codes
     };
 
@@ -145,12 +147,27 @@ template <typename T> struct AttentionWalk {
             at.groups[i] = value;
             for (int j = 0; j < written; j += pair, value += pair * c.value_dim) at.units[at.num_units++] = value;
         }
-        if (!tiled) prefetch(base + kChunk, end);
+        at.fetch = spread() && base + kChunk < end;
+        if (at.fetch) point_at_next(base + kChunk, end, at);
+        else if (!tiled) prefetch(base + kChunk, end);
         const int step = tiled ? kTileRows : kRegisterRows;
         for (int r = 0; r < tile.rows; r += step) {
             const int rows = std::min(step, tile.rows - r);
-            if (any(r, rows, base))
-                some(at, r, rows, spare + spare_size() + r * c.head_dim, state);
+            if (!any(r, rows, base)) continue;
+            some(at, r, rows, spare + spare_size() + r * c.head_dim, state);
+            at.fetch = false;
+        }
+    }
+
+    // Whether the products fetch the next chunk beside this one's loads.
+    bool spread() const { return pair == 2 && !tiled && c.code == KvCode::none && has_bf16(); }
+
+    void point_at_next(int64_t base, int64_t end, Chunk &at) const {
+        for (int i = 0; i < 4; ++i) {
+            const int64_t position = std::min(base + 16 * i, (end - 1) / 16 * 16);
+            const int64_t place = block_base(position) + position % c.block_size;
+            at.next_keys[i] = static_cast<const T *>(c.keys) + place * c.head_dim;
+            at.next_groups[i] = static_cast<const T *>(c.values) + place * c.value_dim;
         }
     }
 
@@ -179,8 +196,8 @@ template <typename T> struct AttentionWalk {
 
     // Widen the codes of sixteen positions to `to`, keys before values, and copy their scales.
     void fetch(int64_t at, T *to, float *key_scales, float *value_scales) const {
-        widen(c.code, static_cast<const uint8_t *>(c.keys) + at * c.head_dim, 16 * c.head_dim, to);
-        widen(c.code, static_cast<const uint8_t *>(c.values) + at * c.value_dim, 16 * c.value_dim, to + 16 * c.head_dim);
+        widen_float8(static_cast<const uint8_t *>(c.keys) + at * c.head_dim, 16 * c.head_dim, to);
+        widen_float8(static_cast<const uint8_t *>(c.values) + at * c.value_dim, 16 * c.value_dim, to + 16 * c.head_dim);
         std::memcpy(key_scales, c.scales + at, 16 * sizeof(float));
         std::memcpy(value_scales, c.scales + c.blocks * c.heads_kv * c.block_size + at, 16 * sizeof(float));
     }
@@ -194,24 +211,37 @@ template <typename T> struct AttentionWalk {
         score(at, r, rows, queries, s);
         if (coded)
             for (int i = 0; i < rows; ++i) multiply(s + i * kChunk, 0, kChunk, at.scales[0]);
-        if (c.softcap != 0.0f)
-            for (int i = 0; i < rows * kChunk; ++i) s[i] = c.softcap * std::tanh(s[i] * c.scale / c.softcap);
-        Seen seen;
-        for (int i = 0; i < rows; ++i) {
-            seen.low[i] = static_cast<int>(std::clamp<int64_t>(low[r + i] - at.base, 0, kChunk));
-            seen.high[i] = static_cast<int>(std::clamp<int64_t>(high[r + i] - at.base, 0, kChunk));
-            seen.selected[i] = selected(r + i, at.base);
-        }
-        soften(s, p, rows, seen, scale, &state.max[r], &state.sum[r], coded ? at.scales[1] : nullptr, out, c.value_dim);
+        cap(s, rows);
+        soften(s, p, rows, seen(r, rows, at.base), scale, &state.max[r], &state.sum[r], coded ? at.scales[1] : nullptr, out, c.value_dim);
         if constexpr (pair == 2)
             if (tiled) return weigh_by_tiles(p, at.groups, (at.count + 15) / 16, c.value_dim, out);
-        weigh_by_registers(rows, p, at.units, at.num_units, c.value_dim, out);
+        weigh_by_registers(rows, p, at.units, at.fetch ? at.next_groups : nullptr, at.num_units, c.value_dim, out);
     }
+
+    // Bound the scores of these rows, if the layer wants that.
+    void cap(float *s, int rows) const {
+        if (c.softcap != 0.0f)
+            for (int i = 0; i < rows * kChunk; ++i) s[i] = c.softcap * std::tanh(s[i] * c.scale / c.softcap);
+    }
+
+    // What rows from r on see of the chunk of positions from `base`.
+    Seen seen(int r, int rows, int64_t base) const {
+        Seen found;
+        for (int i = 0; i < rows; ++i) {
+            found.low[i] = static_cast<int>(std::clamp<int64_t>(low[r + i] - base, 0, kChunk));
+            found.high[i] = static_cast<int>(std::clamp<int64_t>(high[r + i] - base, 0, kChunk));
+            found.selected[i] = selected(r + i, base);
+        }
+        return found;
+    }
+
+    // The first position of a partition's first chunk that a row may see.
+    int64_t first_chunk(int64_t part) const { return std::max(part * kPart, low[0] / kChunk * kChunk); }
 
     void score(const Chunk &at, int r, int rows, const T *queries, float *s) const {
         if constexpr (pair == 2)
             if (tiled) return scores_by_tiles(queries, at.keys, c.head_dim, s);
-        scores_by_registers(rows, q + r, at.keys, c.head_dim, s);
+        scores_by_registers(rows, q + r, at.keys, at.fetch ? at.next_keys : nullptr, c.head_dim, s);
     }
 
     void part(int64_t index, RunningSoftmax &state) const {
@@ -224,7 +254,7 @@ template <typename T> struct AttentionWalk {
             for (int r = 0; r < tile.rows; ++r) std::copy(q[r], q[r] + c.head_dim, spare + spare_size() + r * c.head_dim);
             begin_attention_tiles(std::min(kTileRows, tile.rows));
         }
-        for (int64_t base = std::max(index * kPart, low[0] / kChunk * kChunk); base < end; base += kChunk)
+        for (int64_t base = first_chunk(index); base < end; base += kChunk)
             if (any(0, tile.rows, base)) chunk(base, seen, spare, state);
         if (tiled) end_attention_tiles();
     }

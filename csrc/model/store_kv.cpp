@@ -9,14 +9,18 @@
 #include "base/simd.h"
 #include "kernels.h"
 #include "quantized/kv_codes.h"
+#include "quantized/kv_products.h"
 
 namespace tailrace {
 namespace {
 
-// Write the codes or numbers of one head of one token into the cache.
+// Write the codes or numbers of one head of one token into the cache. pair: how many of its numbers lie side by side, or
+// of the positions' values.
 template <typename T> void place_key(const T *from, int64_t dim, int64_t at, int64_t pair, T *keys) {
     T *to = keys + at / 16 * 16 * dim + at % 16 * pair;
-    if (pair == 2)
+    if (pair == 4)
+        for (int64_t d = 0; d < dim; d += 4) std::memcpy(to + d * 16, from + d, 4 * sizeof(T));
+    else if (pair == 2)
         for (int64_t d = 0; d < dim; d += 2) std::memcpy(to + d * 16, from + d, 2 * sizeof(T));
     else
         for (int64_t d = 0; d < dim; ++d) to[d * 16] = from[d];
@@ -42,6 +46,8 @@ template <typename T> void place_value(const T *from, int64_t dim, int64_t at, i
 
 template <typename T> void store(const Store &c) {
     constexpr int64_t pair = sizeof(T) == 2 ? 2 : 1;
+    const bool dots = c.code == KvCode::int8;
+    const int64_t key_pair = dots ? key_quad(c.head_dim) : pair, value_pair = dots ? 4 : pair;
     const int64_t widest = std::max(c.head_dim, c.value_dim);
     const auto token = [&](int64_t t) {
         thread_local std::vector<float> numbers;
@@ -62,9 +68,9 @@ template <typename T> void store(const Store &c) {
                 continue;
             }
             c.scales[at] = coded(k, c.head_dim);
-            place_key(codes.data(), c.head_dim, at, pair, static_cast<uint8_t *>(c.keys));
+            place_key(codes.data(), c.head_dim, at, key_pair, static_cast<uint8_t *>(c.keys));
             c.scales[c.blocks * c.heads * c.block_size + at] = coded(v, c.value_dim);
-            place_value(codes.data(), c.value_dim, at, pair, static_cast<uint8_t *>(c.values));
+            place_value(codes.data(), c.value_dim, at, value_pair, static_cast<uint8_t *>(c.values));
         }
     };
     // A task stores sixteen tokens: some microseconds of writes to memory outside the caches. The keys of 16 positions

@@ -19,8 +19,6 @@ inline float from_bits(uint32_t bits) {
     return x;
 }
 
-inline float widened_int8(uint8_t code) { return static_cast<float>(static_cast<int8_t>(code)); }
-
 // Codes below 8 have no leading one. The code that stands for NaN is never written.
 inline float widened_fp8(uint8_t code) {
     const uint32_t size = code & 0x7fu, sign = static_cast<uint32_t>(code & 0x80u) << 24;
@@ -53,14 +51,8 @@ TAILRACE_CLONES uint32_t largest(const float *x, int64_t n) {
     return top;
 }
 
-TAILRACE_CLONES void widen_int8(const uint8_t *codes, int64_t n, float *out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = widened_int8(codes[i]);
-}
 TAILRACE_CLONES void widen_fp8(const uint8_t *codes, int64_t n, float *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = widened_fp8(codes[i]);
-}
-TAILRACE_CLONES void widen_int8(const uint8_t *codes, int64_t n, bf16 *out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<bf16>(bits_of(widened_int8(codes[i])) >> 16);
 }
 TAILRACE_CLONES void widen_fp8(const uint8_t *codes, int64_t n, bf16 *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<bf16>(bits_of(widened_fp8(codes[i])) >> 16);
@@ -77,18 +69,17 @@ bool has_vbmi() {
 // Of the magnitudes 0 … 127, the low and the high bytes of their bfloat16.
 struct Table {
     alignas(64) std::array<uint8_t, 128> low, high;
-    explicit Table(float (*widened)(uint8_t)) {
+    Table() {
         for (int i = 0; i < 128; ++i) {
-            const uint32_t bits = bits_of(widened(static_cast<uint8_t>(i)));
+            const uint32_t bits = bits_of(widened_fp8(static_cast<uint8_t>(i)));
             low[i] = static_cast<uint8_t>(bits >> 16), high[i] = static_cast<uint8_t>(bits >> 24);
         }
     }
 };
 
 // Sixty-four codes at once: two look-ups among 128 bytes (vpermi2b), then the sign. n is a multiple of 16.
-TAILRACE_VBMI void widen_vbmi(KvCode kind, const uint8_t *codes, int64_t n, bf16 *out) {
-    static const Table int8(widened_int8), fp8(widened_fp8);
-    const Table &table = kind == KvCode::int8 ? int8 : fp8;
+TAILRACE_VBMI void widen_vbmi(const uint8_t *codes, int64_t n, bf16 *out) {
+    static const Table table;
     const __m512i low0 = _mm512_load_si512(table.low.data()), low1 = _mm512_load_si512(table.low.data() + 64);
     const __m512i high0 = _mm512_load_si512(table.high.data()), high1 = _mm512_load_si512(table.high.data() + 64);
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -96,9 +87,8 @@ TAILRACE_VBMI void widen_vbmi(KvCode kind, const uint8_t *codes, int64_t n, bf16
     for (int64_t i = 0; i < n; i += 64) {
         const __mmask8 there = static_cast<__mmask8>(n - i >= 64 ? 0xff : (1 << ((n - i) / 8)) - 1);
         const __m512i x = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi64(there, codes + i));
-        const __m512i size = kind == KvCode::int8 ? _mm512_abs_epi8(x) : x;  // the look-up reads seven bits
-        const __m512i low = _mm512_permutex2var_epi8(low0, size, low1);
-        const __m512i high = _mm512_permutex2var_epi8(high0, size, high1);
+        const __m512i low = _mm512_permutex2var_epi8(low0, x, low1);  // the look-up reads seven bits
+        const __m512i high = _mm512_permutex2var_epi8(high0, x, high1);
         const __m512i top = _mm512_or_si512(high, _mm512_and_si512(x, sign));
         const __m512i first = _mm512_unpacklo_epi8(low, top), second = _mm512_unpackhi_epi8(low, top);
         if (there == 0xff) {
@@ -127,15 +117,13 @@ float encode(KvCode kind, const float *x, int64_t n, uint8_t *codes) {
     return from_bits(top) / most;
 }
 
-void widen(KvCode kind, const uint8_t *codes, int64_t n, bf16 *out) {
+void widen_float8(const uint8_t *codes, int64_t n, bf16 *out) {
 #if TAILRACE_X86
-    if (has_vbmi() && n % 16 == 0) return widen_vbmi(kind, codes, n, out);
+    if (has_vbmi() && n % 16 == 0) return widen_vbmi(codes, n, out);
 #endif
-    kind == KvCode::int8 ? widen_int8(codes, n, out) : widen_fp8(codes, n, out);
+    widen_fp8(codes, n, out);
 }
 
-void widen(KvCode kind, const uint8_t *codes, int64_t n, float *out) {
-    kind == KvCode::int8 ? widen_int8(codes, n, out) : widen_fp8(codes, n, out);
-}
+void widen_float8(const uint8_t *codes, int64_t n, float *out) { widen_fp8(codes, n, out); }
 
 }  // namespace tailrace

@@ -1,7 +1,7 @@
 // Keys and values in eight bits: a code per number, and a float32 scale per head of a token. Number ≈ code · scale.
 //
-// Both kinds of code are exact in bfloat16 (eight significant bits), so widening rounds nothing. A code depends on its
-// own token's head alone, and its bits are the same on every instruction set.
+// A code depends on its own token's head alone, and its bits are the same on every instruction set. Codes of float8 are
+// exact in bfloat16, so widening rounds nothing.
 #pragma once
 #include "base/simd.h"
 
@@ -16,8 +16,8 @@ enum class KvCode : int { none = 0, int8 = 1, fp8 = 2 };
 // attention is then NaN, as it is with numbers.
 float encode(KvCode kind, const float *x, int64_t n, uint8_t *codes);
 
-// codes[0 … n) as numbers, without their scale.
-void widen(KvCode kind, const uint8_t *codes, int64_t n, bf16 *out);
-void widen(KvCode kind, const uint8_t *codes, int64_t n, float *out);
+// codes[0 … n) of float8 as numbers, without their scale.
+void widen_float8(const uint8_t *codes, int64_t n, bf16 *out);
+void widen_float8(const uint8_t *codes, int64_t n, float *out);
 
 }  // namespace tailrace

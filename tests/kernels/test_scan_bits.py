@@ -23,10 +23,10 @@ ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = pytest.mark.skipif(not X86 or shutil.which("c++") is None, reason="needs a compiler on x86-64")
 
 
-def build(folder: Path, compiler: str, *options: str) -> str:
-    made = folder / f"scan_bits{''.join(options)}"
+def build(folder: Path, compiler: str, *options: str, parts: list[str] = PARTS) -> str:
+    made = folder / f"bits{''.join(options)}"
     done = subprocess.run(
-        [compiler, *FLAGS, *ALWAYS, *options, "-o", str(made), *PARTS], cwd=ROOT, capture_output=True, text=True
+        [compiler, *FLAGS, *ALWAYS, *options, "-o", str(made), *parts], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return str(made)

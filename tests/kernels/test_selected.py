@@ -53,7 +53,12 @@ def test_attention_to_selected_positions(dtype, heads, options):
 def test_attention_to_selected_codes(dtype, code):
     options = {"selected": select(CONTEXTS, KV_HEADS)}
     found = [Scene(backend, dtype, CONTEXTS, code=code).run(**options) for backend in ("cpu", "reference")]
-    close(*found, dtype)
+    if (
+        code == torch.int8 and dtype == torch.float32
+    ):  # queries and weights are rounded to codes, of 2^-14 of the largest
+        torch.testing.assert_close(*found, atol=4e-4, rtol=4e-4)
+    else:
+        close(*found, dtype)
 
 
 @pytest.mark.usefixtures("path")

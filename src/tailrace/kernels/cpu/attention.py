@@ -20,23 +20,29 @@ KV_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # csrc/quantized/kv_codes.h
 def make_cache(
     num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    return KVCache(*memory((num_blocks, heads, block_size), dims, dtype, dtype), heads, block_size, *dims)
+    pair = 2 if dtype == torch.bfloat16 else 1
+    keys, values = memory((num_blocks, heads, block_size), dims, (pair, pair), dtype)
+    return KVCache(keys, values, heads, block_size, *dims)
 
 
 def make_quantized_cache(
     num_blocks: int, heads: int, block_size: int, dims: tuple[int, int], dtype: torch.dtype, code: torch.dtype
 ) -> KVCache:
     shape = (num_blocks, heads, block_size)
-    keys, values = memory(shape, dims, dtype, code)
+    sides = (2, 2) if dtype == torch.bfloat16 else (1, 1)
+    if code == torch.int8:  # csrc/quantized/kv_products.h
+        sides = (2 if dims[0] % 4 else 4, 4)
+    keys, values = memory(shape, dims, sides, code)
     return KVCache(keys, values, heads, block_size, *dims, torch.empty((2, *shape)), dtype)
 
 
 def memory(
-    shape: tuple[int, int, int], dims: tuple[int, int], dtype: torch.dtype, kept: torch.dtype
+    shape: tuple[int, int, int], dims: tuple[int, int], sides: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for keys and values, in the kernel's order for numbers of `dtype`, stored as `kept`.
+    """Return memory for keys and values, in the kernel's order.
 
-    shape: [blocks, heads, block_size].
+    shape: [blocks, heads, block_size]. sides: how many numbers of a key lie side by side, and how many positions'
+    values.
     """
     num_blocks, heads, block_size = shape
     if block_size % 16:
@@ -44,12 +50,11 @@ def memory(
     head_dim, value_dim = dims
     if head_dim % 2 or value_dim % 2:
         raise ValueError(f"head_dim must be even, got {head_dim} of keys and {value_dim} of values")
-    pair = 2 if dtype == torch.bfloat16 else 1
-    keys = (num_blocks, heads, block_size // 16, head_dim // pair, 16, pair)
-    values = (num_blocks, heads, block_size // pair, value_dim, pair)
+    keys = (num_blocks, heads, block_size // 16, head_dim // sides[0], 16, sides[0])
+    values = (num_blocks, heads, block_size // sides[1], value_dim, sides[1])
     # The system allocates memory when it is first written. With small pages that took a third of a step in which each
     # of 32 streams began a new block.
-    return lasting(math.prod(keys), kept).view(keys), lasting(math.prod(values), kept).view(values)
+    return lasting(math.prod(keys), dtype).view(keys), lasting(math.prod(values), dtype).view(values)
 
 
 def code_and_scales(cache: KVCache) -> tuple[int, int]:

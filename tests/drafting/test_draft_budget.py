@@ -7,14 +7,16 @@ import random
 from itertools import accumulate, pairwise
 from operator import mul
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
+from tailrace.drafting import adaptive
 from tailrace.drafting.acceptance import Acceptance, Calibration
 from tailrace.drafting.adaptive import PROBE, DraftLengthController
-from tailrace.drafting.draft_budget import find_convex_costs, select_drafts
+from tailrace.drafting.draft_budget import DraftCosts, find_convex_costs, maximize_rate, select_drafts
 from tailrace.drafting.draft_history import Offer
 
 CHANCES = st.lists(st.lists(st.floats(0.01, 1.0), max_size=4), min_size=1, max_size=4)
@@ -206,6 +208,49 @@ def test_without_scores_or_without_adaptation_all_are_verified():
     constant = DraftLengthController(MOST, adaptive=False)
     constant.counts([(0, MOST)], 0)
     assert constant.select([Offer(0, 3, (0.01, 0.01, 0.01))]) == [3]
+
+
+def test_the_curve_of_costs_is_that_of_the_drafts_that_were_made(monkeypatch):
+    """Beyond a cliff the positions that were asked for may be cheap. Where fewer drafts were made they say nothing."""
+    seen = []
+    monkeypatch.setattr(adaptive, "select_drafts", lambda *args: seen.append(args[3]) or select_drafts(*args))
+    simulation = Simulation(4, scored=True)
+    simulation.rate(200)
+    control = simulation.controller
+    asked = control.counts([(slot, MOST) for slot in range(4)], 0)
+    assert sum(asked) > 8
+    control.select([Offer(slot, 1, (0.9,)) for slot in range(4)])
+    control.select([Offer(slot, 1, (0.9,), places=asked[slot]) for slot in range(4)])  # drawn from distributions
+    control.select([*(Offer(slot, 1, (0.9,)) for slot in range(3)), Offer(3, 2)])
+    assert [len(curve) - 1 for curve in seen[-3:]] == [4, sum(max(1, count) for count in asked), 3]
+
+
+def test_the_best_number_is_found_on_any_curve():
+    """Against every prefix of the drafts by their gain, on a curve with cliffs."""
+    rng = random.Random(8)
+    for _ in range(60):
+        n, kept = rng.randint(1, 5), rng.choice((1.0, 0.7))
+        rates = [(rng.random(), rng.random()) for _ in range(n)]
+        most = [rng.randint(0, 4) for _ in range(n)]
+        ready = [rng.choice((1.0, 0.5)) for _ in range(n)]
+        if not any(most):
+            continue
+        curve = [*accumulate((rng.choice((0.0, 0.01, 0.3)) for _ in range(rng.randint(2, 24))), initial=1.0)]
+        costs = DraftCosts(curve, 0.2, 0.01, 0.005, 0.02, kept)
+        found = maximize_rate(rates, most, ready, costs)
+        drafts = [(-p * q**at, place) for place, (p, q) in enumerate(rates) for at in range(most[place])]
+        best, wanted = n / (curve[0] + 0.2), [0] * n
+        tokens, number, counts = float(n), 0.0, [0] * n
+        for gain, place in sorted(drafts):
+            tokens, number = tokens - gain * ready[place], number + ready[place]
+            counts[place] += 1
+            if number * kept >= len(curve) - 1:
+                break
+            asked = sum(count > 0 for count in counts)
+            seconds = np.interp(number * kept, range(len(curve)), curve) + 0.2 + 0.01 * asked + 0.005 * number + 0.02
+            if tokens / seconds > best + 1e-12:
+                best, wanted = tokens / seconds, [*counts]
+        assert found == wanted
 
 
 @settings(max_examples=examples(40), deadline=None)

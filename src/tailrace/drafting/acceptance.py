@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 PRIOR_WEIGHT = 2.0  # weight, in observations, of what is known of all in what is known of one
 
 # The scores between which drafts count as alike. Most drafts of a good drafter have scores near 1.
 EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.92, 0.97)
+KNOWN = 4096  # shares that are kept; the scores of copies are few numbers
 
 
 class Ratio:
@@ -47,6 +49,11 @@ class Acceptance:
         if (trials := min(offered - 1, accepted)) > 0:
             self.later.add(accepted - 1.0, trials)
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The rates of first and of later drafts."""
+        return self.first.value, self.later.value
+
     def add_expected(self, place: int, probability: float) -> None:
         """Add a draft that was not verified, but would have been accepted with this probability."""
         (self.later if place else self.first).add(probability, 1.0)
@@ -60,15 +67,27 @@ class Calibration:
 
     def __init__(self) -> None:
         self._shares = [Ratio(memory=200.0) for _ in range(len(EDGES) + 1)]
+        self._known: dict[float, float] = {}  # shares of scores, until the next draft is added
 
     def add(self, score: float, accepted: bool) -> None:
         """Add a verified draft."""
+        if self._known:
+            self._known.clear()
         self._shares[bisect_right(EDGES, clip_score(score))].add(float(accepted), 1.0)
+
+    def estimate_all(self, scores: Sequence[float]) -> list[float]:
+        """Return the share for drafts with each of these scores."""
+        known = self._known
+        return [known[score] if score in known else self.estimate(score) for score in scores]
 
     def estimate(self, score: float) -> float:
         """Return the share for drafts with this score."""
-        score = clip_score(score)
-        return self._shares[bisect_right(EDGES, score)].apply_prior(score)
+        if (share := self._known.get(score)) is None:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            clipped = clip_score(score)
+            share = self._known[score] = self._shares[bisect_right(EDGES, clipped)].apply_prior(clipped)
+        return share
 
 
 def clip_score(score: float) -> float:

@@ -26,11 +26,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 
 from tailrace.drafting.acceptance import Acceptance, Calibration, Ratio
-from tailrace.drafting.draft_budget import select_drafts
+from tailrace.drafting.draft_budget import DraftCosts, maximize_rate, multiply_chances, select_drafts
 from tailrace.drafting.draft_history import DraftHistory, Offer, StepCost
 from tailrace.drafting.step_time import DraftTime, StepTime
 from tailrace.errors import ConfigError
@@ -69,7 +67,7 @@ class DraftLengthController:
         self._all = Acceptance(memory=100.0)
         self._all.first.add(2.0, 4.0)  # prior: p is 1/2 …
         self._all.later.add(3.0, 4.0)  # … and q is 3/4
-        self._sequences: dict[int, DraftHistory] = {}
+        self._sequences = defaultdict[int, DraftHistory](DraftHistory)
         self._calibrations = defaultdict[str, Calibration](Calibration)  # by the source of drafts
         self._kept = Ratio(memory=100.0)  # share of the scored drafts that were verified
         self._kept.add(1.0, 1.0)
@@ -91,7 +89,7 @@ class DraftLengthController:
                 self._update_budget(last, 1.0 - last.forward_s / last.plain_s + last.accepted / last.sequences)
             self.step = StepCost(tokens=len(requests) + others)
             if any(counts):
-                known = [self._sequences.setdefault(slot, DraftHistory()) for slot, _ in requests]
+                known = [self._sequences[slot] for slot, _ in requests]
                 counts = self._choose_counts(known, counts, others)
             self.step.asked, self.step.drafts = len(counts) - counts.count(0), sum(counts)
         return counts
@@ -101,26 +99,26 @@ class DraftLengthController:
         counts, step = [offer.count for offer in offers], self.step
         if not self._adaptive or not step.plain_s:
             return counts
-        scored = dict[int, list[float]]()
-        fixed, tokens = 0, float(step.sequences)
+        prior, scored, made = self._all.rates, dict[int, list[float]](), 0
+        fixed, tokens, places = 0, float(step.sequences), 0
         for place, offer in enumerate(offers):
-            known = self._sequences.setdefault(offer.slot, DraftHistory())
+            known = self._sequences[offer.slot]
+            places += max(offer.count, offer.places)
             if offer.count and len(offer.scores) == offer.count:
-                known.offer = offer
+                known.offer, known.shares = offer, self._calibrations[offer.source].estimate_all(offer.scores)
                 if not known.probed:
-                    factor, calibration = known.factor, self._calibrations[offer.source]
-                    chances = [min(1.0, factor * calibration.estimate(score)) for score in offer.scores]
-                    scored[place] = list(accumulate(chances, mul))
+                    scored[place] = multiply_chances(known.shares, known.factor)
+                    made += offer.count
                     continue
-            p, q = known.estimate_acceptance(self._all)
+            p, q = known.estimate_acceptance(prior)
             fixed, tokens = fixed + offer.count, tokens + sum(p * q**n for n in range(offer.count))
         if scored:
-            step_s = self._step_time.estimate_steps(step.tokens, max(step.drafts, sum(counts)))
+            step_s = self._step_time.estimate_steps(step.tokens, places)
             ask_s, draft_s = self._draft_time.costs
             seconds = step.plain_s + step_s[fixed] - step_s[0] + self._delay.value
             seconds += ask_s * step.asked + draft_s * step.drafts
             selected = select_drafts(list(scored.values()), tokens, seconds, step_s[fixed:])
-            self._kept.add(sum(selected), sum(map(len, scored.values())))
+            self._kept.add(sum(selected), made)
             for place, count in zip(scored, selected, strict=True):
                 counts[place] = count or self._probe(offers[place])
         return counts
@@ -132,7 +130,9 @@ class DraftLengthController:
     def record_acceptance(self, slot: int, offered: int, accepted: int) -> None:
         """Record that the first `accepted` of `offered` verified drafts were accepted. offered = 0: the drafter was
         asked, but returned no drafts, or none was selected."""
-        known = self._sequences.setdefault(slot, DraftHistory())
+        if not self._adaptive:
+            return
+        known = self._sequences[slot]
         known.ready.add(float(offered > 0 or known.offer is not None), 1.0)
         self._learn_scores(known, offered, accepted)
         if not offered:
@@ -181,8 +181,7 @@ class DraftLengthController:
         if offer is None:
             return
         calibration = self._calibrations[offer.source]
-        for place, score in enumerate(offer.scores[: accepted + 1]):
-            share = calibration.estimate(score)
+        for place, score, share in zip(range(accepted + 1), offer.scores, known.shares, strict=False):
             if place < offered:
                 calibration.add(score, place < accepted)
                 known.against_share.add(float(place < accepted), share)
@@ -215,46 +214,13 @@ class DraftLengthController:
             return [0] * sequences
         limit = max(PROBE, min(sum(most), self._step_time.reach() - plain))
         step_s = self._step_time.estimate_steps(sequences + others, limit + 1)
-        counts = self._maximize_rate(known, [min(each, limit) for each in most], step_s)
+        # Prefills in the step are charged nothing: such steps, too, are judged by the rate of plain decoding.
+        base_s, (ask_s, draft_s) = step.plain_s - step_s[0], self._draft_time.costs
+        costs = DraftCosts(step_s, base_s, ask_s, draft_s, self._delay.value, self._kept.value)
+        prior = self._all.rates
+        rates, ready = [one.estimate_acceptance(prior) for one in known], [one.ready.value for one in known]
+        counts = maximize_rate(rates, [min(each, limit) for each in most], ready, costs)
         self._add_probes(known, most, counts, step_s)
-        return counts
-
-    def _maximize_rate(self, known: list[DraftHistory], most: list[int], step_s: list[float]) -> list[int]:
-        """Return the counts with the most tokens per second. step_s[m]: the step's time with m drafts.
-
-        Drafts are charged the time that they add, as far as such drafts are verified. Prefills in the step are charged
-        nothing: such steps, too, are judged by the rate of plain decoding.
-        """
-        gains: list[tuple[float, int]] = []
-        for place, one in enumerate(known):
-            gain, later = one.estimate_acceptance(self._all)
-            for _ in range(most[place]):
-                gains.append((-gain, place))
-                gain *= later
-        gains.sort()
-        ready = [one.ready.value for one in known]
-        ask_s, draft_s = self._draft_time.costs
-        kept = self._kept.value
-        limit, base_s = len(step_s) - 1, self.step.plain_s - step_s[0]
-        tokens, drafts = float(len(known)), 0.0
-        asked: set[int] = set()
-        best, taken = tokens / self.step.plain_s, 0
-        for number, (gain, place) in enumerate(gains, 1):
-            tokens -= gain * ready[place]
-            drafts += ready[place]
-            verified = drafts * kept
-            if (m := int(verified)) >= limit:
-                break
-            if place not in asked:
-                base_s += ask_s if asked else ask_s + self._delay.value
-                asked.add(place)
-            forward_s = step_s[m] + (verified - m) * (step_s[m + 1] - step_s[m])
-            rate = tokens / (base_s + forward_s + draft_s * drafts)
-            if rate > best:
-                best, taken = rate, number
-        counts = [0] * len(known)
-        for _, place in gains[:taken]:
-            counts[place] += 1
         return counts
 
     def _add_probes(self, known: list[DraftHistory], most: list[int], counts: list[int], step_s: list[float]) -> None:

@@ -10,13 +10,20 @@ from tailrace.drafting.acceptance import Acceptance, Ratio
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The drafts that were made for a sequence: their number, and for scored ones each one's score. source: the name
-    under which these scores are compared with what became of the drafts."""
+    """The drafts that were made for a sequence.
+
+    - count: their number. scores: each one's score; of another number: they have none.
+    - source: the name under which these scores are compared with what became of the drafts.
+    - places: how many positions the step is expected to have for them, at least `count`. The number of drafts that are
+      drawn from distributions may depend on the drawn tokens, on which no selection may depend. So for these it is the
+      number that was asked for. For others it is `count`, which 0 stands for.
+    """
 
     slot: int
     count: int
     scores: Sequence[float] = ()
     source: str = ""
+    places: int = 0
 
 
 @dataclass(slots=True)
@@ -50,6 +57,7 @@ class DraftHistory:
     - ready: how often the drafter has drafts when it is asked.
     - wait: steps until the next probe. spacing: steps between the last two probes.
     - probed: the last drafts were a probe. offer: the last scored drafts, until it is known what became of them.
+      shares: for each of their scores, the share of accepted drafts with such a score at that time.
     - against_share: its accepted drafts over their number by the shares of all sequences.
     """
 
@@ -59,17 +67,15 @@ class DraftHistory:
     wait: int = 1
     probed: bool = False
     offer: Offer | None = None
+    shares: Sequence[float] = ()
     against_share: Ratio = field(default_factory=lambda: Ratio(memory=32.0))
 
     def __post_init__(self) -> None:
         self.ready.add(1.0, 1.0)
 
-    def estimate_acceptance(self, all_of_them: Acceptance) -> tuple[float, float]:
-        """Return p and q."""
-        return (
-            self.acceptance.first.apply_prior(all_of_them.first.value),
-            self.acceptance.later.apply_prior(all_of_them.later.value),
-        )
+    def estimate_acceptance(self, prior: tuple[float, float]) -> tuple[float, float]:
+        """Return p and q. prior: those of all sequences."""
+        return self.acceptance.first.apply_prior(prior[0]), self.acceptance.later.apply_prior(prior[1])
 
     @property
     def factor(self) -> float:

@@ -97,12 +97,13 @@ class StepTime:
             *(y for _, y in curve),
             last_s + slope * (end - last),
         ]
-        out, at = [], max(1, bisect_left(xs, tokens))
-        for n in range(tokens, tokens + more + 1):
+        out, level, at = list[float](), self._level or 1.0, max(1, bisect_left(xs, tokens))
+        while (n := tokens + len(out)) <= tokens + more:
             while xs[at] < n:
                 at += 1
-            share = (n - xs[at - 1]) / (xs[at] - xs[at - 1])
-            out.append((ys[at - 1] + share * (ys[at] - ys[at - 1])) * (self._level or 1.0))
+            x, y = xs[at - 1], ys[at - 1]
+            slope = (ys[at] - y) / (xs[at] - x)
+            out += [(y + slope * (m - x)) * level for m in range(n, min(int(xs[at]), tokens + more) + 1)]
         return out
 
 

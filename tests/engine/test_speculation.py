@@ -4,6 +4,7 @@ ends or turns in the middle of what was guessed."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,28 @@ def test_the_budget_changes_nothing(asked, monkeypatch):
     assert world.engine.counters.accepted_tokens
     guessed, _ = stories(NGram(), **asked)
     assert guessed == plain
+
+
+class Unscored(Fickle):
+    """A drafter of somebody else's that says with None that its drafts have no scores."""
+
+    def draft(self, requests):
+        return [replace(draft, scores=None) for draft in super().draft(requests)]
+
+
+def test_drafts_without_scores_are_chosen_by_their_place_alone(monkeypatch):
+    plain, _ = stories(seed=3, ignore_eos=True)
+    texts = [PROMPTS[int(name[0][1:])] + tokens for name, (tokens, *_) in plain.items()]
+    seen = []
+    select = DraftLengthController.select
+    monkeypatch.setattr(
+        DraftLengthController, "select", lambda self, offers: (seen.extend(offers), select(self, offers))[1]
+    )
+    guessed, world = stories(Unscored(texts, 1.0), seed=3, ignore_eos=True)
+    assert guessed == plain
+    assert world.engine.counters.accepted_tokens
+    assert seen
+    assert all(len(offer.scores) == 0 for offer in seen)
 
 
 def test_drafts_that_are_not_verified_hold_no_blocks(monkeypatch):

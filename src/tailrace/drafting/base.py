@@ -49,13 +49,14 @@ class Draft:
     - q: float32 [len(tokens), V], the distributions that they were drawn from; None: they are one-hot.
     - scores: for each token a number in 0 … 1 that rises with the probability that it is accepted after those before
       it. Drafts with low scores may not be verified. A score depends on the tokens before its own, and not on which
-      token was drawn (drafting/draft_budget.py). (): there are none.
+      token was drawn (drafting/draft_budget.py). () or None: there are none, and the rates of acceptance by position
+      decide alone.
     - source: the name under which the scores are compared with what became of the drafts.
     """
 
     tokens: list[int]
     q: torch.Tensor | None = None
-    scores: Sequence[float] = ()
+    scores: Sequence[float] | None = ()
     source: str = ""
 
 

@@ -129,7 +129,9 @@ class Speculator:
             number += len(draft.tokens)
             allowed = call_or_default(partial(cut_to_allowed, sequence, draft, request.rule), NO_DRAFTS)
             count = len(allowed.tokens)
-            offer = Offer(name_source(sequence.slot, predicted), count, draft.scores[:count], draft.source)
+            places = count if draft.q is None else request.count
+            scores = () if draft.scores is None else draft.scores[:count]
+            offer = Offer(name_source(sequence.slot, predicted), count, scores, draft.source, places)
             made.append((replace(allowed, predicted=predicted), offer))
         kept = self.lengths.select([offer for _, offer in made])
         self.lengths.record_drafting(number, time.perf_counter() - start)

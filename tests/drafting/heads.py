@@ -77,14 +77,19 @@ class Argmax:
 
     def __init__(self) -> None:
         self.shown: dict[int, list[torch.Tensor]] = {}
+        self.scores: dict[int, list[float]] = {}
+        self.scored = True
 
     @contextmanager
     def start(self, asks: Sequence[DraftRequest]) -> Iterator[Argmax]:
         self.requests, self.tokens, self.shown = asks, [[] for _ in asks], {ask.slot: [] for ask in asks}
+        self.scores = {ask.slot: [] for ask in asks}
         yield self
 
-    def sample(self, logits: torch.Tensor, who: Sequence[int]) -> list[int]:
+    def sample(self, logits: torch.Tensor, who: Sequence[int], scores: Sequence[float] | None = None) -> list[int]:
         assert logits.shape == (len(who), VOCAB)
+        for i, score in zip(who, scores or (), strict=False):
+            self.scores[self.requests[i].slot].append(score)
         for row, i in zip(logits, who, strict=True):
             self.shown[self.requests[i].slot].append(row.clone())
             self.tokens[i].append(int(row.argmax()))

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -352,3 +353,16 @@ def test_an_empty_slot_is_refused():
         DraftSampler(Sampler(Slots(2, V))).start([DraftRequest(1, PROMPT, 1)]),
     ):
         pass
+
+
+def test_scores_are_computed_only_where_they_are_read(monkeypatch):
+    """A score is the largest probability of its row, whatever was drawn."""
+    logits, ask = rows_of(3), DraftRequest(0, PROMPT, 3)
+    (draft,) = drafts_of(sampler_for(PARAMS["plain"]), [ask], logits)
+    assert draft.scores == pytest.approx(logits[:, 0].softmax(1).amax(1).tolist())
+    monkeypatch.setattr(draft_sampler, "score_rows", lambda logits: pytest.fail("nobody reads scores"))
+    for scored, own in ((False, None), (False, [0.5]), (True, [0.5])):
+        with DraftSampler(sampler_for(PARAMS["plain"]), scored=scored).start([ask]) as draft_batch:
+            for step in logits:
+                draft_batch.sample(step, [0], own)
+            assert draft_batch.drafts() == [replace(draft, scores=[0.5] * 3 if scored else [])]

@@ -24,7 +24,15 @@ from tailrace.runners.scripted import ScriptedRunner
 from tailrace.sampling import Sampler, Slots
 
 MODEL = ModelConfig(dtype="float32", threads=1, device="cpu")
-NAMES = ("early_exit", "draft_model", "eagle-1", "eagle-3", "block")  # a drafter, and which of its heads
+NAMES = (
+    "early_exit",
+    "draft_model",
+    "eagle-1",
+    "eagle-3",
+    "block",
+    "block-2",
+    "block-spark",
+)  # a drafter, and which of its heads
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], list(range(40)), [9] * 5]
 
 
@@ -43,6 +51,10 @@ def settings(name: str, target, tmp_path) -> SpeculationConfig:
             weights = save(tmp_path / name, *test_eagle.first_head())
         case "eagle-3":
             weights = save(tmp_path / name, *test_eagle.third_head())
+        case "block-2":
+            weights = save(tmp_path / name, *test_block.dflash2())
+        case "block-spark":
+            weights = save(tmp_path / name, *test_block.dspark("gated"))
         case _:
             weights = save(tmp_path / name, *test_block.dflash())
     return SpeculationConfig(drafter=name.partition("-")[0], model=str(weights), cache_gib=0.01)  # type: ignore[arg-type]

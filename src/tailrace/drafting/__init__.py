@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +16,9 @@ from tailrace.errors import ConfigError
 from tailrace.runners import load_runner
 from tailrace.runners.base import LayeredRunner, ModelRunner
 from tailrace.sampling import Sampler
+
+if TYPE_CHECKING:
+    from tailrace.drafting.draft_sampler import DraftSampler
 
 __all__ = ["Drafter", "load_drafter"]
 
@@ -44,6 +48,13 @@ class Surroundings:
         return self.target
 
     @property
+    def draft_sampler(self) -> DraftSampler:
+        """A sampler of drafts. Nobody reads scores if all drafts are verified, so then there are none."""
+        from tailrace.drafting.draft_sampler import DraftSampler
+
+        return DraftSampler(self.sampler, scored=self.config.adaptive)
+
+    @property
     def folder(self) -> Path:
         """The folder of the drafter's own weights. Raises ConfigError if none is configured."""
         if self.config.model is None:
@@ -70,16 +81,14 @@ def _make_suffix_drafter(where: Surroundings) -> Drafter:
 
 
 def _early_exit(where: Surroundings) -> Drafter:
-    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.early_exit import EarlyExit
 
     target = where.layered
     layers = where.config.layers or max(1, target.num_layers // 4)
-    return EarlyExit(target, layers, DraftSampler(where.sampler), where.block_size)
+    return EarlyExit(target, layers, where.draft_sampler, where.block_size)
 
 
 def _draft_model(where: Surroundings) -> Drafter:
-    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.model import DraftModel
 
     runner = load_runner(
@@ -88,26 +97,24 @@ def _draft_model(where: Surroundings) -> Drafter:
         block_size=where.block_size,
         max_num_seqs=len(where.sampler.slots.slots),
     )
-    return DraftModel(runner, DraftSampler(where.sampler), where.blocks(runner.block_bytes), where.block_size)
+    return DraftModel(runner, where.draft_sampler, where.blocks(runner.block_bytes), where.block_size)
 
 
 def _make_eagle_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.chain import ChainDrafter
-    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.eagle_heads import load_head
 
     head = load_head(where.folder, where.layered)
     blocks = where.blocks(head.position_bytes * where.block_size)
-    return ChainDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
+    return ChainDrafter(head, where.draft_sampler, blocks, where.block_size)
 
 
 def _make_mtp_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.assistant import Assistant, AssistantDrafter, is_assistant
     from tailrace.drafting.chain import ChainDrafter
-    from tailrace.drafting.draft_sampler import DraftSampler
     from tailrace.drafting.mtp_head import MtpHead, take_target
 
-    target, sampler = take_target(where.target), DraftSampler(where.sampler)
+    target, sampler = take_target(where.target), where.draft_sampler
     folder = Path(where.config.model or where.model.model or "")
     if is_assistant(folder):
         return AssistantDrafter(Assistant(folder, target), sampler, where.block_size)
@@ -119,11 +126,10 @@ def _make_mtp_drafter(where: Surroundings) -> Drafter:
 def _make_block_drafter(where: Surroundings) -> Drafter:
     from tailrace.drafting.block import BlockDrafter
     from tailrace.drafting.block_head import BlockHead
-    from tailrace.drafting.draft_sampler import DraftSampler
 
     head = BlockHead.load(where.folder, where.layered)
     blocks = where.blocks(head.position_bytes * where.block_size)
-    return BlockDrafter(head, DraftSampler(where.sampler), blocks, where.block_size)
+    return BlockDrafter(head, where.draft_sampler, blocks, where.block_size)
 
 
 DRAFTERS: dict[str, Callable[[Surroundings], Drafter]] = {

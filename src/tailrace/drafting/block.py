@@ -1,12 +1,13 @@
-"""Drafts of a whole block in one pass (drafting/block_head.py; DFlash, arXiv 2602.06036).
+"""Drafts of a whole block in one pass (drafting/block_head.py; DFlash, arXiv 2602.06036; DFlash2; DSpark).
 
 A block is the last token, whose state the target has not computed yet, and masks after it. The head's output at a mask
-predicts the token at that position. The head attends over the whole block and over the target's states of the positions
-before. `observe` has turned these states into keys and values of every layer. Later positions overwrite the keys and
-values of the block itself.
+predicts the token at that position; with DSpark it predicts the token after its place. The head attends over the whole
+block and over the target's states of the positions before. `observe` has turned these states into keys and values of
+every layer. Later positions overwrite the keys and values of the block itself.
 
-Given the tokens before the block, its drafts are independent of each other: each is drawn from the logits of its own
-position. So they are a chain of proposals like any other, in which no proposal depends on the earlier ones.
+Given the tokens before the block, DFlash's drafts are independent of each other: each is drawn from the logits of its
+own position. DFlash2 and DSpark correct these logits by the draft before. In both cases the drafts are a chain of
+proposals like any other.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from tailrace import kernels
 from tailrace.drafting.base import Draft, Drafter, DraftRequest, TargetStates
 from tailrace.drafting.block_head import BlockHead, Level
 from tailrace.drafting.context import CachedPositions, locate_entries, split_positions
-from tailrace.drafting.draft_sampler import DraftSampler
+from tailrace.drafting.draft_sampler import DraftBatch, DraftSampler
 
 ROWS = 256  # most rows of logits at a time
 
 
 class BlockDrafter(Drafter):
-    """Drafter of a whole block in one pass: at most block_size − 1 drafts.
+    """Drafter of a whole block in one pass: at most block_size − 1 drafts, or block_size of a head that predicts a
+    draft from the known token's place too.
 
     A sequence gets no drafts if its last computed position was not observed, or if the cache has no room for the block.
 
@@ -49,16 +51,14 @@ class BlockDrafter(Drafter):
         self.cache_bytes = num_blocks * block_size * head.position_bytes
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        length = self.head.block_size
-        requests = [replace(request, count=min(request.count, length - 1)) for request in requests]
+        length, most = self.head.block_size, self.head.block_size - self.head.first
+        requests = [replace(request, count=min(request.count, most)) for request in requests]
         held = [self.context.reach(request.slot, request.tokens) for request in requests]
         unfinished = [i for i, n in enumerate(held) if n and self.context.pages.grow(requests[i].slot, n + length)]
         with self.draft_sampler.start(requests) as draft_batch:
             for group in group_by_rows(unfinished, [request.count for request in requests]):
-                logits = self._compute_mask_logits([requests[i] for i in group], [held[i] for i in group])
-                starts = dict(zip(group, accumulate((requests[i].count for i in group), initial=0), strict=False))
-                while group:
-                    group = draft_batch.sample(logits[[starts[i] + len(draft_batch.tokens[i]) for i in group]], group)
+                normed = self._compute_places([requests[i] for i in group], [held[i] for i in group])
+                self._sample_group(draft_batch, requests, group, normed)
             return draft_batch.drafts()
 
     @torch.inference_mode()
@@ -75,32 +75,63 @@ class BlockDrafter(Drafter):
 
     # ---- inside
 
+    def _sample_group(
+        self, draft_batch: DraftBatch, requests: Sequence[DraftRequest], group: list[int], normed: torch.Tensor
+    ) -> None:
+        """Sample the drafts of some of the requests, place after place. normed: see `_compute_places`."""
+        logits, states = self._start_places(normed, len(group))
+        starts = dict(zip(group, accumulate((requests[i].count for i in group), initial=0), strict=False))
+        while group:
+            rows = [starts[i] + len(draft_batch.tokens[i]) for i in group]
+            previous = torch.tensor([(draft_batch.tokens[i] or requests[i].tokens)[-1] for i in group])
+            place, states, scores = self._correct_place(logits[rows], normed[rows], previous, states)
+            on = draft_batch.sample(place, group, scores)
+            states = None if states is None else states[[group.index(i) for i in on]]
+            group = on
+
     @torch.inference_mode()
-    def _compute_mask_logits(self, requests: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
-        """Compute the logits of all wanted mask tokens, request after request: [sum of counts, V].
+    def _start_places(self, normed: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits of all places, not corrected yet, and the correction's states of `count` blocks."""
+        correction = self.head.correction
+        return self.head.logits(normed), None if correction is None else correction.start(normed[:count])
+
+    @torch.inference_mode()
+    def _correct_place(
+        self, logits: torch.Tensor, normed: torch.Tensor, previous: torch.Tensor, states: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, list[float] | None]:
+        """Return the logits of one place of each block, the next states, and the scores, if the head has any and they
+        are read. previous: the tokens before the places."""
+        head, scores = self.head, None
+        if head.confidence is not None and self.draft_sampler.scored:
+            scores = head.confidence(normed, previous)
+        if head.correction is not None and states is not None:
+            logits, states = head.correction.apply(logits, normed, previous, states)
+        return logits, states, scores
+
+    @torch.inference_mode()
+    def _compute_places(self, requests: Sequence[DraftRequest], held: Sequence[int]) -> torch.Tensor:
+        """Compute the output head's input at all wanted places, request after request: [sum of counts, H].
 
         held: number of cached entries before each block.
         """
-        length = self.head.block_size
+        head, length = self.head, self.head.block_size
         inside = torch.arange(length)
-        token_ids = torch.full((len(requests), length), self.head.mask)
+        token_ids = torch.full((len(requests), length), head.mask)
         token_ids[:, 0] = torch.tensor([request.tokens[-1] for request in requests])
         positions = torch.tensor([[len(request.tokens) - 1] for request in requests]) + inside
         known = torch.tensor(held)
         tables = self.context.pages.make_block_tables([request.slot for request in requests])
         places = locate_entries(tables, known[:, None] + inside, self.context.pages.block_size).flatten()
-        rope = self.head.rotary(positions.flatten())
-        stream = self.head.embed(token_ids.flatten())
-        for level, cache in zip(self.head.levels, self.caches, strict=True):
-            layer, x = level.layer, level.norm(stream)
-            kernels.store_kv(cache, *layer.keys_values(x, rope), places)
-            stream = layer.compute_output(
-                stream, attend_blocks(level, layer.compute_query(x, rope), cache, tables, known + length)
-            )
+        rope = head.rotary(positions.flatten())
+        stream = head.embed(token_ids.flatten())
+        for level, cache in zip(head.levels, self.caches, strict=True):
+            x, computed = level.prepare(stream)
+            kernels.store_kv(cache, *level.layer.keys_values(x, rope), places)
+            mixed = attend_blocks(level, level.layer.compute_query(x, rope), cache, tables, known + length)
+            stream = level.finish(stream, mixed, computed)
         blocks = stream.unflatten(0, (len(requests), length))
-        return self.head.logits(
-            torch.cat([b[1 : 1 + request.count] for b, request in zip(blocks, requests, strict=True)])
-        )
+        wanted = [b[head.first : head.first + r.count] for b, r in zip(blocks, requests, strict=True)]
+        return head.norm(torch.cat(wanted))
 
 
 def attend_blocks(

@@ -49,10 +49,10 @@ SampleRows = Callable[[torch.Tensor, Sequence[int], list[int]], dict[int, int | 
 
 
 class DraftSampler:
-    """Samples drafts for the requests in the sampler's slots."""
+    """Samples drafts for the requests in the sampler's slots. scored: drafts get scores."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, scored: bool = True) -> None:
+        self.sampler, self.scored = sampler, scored
 
     @contextmanager
     def start(self, requests: Sequence[DraftRequest]) -> Iterator[DraftBatch]:
@@ -61,7 +61,7 @@ class DraftSampler:
         Raises:
             ValueError: a slot is empty.
         """
-        draft_batch = DraftBatch(self.sampler, requests)
+        draft_batch = DraftBatch(self.sampler, requests, self.scored)
         try:
             yield draft_batch
         finally:
@@ -71,7 +71,8 @@ class DraftSampler:
 class DraftBatch:
     """The drafts of one step for all requests. tokens: the drafts of each request so far."""
 
-    def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest]) -> None:
+    def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest], scored: bool = True) -> None:
+        self.scored = scored
         self.sampler, self.requests, self.vocab_size = sampler, requests, sampler.slots.vocab_size
         self.slots = [sampler.slots[request.slot] for request in requests]
         self.before = [(dict(slot.state), list(slot.updates)) for slot in self.slots]
@@ -79,13 +80,14 @@ class DraftBatch:
         self.scores: list[list[float]] = [[] for _ in requests]
         self.q: dict[int, ProposalMemory] = {}  # the distributions, where drafts have one
 
-    def sample(self, logits: torch.Tensor, indices: Sequence[int]) -> list[int]:
+    def sample(self, logits: torch.Tensor, indices: Sequence[int], scores: Sequence[float] | None = None) -> list[int]:
         """Draw one more draft for each of these requests, unless its logits are unusable (NaN, +inf, all masked).
 
         Args:
             logits: [len(indices), V'] of bf16, f16 or f32, on any device. V' may differ from the target's V: an id that
                 only one of the two has is never drafted.
             indices: of the requests, in the order of the rows.
+            scores: the scores of these drafts, if the drafter has its own; see drafting/base.py.
 
         Returns:
             The indices of the requests that got a draft and want another.
@@ -100,13 +102,16 @@ class DraftBatch:
         found: dict[int, int | None] = {}
         for sample_rows, rows in methods.items():
             found |= sample_rows(logits, indices, rows)
-        unfinished, scores = [], score_rows(logits)
+        unfinished = []
+        if self.scored and scores is None:
+            scores = score_rows(logits)
         for row, i in enumerate(indices):
             token = found[row]
             if token is None:
                 continue
             self.tokens[i].append(token)
-            self.scores[i].append(scores[row])
+            if self.scored and scores is not None:
+                self.scores[i].append(scores[row])
             self.slots[i].extend([token])
             self._notify_slots(i)
             if len(self.tokens[i]) < self.requests[i].count:

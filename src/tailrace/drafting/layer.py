@@ -99,12 +99,24 @@ class DecoderLayer:
         kernels.rotary(key, *rope)
         return key, value
 
+    def project_mixed(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Project the output of attention, [n, Hq, D], to [n, H]."""
+        return kernels.linear(mixed.flatten(1), self.o)
+
+    def feed_forward(self, normed: torch.Tensor) -> torch.Tensor:
+        """Compute the MLP, [n, H] → [n, H]."""
+        return kernels.linear(kernels.silu_mul(kernels.linear(normed, self.gate_up)), self.down)
+
+    def add_attention(self, residual: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of both, and the MLP's input. `residual` [n, H] is not modified."""
+        stream = residual.clone()
+        return stream, kernels.add_rms_norm(stream, added, self.norm.weight, self.norm.eps)
+
     def compute_output(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Return the layer's output [n, H], given the output of attention [n, Hq, D]. `residual` [n, H] is not
         modified."""
-        stream = residual.clone()
-        normed = kernels.add_rms_norm(stream, kernels.linear(mixed.flatten(1), self.o), self.norm.weight, self.norm.eps)
-        return stream + kernels.linear(kernels.silu_mul(kernels.linear(normed, self.gate_up)), self.down)
+        stream, normed = self.add_attention(residual, self.project_mixed(mixed))
+        return stream + self.feed_forward(normed)
 
 
 class Rotary:

@@ -46,6 +46,7 @@ SHRUNK: dict[str, Any] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), POSITIONS),
     **dict.fromkeys(("sliding_window", "window_size", "sliding_window_size", "attention_window_size"), WINDOW),
     "attention_chunk_size": CHUNK,
+    "floor_scale": CHUNK,  # positions between two temperatures
     "original_max_position_embeddings": ROPE_BOUNDARY,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"), 2),

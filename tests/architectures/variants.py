@@ -12,12 +12,21 @@ HALF = ["sliding_attention", "full_attention"] * 2
 
 HYBRID = ["linear_attention", "hybrid"] * 2
 QSA = {
-    "indexer_n_heads": 2,
+    "indexer_n_heads": 16,
     "indexer_kv_heads": 1,
     "indexer_head_dim": 16,
     "indexer_budget": 16,
     "indexer_compress_ratio": 4,
+    "ple_layer_ids": [1, 3],
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 100,
+    "split_ngram_parts": 4,
 }
+CONV = ["conv", "full_attention"] * 2
+LFM3 = ["conv", "full_attention", "conv", "sliding_attention"]
+INKLING = ["hybrid_sliding", "hybrid"] * 2
+SPARSE = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2}
+GEMMA3N = {"num_kv_shared_layers": 1, "layer_types": HALF}
 EIGHT, FOUR = (
     {"text_config": {"rope_parameters": {"rope_type": "default", **ROPE, "mrope_section": sections}}}
     for sections in ([2, 3, 3], [1, 1, 2])
@@ -70,11 +79,19 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 501},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "falcon_h1": {"mamba_d_ssm": 128},
-    "gemma3n_text": {"num_kv_shared_layers": 1, "layer_types": HALF},
+    "gemma3n_text": GEMMA3N,
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "lfm2": {"layer_types": CONV},
+    "lfm2_moe": {"layer_types": CONV, "num_dense_layers": 1},
+    "lfm2_vl": {"text_config": {"layer_types": CONV}},
+    "lfm3": {"layer_types": LFM3},
+    "lfm3_vl": {"text_config": {"layer_types": LFM3}},
+    "minimax_m3_vl": {"text_config": SPARSE},
+    **{name: {"layer_types": HALF} for name in ("laguna", "mellum", "dots1", "gemma3_text", "kolibri1")},
+    "gemma3": {"text_config": {"layer_types": HALF}},
+    "step3p7": {"text_config": {"layer_types": HALF}},
     "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "layer_group_size": 2},
     "cohere_compass_text": {"rope_parameters": {kind: {**ROPE, "rope_type": "default"} for kind in HALF[:2]}},
 }

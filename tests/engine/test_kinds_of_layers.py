@@ -37,6 +37,7 @@ class Loaded:
         save(name, folder)
         kind = find_auto_class(transformers.AutoConfig.from_pretrained(folder))
         theirs = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        theirs.generation_config.eos_token_id = None
         self.expected = [self.generate(theirs, prompt) for prompt in PROMPTS]
         self.runner = load_runner(ModelConfig(dtype="float32", threads=1, device="cpu"), folder, block_size=16)
 

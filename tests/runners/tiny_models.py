@@ -129,6 +129,22 @@ MODELS: dict[str, Any] = {
     ),
     "qwen3-next": lambda: t.Qwen3NextConfig(**COMMON, **DELTA, **MOE, shared_expert_intermediate_size=32),
     "qwen3.5": lambda: t.Qwen3_5TextConfig(**COMMON, **DELTA),
+    "qwen4-exp": lambda: t.Qwen4ExpTextConfig(
+        **COMMON | {"eos_token_id": 2, "layer_types": ["linear_attention", "indexed_attention"] * 2},
+        **{name: value for name, value in DELTA.items() if name != "layer_types"},
+        **MOE,
+        shared_expert_intermediate_size=32,
+        hc_lowrank=16,
+        ple_layer_ids=[1, 3],
+        heads_per_ngram=2,
+        ngram_vocab_size_base=100,
+        split_ngram_parts=4,
+        indexer_n_heads=16,
+        indexer_kv_heads=1,
+        indexer_head_dim=32,
+        indexer_budget=16,
+        indexer_compress_ratio=4,
+    ),
     "kimi linear": lambda: t.KimiLinearConfig(
         **(COMMON | HEADS | {"num_key_value_heads": 4}),
         q_lora_rank=None,
@@ -259,7 +275,7 @@ def save(name: str, folder: Path) -> Path:
     for part, parameter in model.named_parameters():
         if parameter.dim() > 1 and "A_log" not in part and "conv" not in part:
             torch.nn.init.normal_(parameter, std=0.2)
-        elif part.endswith("sinks"):
+        elif part.endswith(("sinks", "ple.conv1d.weight")):  # transformers makes the latter zeros
             torch.nn.init.normal_(parameter)
     model.save_pretrained(folder)
     return folder

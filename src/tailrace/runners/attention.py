@@ -7,6 +7,7 @@ Knows nothing of models; runners/paged_model.py attaches the layers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +20,19 @@ from tailrace.errors import ModelLoadError
 
 NAME = "tailrace"  # the name under which the function is registered
 ATTRIBUTE = "tailrace_layer"  # where a module carries its AttentionLayer
+CACHES = ("cache", "past_key_values")  # the names of the parameter for the cache; from transformers 5.24 on the first
 STAND_IN = torch.zeros(1, 1, 1, 1)  # stands for the mask where a module's own code asks for one; nobody reads it
 
 
 class SelectedPositions(NamedTuple):
-    """Takes the place of a mask: the positions that each token sees, [1, T, K]. Numbers below 0 are ignored."""
+    """Takes the place of a mask: the positions that each token sees.
 
-    indices: torch.Tensor
+    - indices: [1, T, K]. Numbers below 0 are ignored.
+    - flags: in place of `indices`, bool [1, T, positions].
+    """
+
+    indices: torch.Tensor | None = None
+    flags: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -145,7 +152,9 @@ class Offsets:
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
         return self.offsets
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return key, value
 
 
@@ -158,9 +167,16 @@ def note_positions(shared: AttentionState, model: torch.nn.Module, args: Any, kw
 def with_positions(shared: AttentionState, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """A forward pre-hook: a module that counts positions by itself gets them from Offsets (Llama 4's temperature
     tuning)."""
-    if shared.positions is None:
+    name = find_cache_name(inspect.unwrap(type(module).forward))
+    if shared.positions is None or name is None:
         return None
-    return args, kwargs | {"past_key_values": Offsets(shared.positions)}
+    return args, kwargs | {name: Offsets(shared.positions)}
+
+
+def find_cache_name(forward: Callable[..., Any]) -> str | None:
+    """Return the name of a function's parameter for the cache; None if it takes none."""
+    taken = inspect.signature(forward).parameters
+    return next((name for name in CACHES if name in taken), None)
 
 
 NAMES = ("Attention", "MLA")  # of classes that attend
@@ -208,7 +224,10 @@ def layer_of(module: torch.nn.Module) -> AttentionLayer:
 
 def selection_of(layer: AttentionLayer, options: dict[str, Any], positions: int) -> torch.Tensor | None:
     """Return which of so many positions an attention call may see, as `selected` of kernels.paged_attention: by its
-    options `indices` [1, T, K] or `block_indices` [1, Hkv, T, K], in which numbers below 0 are ignored."""
+    options `indices` [1, T, K] or `block_indices` [1, Hkv, T, K], in which numbers below 0 are ignored, or `flags`
+    [1, T, positions]."""
+    if (seen := options.get("flags")) is not None:
+        return kernels.pack_bits(seen[0][:, None])
     if (blocks := options.get("block_indices")) is not None:
         chosen, each = blocks[0].transpose(0, 1), layer.selected_block
     elif (places := options.get("indices")) is not None:
@@ -244,7 +263,7 @@ def forward_attention(
     """
     layer = layer_of(module)
     if isinstance(attention_mask, SelectedPositions):
-        options["indices"] = attention_mask.indices
+        options |= attention_mask._asdict()
     elif attention_mask is not None and attention_mask is not STAND_IN:
         raise ModelLoadError(f"{type(module).__name__} makes an attention mask of its own, which is not supported")
     parts = (x[0].transpose(0, 1) for x in (query, key, value))

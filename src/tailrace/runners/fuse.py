@@ -2,10 +2,10 @@
 projections, fused norms, rotary embedding and gate; experts (runners/experts.py). They are faster on a CPU, and
 row-invariant there and on a GPU.
 
-A table from class name to builder. The first replacement of each kind and place is tested by a trial pass; if the
-logits differ, the modules stay as they are and the log says so. Weights are packed once and the originals are freed, so
-memory is not doubled. On a CPU a tied output projection is packed as a copy, because the embedding still needs its
-rows; on a GPU nothing is packed.
+A table from class name to builder. The first and the last replacement of each kind and place are tested by a trial
+pass; if the logits differ, the modules stay as they are and the log says so. Weights are packed once and the originals
+are freed, so memory is not doubled. On a CPU a tied output projection is packed as a copy, because the embedding still
+needs its rows; on a GPU nothing is packed.
 """
 
 from __future__ import annotations
@@ -201,11 +201,11 @@ def fuse_modules(
     bound = COARSE if rounds else bound_of(before)  # a model may widen its logits
     for name, build in {**more, **MODULES}.items():
         groups = {} if name in keep else group_modules(model, name)
-        problems, before = swap_first(groups, build, run, (before, bound))
+        problems, before = swap_ends(groups, build, run, (before, bound))
         for where, problem in problems.items():
             log.warning("%s is not replaced at %s: %s", name, where, problem)
-        for where in groups.keys() - problems.keys():  # one is replaced; the others run the same code on other weights
-            for parent, child in groups[where][1:]:
+        for where in groups.keys() - problems.keys():  # two are replaced; the others run the same code on other weights
+            for parent, child in groups[where][1:-1]:
                 setattr(parent, child, build(getattr(parent, child)))
         if len(problems) < len(groups):
             replaced.append(name)
@@ -226,14 +226,15 @@ def group_modules(model: nn.Module, name: str) -> dict[str, Places]:
     return found
 
 
-def swap_first(
+def swap_ends(
     groups: dict[str, Places],
     build: Callable[[Any], nn.Module],
     run: Callable[[], torch.Tensor],
     usual: tuple[torch.Tensor, float],
 ) -> tuple[dict[str, str], torch.Tensor]:
-    """Replace the first module of each group. First try all groups at once; if that changes the logits, try one group
-    after the other.
+    """Replace the first and the last module of each group. First try all groups at once; if that changes the logits,
+    try one group after the other. (One is not enough: in layer 0 of Qwen4-exp all residual streams are equal, and a
+    norm of each stream is one of them all.)
 
     usual: the logits, and by how much they may change.
 
@@ -241,23 +242,24 @@ def swap_first(
         (group → why it is not replaced, logits as they are now)
     """
     before, bound = usual
-    originals = {where: getattr(*members[0]) for where, members in groups.items()}
+    ends = [place for members in groups.values() for place in (members[0], members[-1])[: len(members)]]
+    originals = [getattr(*place) for place in ends]
     try:
-        for where, original in originals.items():
-            setattr(*groups[where][0], build(original))
+        for place, original in zip(ends, originals, strict=True):
+            setattr(*place, build(original))
         after = run() if groups else before
         problem = explain_difference(before, after, bound)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         after, problem = before, str(error)
     if problem is None:
         return {}, after
-    for where, original in originals.items():
-        setattr(*groups[where][0], original)
+    for place, original in zip(ends, originals, strict=True):
+        setattr(*place, original)
     if len(groups) == 1:
         return {next(iter(groups)): problem}, before
     problems: dict[str, str] = {}
     for where, members in groups.items():
-        found, before = swap_first({where: members}, build, run, (before, bound))
+        found, before = swap_ends({where: members}, build, run, (before, bound))
         problems |= found
     return problems, before
 

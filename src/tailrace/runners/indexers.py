@@ -26,8 +26,42 @@ from tailrace.runners.attention import AttentionState, SequenceSpan
 KEEPS = ("update_indexer", "update_index")  # the methods of transformers' caches that take an indexer's keys
 ATTRIBUTE = "tailrace_indexer"  # where a module carries its IndexerLayer
 MASK_MAKER = "build_attention_mask_from_topk"  # a method of attention modules that takes `topk_indices` (GLM-5.3)
+MASKING = "Qwen4ExpTextQSAIndexer"  # returns a mask, and reads the rotary tables of all positions
 NO_KEYS = torch.empty(0)
-CACHES = ("cache", "past_key_values")  # the names of the parameter for the cache, the newest first
+
+
+@dataclass(slots=True)
+class RotaryTables:
+    """The cosines and sines of a model's positions from 0 on, made by its own module. They grow with the longest
+    sequence."""
+
+    rotary: Any
+    length: int = 0
+    tables: tuple[torch.Tensor, ...] = ()
+
+    def take(self, length: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the tables of the first `length` positions, [1, length, D]."""
+        if length > self.length:
+            self.length = max(length, 2 * self.length)
+            at = torch.arange(self.length, device=like.device)
+            self.tables = tuple(self.rotary(like, at[None]))
+        return tuple(table[:, :length] for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedMask:
+    """Takes the place of the mask that an indexer returns, bool [1, 1, T, positions]. The module's own code joins it
+    with the causal mask: the result of any operation on both is the selected positions."""
+
+    seen: torch.Tensor
+
+    def __invert__(self) -> SelectedMask:
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = next(each for each in args if isinstance(each, SelectedMask))
+        return attention.SelectedPositions(flags=own.seen[:, 0])
 
 
 @dataclass(slots=True)
@@ -37,6 +71,8 @@ class IndexerLayer:
     - index: of its memory in `shared.index_keys`.
     - forward, parameters: the module's own, and the names of its parameters.
     - cache_name: its parameter for the cache.
+    - config: the model's; it says whose attention runs.
+    - tables: of all positions, where the module returns a mask and reads them. None: it returns positions.
     - dim, dtype: of a position's key.
     """
 
@@ -45,6 +81,8 @@ class IndexerLayer:
     forward: Callable[..., torch.Tensor]
     parameters: inspect.Signature
     cache_name: str
+    config: Any = None
+    tables: RotaryTables | None = None
     dim: int = 0
     dtype: torch.dtype = torch.float32
 
@@ -53,18 +91,21 @@ class IndexerLayer:
         """Return the bytes of a position's key."""
         return self.dim * self.dtype.itemsize
 
-    def select(self, *args: Any, **options: Any) -> torch.Tensor:
+    def select(self, *args: Any, **options: Any) -> torch.Tensor | SelectedMask:
         """Call the module's own `forward` for each sequence of the pass. In a dense pass at load, call it once.
 
-        Returns [1, T, K] or [1, H, T, K]: positions or blocks. −1 fills the places that a sequence does not need.
+        Returns [1, T, K] or [1, H, T, K]: positions or blocks. −1 fills the places that a sequence does not need. Or a
+        mask; in a pass with the model's own attention, the module's own.
         """
         given = self.parameters.bind(*args, **options).arguments
         with EarliestOfTies():
             if self.shared.spans is None:
-                return self.forward(**given | {self.cache_name: NotedKeys(self)})
-            found = self.select_each(given, self.shared.spans)
-        most = max(part.shape[-1] for part in found)
-        return torch.cat([F.pad(part, (0, most - part.shape[-1]), value=-1) for part in found], -2)
+                found = [self.forward(**given | {self.cache_name: NotedKeys(self)})]
+            else:
+                found = self.select_each(given, self.shared.spans)
+        most, rest = max(part.shape[-1] for part in found), 0 if self.tables else -1
+        chosen = torch.cat([F.pad(part, (0, most - part.shape[-1]), value=rest) for part in found], -2)
+        return SelectedMask(chosen) if self.tables and self.config._attn_implementation != "eager" else chosen
 
     def select_each(self, given: dict[str, Any], spans: list[SequenceSpan]) -> list[torch.Tensor]:
         """Return what the module's own `forward` returns for each sequence."""
@@ -74,6 +115,9 @@ class IndexerLayer:
             own[self.cache_name] = PagedKeys(self, number, span)
             if self.takes_mask and not is_padding_mask(given.get("attention_mask")):
                 own["attention_mask"] = make_bias(span, hidden)
+            if self.tables:
+                own["position_embeddings"] = self.tables.take(span.length, hidden)
+                own["attention_mask"] = own["attention_mask"][None]
             found.append(self.forward(**own))
         return found
 
@@ -194,15 +238,19 @@ def attach_indexers(model: Any, shared: AttentionState) -> list[IndexerLayer]:
         ModelLoadError: an indexer's `forward` takes no cache.
     """
     layers: list[IndexerLayer] = []
+    tables: RotaryTables | None = None
     for module in model.modules():
         if not is_indexer(module):
             continue
         own = partial(inspect.unwrap(type(module).forward), module)
         signature = inspect.signature(own)
-        name = next((each for each in CACHES if each in signature.parameters), None)
+        name = attention.find_cache_name(own)
         if name is None or "hidden_states" not in signature.parameters:
             raise ModelLoadError(f"{type(module).__name__} is an indexer that takes no cache, which is not supported")
         layers.append(layer := IndexerLayer(shared, len(layers), own, signature, name))
+        if type(module).__name__ == MASKING:
+            layer.config = model.config.get_text_config()
+            tables = layer.tables = tables or RotaryTables(model.get_decoder().rotary_emb)
         setattr(module, ATTRIBUTE, layer)
         module.forward = layer.select
     prepare_owners(model)

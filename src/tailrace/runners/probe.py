@@ -40,7 +40,8 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "is_causal": lambda value: value is True,
     **dict.fromkeys(("position_ids", "cache_position", "position_embeddings", "use_cache"), lambda _: True),
     "logits_to_keep": lambda _: True,  # wrappers pass it on to every layer
-    **dict.fromkeys(("sliding_window", "softcap", "s_aux", "indices", "block_indices"), lambda _: True),  # read below
+    **dict.fromkeys(("sliding_window", "softcap", "s_aux"), lambda _: True),  # read below
+    **dict.fromkeys(("indices", "flags", "block_indices"), lambda _: True),
 }
 
 
@@ -61,7 +62,7 @@ def probe_attention(
     """
     name, layer = type(module).__name__, layer_of(module)
     if isinstance(attention_mask, SelectedPositions):
-        options["indices"], attention_mask = attention_mask.indices, None
+        options, attention_mask = options | attention_mask._asdict(), None
     refuse_options(name, options)
     tokens = query.shape[2]
     if query.shape[0] != 1 or key.shape[2] != tokens or query.shape[-1] != key.shape[-1]:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from tailrace import kernels
 from tailrace.errors import ModelLoadError
+from tailrace.runners.ngrams import METHODS
 from tailrace.runners.states import RecurrentLayer, RecurrentState
 
 
@@ -202,9 +203,14 @@ def operations_of(module: nn.Module) -> set[str]:
     return set(OPERATIONS) & set(getattr(forward, "__code__", attach_recurrent.__code__).co_names)
 
 
+def methods_of(module: nn.Module) -> set[str]:
+    """Return the methods of the module that see the tokens before."""
+    return {name for name in METHODS if hasattr(type(module), name)}
+
+
 def has_state(module: nn.Module) -> bool:
     """Return True if the module keeps a state, whatever its name (KimiLinearDeltaAttention)."""
-    return type(module).__name__ == LIGHTNING or bool(operations_of(module))
+    return type(module).__name__ == LIGHTNING or bool(operations_of(module) | methods_of(module))
 
 
 def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]:
@@ -225,6 +231,10 @@ def attach_recurrent(model: Any, shared: RecurrentState) -> list[RecurrentLayer]
         layer = RecurrentLayer(shared, len(layers), type(module).__name__)
         layers.append(layer)
         module.register_forward_pre_hook(partial(clear_notes, layer))
+        for name in methods_of(module):
+            setattr(module, name, METHODS[name](layer, module))
+        if not called and methods_of(module):
+            continue
         if not called:
             module.forward = partial(attend_lightning, layer, module, read_rate(module))
             continue

@@ -334,7 +334,7 @@ def test_options_that_nobody_knows_are_refused():
 @pytest.mark.parametrize(
     "config",
     [
-        transformers.GPTJConfig(vocab_size=50, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+        transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4),
         transformers.GPTNeoConfig(
             vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
         ),

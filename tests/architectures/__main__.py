@@ -3,7 +3,8 @@
     PYTHONPATH=tests python -m architectures [MODEL_TYPE …] [--part 1/4] [--missing] [--new 40] [--device cuda]
 
 Each one runs in a process of its own, so that a crash or an endless loop is an outcome too. Outcomes are kept in
-outcomes.json by version of transformers, and the page is made of them; those of other devices are printed alone.
+outcomes.json by version of transformers, and the page is made of the newest version's; those of other devices are
+printed alone.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def keep(version: str, name: str, found: Outcome) -> None:
     """Note one outcome, and write the page anew. Other parts may do the same at the same time."""
     with FileLock(OUTCOMES.with_suffix(".lock")):
         outcomes = kept()
-        outcomes.setdefault(version, {})[name] = [found.kind, found.why, judging.NEW]
+        outcomes.setdefault(version, {})[name] = [found.kind, found.why, judging.NEW, found.reused, found.layers]
         OUTCOMES.write_text(json.dumps(outcomes, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
         PAGE.write_text(page(outcomes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import CONFIG_MAPPING
 
 from architectures import judge as judging
 from architectures.judge import Outcome, judge, line, quiet
-from architectures.tiny import write
+from architectures.tiny import tiny_config, write
 from architectures.variants import UNMADE
 from tailrace.runners.load_checks import NOT_CAUSAL
 
@@ -30,7 +31,13 @@ def judged(model_type: str, own: dict[str, Any], made: Callable[[], None] = lamb
             if CONFIG_MAPPING[model_type]().is_encoder_decoder:
                 return Outcome("refused", f"{model_type} {NOT_CAUSAL}")
             return Outcome("unmade", line(error))
-        return judge(folder, made)
+        return replace(judge(folder, made), layers=name_layers(tiny_config(model_type, own)))
+
+
+def name_layers(config: Any) -> str:
+    """The kinds of the layers, each once; "" if the config names none."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    return ", ".join(dict.fromkeys(kind.replace("_", " ") for kind in kinds))
 
 
 def work(theirs: Connection, model_type: str, own: dict[str, Any], new: int, device: str) -> None:

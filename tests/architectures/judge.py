@@ -28,6 +28,7 @@ from tailrace.runners.flat_batch import FlatTokens
 from tailrace.wire.messages import Failed, ModelInfo, Submit, Tokens
 
 BLOCK = 16
+REUSE_BLOCKS = 4096  # of the cache in which prompts are sent again: an eighth of it must hold a copy of a state
 LENGTHS = (5, 37, 70)  # of the prompts: the longer ones cross the window, the chunk and the rope's boundary
 NEW = 40
 DEVICE = "cpu"  # where ours runs; transformers runs on the CPU
@@ -46,10 +47,14 @@ Answered = list[tuple[list[int], list[int]]]  # prompts, and what transformers a
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: equal, refused, wrong, crashed or unmade. why: one line."""
+    """kind: equal, refused, wrong, crashed or unmade. why: one line. reused: of the tokens of a prompt that is sent
+    again, those that come from the prefix cache. layers: the kinds of the tiny model's layers, if its config names
+    them."""
 
     kind: str
     why: str = ""
+    reused: int = 0
+    layers: str = ""
 
 
 def prompts(config: Any) -> list[list[int]]:
@@ -69,7 +74,7 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
     except Exception as error:
         return refused(folder) or Outcome("unmade", line(error))
     made()
-    apart = 0.0
+    apart, reused = 0.0, 0
     for dtype in ("float32", "bfloat16"):
         try:
             runner = load_runner(
@@ -81,13 +86,15 @@ def judge(folder: Path, made: Callable[[], None]) -> Outcome:
             return Outcome("crashed", f"{dtype}, at load: {line(error)}")
         try:
             problem = judged[dtype](runner, theirs, expected, folder)
+            if dtype == "float32" and not problem:
+                reused, problem = reuse_prefix(runner, longest_text(expected))
             if dtype == "float32":
                 apart = between_neighbours(runner, [prompt + answer for prompt, answer in expected])
         except Exception as error:
             return Outcome("crashed", f"{dtype}, served: {line(error)}")
         if problem:
             return Outcome("wrong", f"{dtype}, {problem}")
-    return Outcome("equal", f"beside others the logits differ by {apart:.0e}" if apart else "")
+    return Outcome("equal", f"beside others the logits differ by {apart:.0e}" if apart else "", reused)
 
 
 def refused(folder: Path) -> Outcome | None:
@@ -145,21 +152,43 @@ def whole(model: Any, ids: list[int]) -> torch.Tensor:
 
 def served(runner: ModelRunner, limits: dict[str, Any], asked: list[list[int]]) -> list[list[int]]:
     """The engine's greedy tokens for the prompts, with other requests beside them where there is room."""
-    info = ModelInfo("tiny", runner.vocab_size, 256, [])
-    cache = CacheConfig(num_blocks=64, block_size=BLOCK, prefix_reuse=False)
-    engine = Engine(runner, info, cache, SchedulerConfig(**limits))
     beside = [list(reversed(asked[-1]))[:23], asked[-1][5:9]] if limits["max_num_seqs"] > 1 else []
-    for i, prompt in enumerate([*asked, *beside]):
+    cache = CacheConfig(num_blocks=64, block_size=BLOCK, prefix_reuse=False)
+    engine = Engine(runner, ModelInfo("tiny", runner.vocab_size, 256, []), cache, SchedulerConfig(**limits))
+    said, _ = answered(engine, [*asked, *beside])
+    engine.close()
+    return said[: len(asked)]
+
+
+def answered(engine: Engine, asked: list[list[int]]) -> tuple[list[list[int]], int]:
+    """The greedy tokens for the prompts, sent at once, and how many of the prompts' tokens were cached."""
+    for i, prompt in enumerate(asked):
         engine.submit(Submit(str(i), 0, prompt, SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)))
-    said: dict[str, list[int]] = {str(i): [] for i in range(len(asked) + len(beside))}
+    said: dict[str, list[int]] = {str(i): [] for i in range(len(asked))}
+    cached = 0
     while engine.has_work:
         for message in engine.step().get(b"", []):
             if isinstance(message, Failed):
                 raise RuntimeError(f"a request failed: {message}")
             if isinstance(message, Tokens):
                 said[message.id] += message.token_ids
+                cached += message.cached_tokens
+    return list(said.values()), cached
+
+
+def longest_text(expected: Answered) -> list[int]:
+    """The longest prompt and its answer, as the next turn of a conversation repeats them."""
+    return max((prompt + answer for prompt, answer in expected), key=len)
+
+
+def reuse_prefix(runner: ModelRunner, prompt: list[int]) -> tuple[int, str]:
+    """How many tokens of a prompt that is sent again are cached, and how the answer then differs; "" if it doesn't."""
+    cache = CacheConfig(num_blocks=REUSE_BLOCKS, block_size=BLOCK, prefix_reuse=True)
+    engine = Engine(runner, ModelInfo("tiny", runner.vocab_size, 256, []), cache, SchedulerConfig(max_num_seqs=1))
+    first, _ = answered(engine, [prompt])
+    again, cached = answered(engine, [prompt])
     engine.close()
-    return [said[str(i)] for i in range(len(asked))]
+    return cached, "" if again == first else f"behind a reused prefix: {cached} cached tokens change the answer"
 
 
 def same_tokens(runner: ModelRunner, theirs: Any, expected: Answered, folder: Path) -> str:

@@ -11,7 +11,7 @@ NEW = 40  # tokens per answer; fewer are named
 ROOT = Path(__file__).parents[2]
 OUTCOMES = Path(__file__).with_name(
     "outcomes.json"
-)  # version of transformers → "type|variant" → [outcome, why, tokens per answer]
+)  # version of transformers → "type|variant" → [outcome, why, tokens per answer, cached tokens, layers]
 PAGE = ROOT / "docs/models.md"
 
 HEAD = """# Models
@@ -29,7 +29,8 @@ tokens each (`ARGS="--new 10"`: of ten).
 - **wrong**: tokens or logits differ.
 - **crashed**: the server ends with an exception that does not help the operator.
 - **unmade**: transformers can't build or run the tiny model here, so nothing is known.
-- An empty cell: not judged with this version.
+
+The column **layers** has the kinds of the tiny model's layers, if the architecture's config names them.
 
 **Architectures that are not listed**, such as those in a checkpoint's own code. At each load the server compares the
 model with itself ([decision 0045](decisions/0045-masks-say-the-window.md)). A model that is not reproduced is refused,
@@ -50,14 +51,15 @@ is a C++ kernel, which is faster than the chunked form of transformers
 **Sparse attention.** An indexer (DeepSeek V3.2, GLM-5, MiniMax M3 and others) selects the positions that a token sees.
 Its own code runs once for each sequence of a step, and its keys lie in the paged cache
 ([decision 0133](decisions/0133-indexers-run-their-own-code.md)). Of equal scores the earliest positions are selected;
-transformers takes any.
+transformers takes any. Qwen4-exp's indexer, as in transformers, goes through the tokens of a prompt one by one: long
+prompts are slow.
 
-**Prefix reuse.** Every model reuses cached prefixes, if a copy of a state fits into an eighth of the cache (the log
-says so). A layer that keeps a state can continue only from positions whose state was copied: near the end of a prompt
-of 72 tokens or more, each 1,024 tokens of a prompt, and each 64 tokens of an output, of which the last copy stays
-([decision 0125](decisions/0125-copies-of-states-for-prefixes.md)). `--state-snapshots` bounds the copies of all
-conversations. The tokens are those without reuse. The two sequences of classifier-free guidance make copies only where
-their passes happen to end there.
+**Prefix reuse.** The column has the tokens that come from the cache when a prompt of 110 tokens is sent a second time.
+The answer is the same. Every model reuses cached prefixes, if a copy of a state fits into an eighth of the cache (the
+log says so). A layer that keeps a state can continue only from positions whose state was copied: near the end of a
+prompt of 72 tokens or more, each 1,024 tokens of a prompt, and each 64 tokens of an output, of which the last copy
+stays ([decision 0125](decisions/0125-copies-of-states-for-prefixes.md)). `--state-snapshots` bounds the copies of all
+conversations. The two sequences of classifier-free guidance make copies only where their passes happen to end there.
 
 **MTP heads** of DeepSeek V3 and V3.2, GLM-4.5 to GLM-5, Qwen3-Next, Qwen3.5 and MiMo, and Gemma 4's assistants, draft
 with [`--drafter mtp`](speculation.md#mtp-heads). This page judges models without drafts.
@@ -101,23 +103,20 @@ def kept() -> dict[str, dict[str, list[Any]]]:
 
 
 def page(outcomes: dict[str, dict[str, list[Any]]]) -> str:
-    """The page's text. Versions are columns, the newest one first."""
-    versions = sorted(outcomes, key=lambda version: [int(part) for part in version.split(".")[:3]], reverse=True)
-    lines = [HEAD]
-    for version in versions:
-        counts = Counter(kind for kind, *_ in outcomes[version].values())
-        tokens = min(tokens for *_, tokens in outcomes[version].values())
-        said = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
-        lines.append(f"transformers {version}: {said}; at least {tokens} tokens each.\n")
-    lines.append(f"| architecture | variant | {' | '.join(versions)} | why |")
-    lines.append("| --- " * (3 + len(versions)) + "|")
-    for name in sorted({name for of in outcomes.values() for name in of}):
+    """The page's text, of the newest version."""
+    version = max(outcomes, key=lambda version: [int(part) for part in version.split(".")[:3]])
+    found = outcomes[version]
+    counts = Counter(kind for kind, *_ in found.values())
+    said = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+    lines = [HEAD, f"transformers {version}: {said}.\n"]
+    lines.append("| architecture | variant | layers | outcome | prefix reuse | why |")
+    lines.append("| --- " * 6 + "|")
+    for name, (kind, why, tokens, *more) in sorted(found.items()):
         model_type, _, variant = name.partition("|")
-        found = [outcomes[version].get(name, ["", "", 0]) for version in versions]
-        why = next((why for _, why, _ in found if why), "")
-        kinds = (f"{kind}, {tokens} tokens" if kind == "equal" and tokens < NEW else kind for kind, _, tokens in found)
-        cells = [f"`{model_type}`", variant, *kinds, escaped(why)]
-        lines.append(f"| {' | '.join(cells)} |")
+        outcome = f"{kind}, {tokens} tokens" if kind == "equal" and tokens < NEW else kind
+        reused, layers = more or (None, "")
+        reuse = "" if reused is None or kind != "equal" else f"{reused} of 110" if reused else "none"
+        lines.append(f"| {' | '.join([f'`{model_type}`', variant, layers, outcome, reuse, escaped(why)])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -26,10 +26,9 @@ CONV = ["conv", "full_attention"] * 2
 LFM3 = ["conv", "full_attention", "conv", "sliding_attention"]
 INKLING = ["hybrid_sliding", "hybrid"] * 2
 SPARSE = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2}
-GEMMA3N = {"num_kv_shared_layers": 1, "layer_types": HALF}
-EIGHT, FOUR = (
+EIGHT, FOUR, ERNIE, HUNYUAN = (
     {"text_config": {"rope_parameters": {"rope_type": "default", **ROPE, "mrope_section": sections}}}
-    for sections in ([2, 3, 3], [1, 1, 2])
+    for sections in ([2, 3, 3], [1, 1, 2], [3, 3, 2], [2, 2, 2, 2])
 )
 AUDIO = {"adapter_input_size": 64}
 DRAFTER = "a drafter: it reads the cache of the Gemma 4 it drafts for and can't answer alone"
@@ -54,10 +53,17 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("glm4v", "glm46v", "glm_ocr", "glmga", "paddleocr_vl", "cosmos3_edge"), EIGHT),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker"), EIGHT),
     **dict.fromkeys(("glm4v_moe", "hy_v4_vl"), FOUR),
-    "ernie4_5_vl_moe": {"text_config": {**EIGHT["text_config"], "moe_intermediate_size": [48, 48]}},
+    "ernie4_5_vl_moe": {"text_config": {**ERNIE["text_config"], "moe_intermediate_size": [48, 48]}},
+    "hunyuan_vl": HUNYUAN,
+    "molmo2": {"adapter_config": {"vision_feature_layer": [3, 2]}},
+    "muse_spark": {"audio_config": {"out_hidden_size": 64}},
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
-    **{name: {"vision_config": {"text_hidden_size": 64}} for name in ("inkling2", "inkling2_loop")},
+    **{
+        name: {"vision_config": {"text_hidden_size": 64}, "text_config": {"layer_types": INKLING}}
+        for name in ("inkling2", "inkling2_loop")
+    },
+    "inkling_mm_model": {"text_config": {"layer_types": INKLING}},
     "cohere_compass": {
         "text_config": {"rope_parameters": {kind: {**ROPE, "rope_type": "default"} for kind in HALF[:2]}}
     },
@@ -79,7 +85,7 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 501},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "falcon_h1": {"mamba_d_ssm": 128},
-    "gemma3n_text": GEMMA3N,
+    "gemma3n_text": {"num_kv_shared_layers": 1, "layer_types": HALF},
     "granitemoehybrid": {"layer_types": ["mamba", "full_attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
@@ -89,7 +95,8 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "lfm3": {"layer_types": LFM3},
     "lfm3_vl": {"text_config": {"layer_types": LFM3}},
     "minimax_m3_vl": {"text_config": SPARSE},
-    **{name: {"layer_types": HALF} for name in ("laguna", "mellum", "dots1", "gemma3_text", "kolibri1")},
+    **{name: {"layer_types": HALF} for name in ("laguna", "mellum", "dots1", "kolibri1")},
+    **{name: {"layer_types": INKLING} for name in ("inkling_text", "inkling2_text", "inkling2_loop_text")},
     "gemma3": {"text_config": {"layer_types": HALF}},
     "step3p7": {"text_config": {"layer_types": HALF}},
     "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "layer_group_size": 2},

@@ -16,6 +16,7 @@ from tailrace.config import ModelConfig
 from tailrace.runners import load_runner
 from tailrace.runners.indexers import RotaryTables, SelectedMask
 
+pytestmark = pytest.mark.skipif(not hasattr(transformers, "Qwen4ExpTextConfig"), reason="transformers has no Qwen4-exp")
 END = 2
 
 

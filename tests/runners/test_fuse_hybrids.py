@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from runners.tiny_models import MODELS
 from tailrace.kernels.reference.norm import rms_norm
-from tailrace.runners.fuse import FusedMLP, FusedNorm
+from tailrace.runners.fuse import FusedMLP, FusedNorm, fuse_modules
 from tailrace.runners.fuse_hybrids import find_builders, pick_mlp, pick_norm
 
 
@@ -105,3 +105,30 @@ def test_a_gated_mlp_has_its_own_result(original):
 def test_other_mlps_are_left_alone(original):
     """A multiplier near 1 would pass any comparison of results."""
     assert pick_mlp(original) is None
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class Holder(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inner = Times(factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(("last", "replaced"), [(1.0, ["Times"]), (2.0, [])])
+def test_a_replacement_is_tried_at_both_ends(last, replaced):
+    """In layer 0 a wrong formula may give the same: all residual streams of Qwen4-exp are equal there."""
+    model = nn.Sequential(Holder(1.0), Holder(1.0), Holder(last))
+    found = fuse_modules(model, lambda: model(torch.ones(3)), more={"Times": lambda _: nn.Identity()})
+    assert found == replaced
+    assert [type(holder.inner) is nn.Identity for holder in model] == [bool(replaced)] * 3

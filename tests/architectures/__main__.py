@@ -23,7 +23,7 @@ from filelock import FileLock
 from architectures import judge as judging
 from architectures.child import judged, work
 from architectures.judge import Outcome, quiet
-from architectures.page import OUTCOMES, PAGE, kept, page
+from architectures.page import CELLS, OUTCOMES, PAGE, kept, page
 from architectures.variants import variants
 
 LIMIT_S = 300.0
@@ -34,7 +34,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("types", nargs="*", help="model types; none: all")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th, from the K-th on")
     parser.add_argument("--new", type=int, default=judging.NEW, help="tokens that each prompt is answered with")
-    parser.add_argument("--missing", action="store_true", help="only those whose outcome is not known yet")
+    parser.add_argument(
+        "--missing", action="store_true", help="only those whose outcome is not known yet, or lacks cells"
+    )
     parser.add_argument("--device", default="cpu", help="where tailrace runs them: cpu, cuda")
     return parser.parse_args(argv)
 
@@ -78,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     known = kept().get(version, {}) if args.missing else {}
     asked = variants(tuple(args.types))[part - 1 :: parts]
     for model_type, variant, own in asked:
-        if f"{model_type}|{variant}" in known:
+        if len(known.get(f"{model_type}|{variant}", [])) == CELLS:
             continue
         begun = time.monotonic()
         found = outcome(model_type, own)

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+CELLS = 5  # of an outcome; earlier judges noted the first three
 NEW = 40  # tokens per answer; fewer are named
 ROOT = Path(__file__).parents[2]
 OUTCOMES = Path(__file__).with_name(
@@ -29,6 +30,8 @@ tokens each (`ARGS="--new 10"`: of ten).
 - **wrong**: tokens or logits differ.
 - **crashed**: the server ends with an exception that does not help the operator.
 - **unmade**: transformers can't build or run the tiny model here, so nothing is known.
+- An empty cell of an **equal** row: judged before the page had the column. `make test-models ARGS=--missing` judges
+  these rows again.
 
 The column **layers** has the kinds of the tiny model's layers, if the architecture's config names them.
 

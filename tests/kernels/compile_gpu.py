@@ -28,10 +28,13 @@ from tailrace.kernels.gpu import (
     rotary,
     sample,
     scan,
+    scans,
     survivors,
     verify,
 )
+from tailrace.kernels.gpu.convolution_kernel import convolve_rows
 from tailrace.kernels.gpu.noise import UNFUSED
+from tailrace.kernels.gpu.recurrence_kernels import walk_channels, walk_heads
 from tailrace.kernels.gpu.state import Tables
 from tailrace.kernels.gpu.step import SCANS, WARPS, GPUStep, Out, Work
 
@@ -135,6 +138,37 @@ def of_many(kind: str, tile: linear.Tile) -> list[tuple[Any, dict[str, str], dic
     return [(kernel, {k: types[k] for k in kernel.arg_names if k in types}, constants) for kernel, constants in found]
 
 
+def walking(kind: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """Scans along sequences: heads as in Qwen3.5 (128 × 128), Kimi (a decay per row), Mamba 2 (128 × 64) and
+    Falcon-H1 (256 × 64), odd ones, Mamba's 16 states per channel, filters of 4 and 3 tokens."""
+    types = dict.fromkeys(("query", "key", "value", "x", "b", "c", "weight", "bias"), kind) | {"scale": "fp32"}
+    types |= dict.fromkeys(("decay", "factor", "skip", "step", "rate"), F32)
+    types |= {"starts": "*i32", "ends": "*i32", "slots": I64}
+    flags, found = ("DELTA", "NORMALIZE", "PER_ROW", "SKIP"), []
+    for *given, chosen in (
+        (32, 2, 128, 128, (True, True, False, False)),
+        (32, 1, 128, 128, (True, True, True, False)),
+        (64, 64, 128, 64, (False, False, False, True)),
+        (24, 24, 256, 64, (False, False, False, True)),
+        (3, 3, 7, 37, (True, True, False, True)),
+    ):
+        tile = scans.choose_tile(*given[2:], scans.HELD)
+        numbers = dict(zip(("HEADS", "GROUP", "KEY_DIM", "VALUE_DIM"), given, strict=True))
+        sizes = {"KEY_PAD": tile.rows, "COLUMNS": tile.columns}
+        found.append((walk_heads, {"memory": F32, "out": kind}, numbers | dict(zip(flags, chosen, strict=True)) | sizes))
+    tile = scans.choose_tile(16, 8192, scans.CHANNELS_HELD)
+    sizes = {"CHANNELS": 8192, "STATES": 16, "STATES_PAD": tile.rows, "BLOCK": tile.columns}
+    found.append((walk_channels, {"memory": F32, "out": F32}, sizes))
+    for width, pad in ((4, 4), (3, 2)):
+        sizes = {"CHANNELS": 8192, "WIDTH": width, "WIDTH_PAD": pad, "BIAS": width == 4, "SILU": width == 4}
+        sizes |= {"TOKENS": scans.TOKENS, "BLOCK": scans.BLOCK}
+        found.append((convolve_rows, {"memory": kind, "out": kind}, sizes))
+    return [
+        (kernel, {k: (types | more).get(k, I32) for k in kernel.arg_names if k not in constants}, constants)
+        for kernel, more, constants in found
+    ]
+
+
 # kernel, types of its arguments, its constants
 KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     (noise.gumbel_kernel, NOISE | {"out_ptr": "*fp32"}, {"BLOCK": noise.BLOCK}),
@@ -219,6 +253,8 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
     ),
     *of_rows("*bf16"),
     *of_many("*bf16", linear.HALF[-1]),
+    *walking("*bf16"),
+    *walking(F32),
     (argmax.best_of_parts, {"best": "*i64", "parts": "i32", "ids": "*i64", "status": "*i32"}, {"PARTS": 32}),
 ]
 
@@ -247,13 +283,20 @@ def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
         found |= linear.MULTIPLY[tile].options
     elif kernel in (*WIDE, survivors.survivors_of_rows, propose.fill_proposals, propose.propose_rows):
         found["num_warps"] = WARPS
+    elif kernel in (walk_heads, walk_channels, convolve_rows):
+        warps = 4 if kernel is convolve_rows else 1
+        found = dict(scans.get_launcher(kernel, warps).options)
     return found
 
 
-def aligned(names: list[str], types: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
-    """Which arguments are multiples of 16: addresses, and some numbers; also those within a tuple."""
+def aligned(kernel: Any, types: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
+    """Which arguments are multiples of 16: addresses, and some numbers; also those within a tuple. A kernel of scans
+    knows of its memory alone."""
     found: dict[tuple[int, ...], list[list[Any]]] = {}
-    for i, name in enumerate(names):
+    unknown = kernel.do_not_specialize if kernel in (walk_heads, walk_channels) else ()
+    for i, name in enumerate(kernel.arg_names):
+        if name in unknown:
+            continue
         parts = types.get(name, "constexpr")
         fields = (
             {(i,): (name, parts)}
@@ -279,7 +322,7 @@ def main() -> None:
                 fn=kernel,
                 signature={name: types.get(name, "constexpr") for name in names},
                 constexprs={(names.index(name),): value for name, value in constants.items()},
-                attrs=aligned(names, types),
+                attrs=aligned(kernel, types),
             )
             assert triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options(kernel, constants)).asm[
                 "cubin"

@@ -10,9 +10,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from tailrace.kernels.transfer import together
+
+
+class Places(NamedTuple):
+    """What kernels on a GPU read of a walk, on the device. A slot outside the memory, such as −1, stands for padding.
+
+    - starts: int32 [N + 1], the tokens of each sequence in the batch.
+    - ends: int32 [N], the position behind each sequence's last token; below its number of tokens for padding.
+    - slots: int64 [N].
+    """
+
+    starts: torch.Tensor
+    ends: torch.Tensor
+    slots: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +48,8 @@ class Moment:
 class Walk:
     """How a pass goes along its sequences: the same for all layers.
 
-    Kernels read `starts`, `first`, `slots` and `rows`. What the reference needs is made on demand; there the longest
-    sequence comes first.
+    Kernels on the CPU read `starts`, `first`, `slots` and `rows`, those on a GPU `places` and `rows`. What the
+    reference needs is made on demand; there the longest sequence comes first.
 
     Args:
         query_start: [N + 1], the tokens of each sequence in the batch.
@@ -77,7 +93,7 @@ class Walk:
         count = len(self.counts)
         np.subtract(kv_len.numpy(), self.counts, out=self.first)
         self.slots[:] = np.arange(count) if slots is None else slots.numpy()
-        for name in ("goes_on", "has_own_slots", "order", "read", "fresh", "moments"):
+        for name in ("goes_on", "has_own_slots", "places", "order", "read", "fresh", "moments"):
             self.__dict__.pop(name, None)
         self.windows.clear()
         if not self.goes_on or not self.has_own_slots:
@@ -93,8 +109,15 @@ class Walk:
 
     @cached_property
     def has_own_slots(self) -> bool:
-        """Return whether no two sequences have one slot."""
-        return len(set(self.slots.tolist())) == len(self.slots)
+        """Return whether no two sequences have one slot. Padding has none."""
+        taken = self.slots[self.slots >= 0].tolist()
+        return len(set(taken)) == len(taken)
+
+    @cached_property
+    def places(self) -> Places:
+        """Return what kernels on a GPU read, by one copy, for which the host does not wait."""
+        arrays = (self.starts.astype(np.int32), (self.first + self.counts).astype(np.int32), self.slots)
+        return Places(*together([torch.from_numpy(array) for array in arrays], self.device))
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -116,11 +139,23 @@ class Walk:
         """Return the batch's first tokens, then its second ones, and so on."""
         return [self._make_moment(self.order, j) for j in range(int(self.counts.max(initial=0)))]
 
-    def check_memory(self, memory: torch.Tensor) -> None:
-        """Raise ValueError unless the memory has the entries of all slots: a kernel reads it by address."""
+    def check_memory(self, memory: torch.Tensor, padded: bool = False) -> None:
+        """Raise ValueError unless the memory has the entries of all slots: a kernel reads it by address. padded: a slot
+        may be −1."""
         need = (int(self.slots.max(initial=-1)) + 1) * self.rows
-        if len(memory) < need or not memory.is_contiguous() or self.slots.min(initial=0) < 0:
+        if len(memory) < need or not memory.is_contiguous() or self.slots.min(initial=0) < -padded:
             raise ValueError(f"memory must be contiguous with at least {need} entries, got {len(memory)}")
+
+    def check_call(self, tokens: int, memory: torch.Tensor, padded: bool = False) -> None:
+        """Raise ValueError unless a kernel can walk along this number of tokens in this memory.
+
+        Each sequence must have a slot of its own, and the memory the entries of all slots. padded: see check_memory.
+        """
+        if int(self.starts[-1]) != tokens or not self.goes_on:
+            raise ValueError(f"the walk must have {tokens} tokens, got query_start {self.starts.tolist()}")
+        if not self.has_own_slots:
+            raise ValueError(f"each sequence must have a slot of its own, got {self.slots.tolist()}")
+        self.check_memory(memory, padded)
 
     def _make_moment(self, order: np.ndarray, j: int) -> Moment:
         active = order[self.counts[order] > j]
@@ -162,3 +197,16 @@ class Walk:
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedWalk:
+    """A walk whose sequences the host does not know, such as that of a CUDA graph. Only kernels on a GPU read it."""
+
+    places: Places
+    rows: int
+
+    def check_call(self, tokens: int, memory: torch.Tensor, padded: bool = True) -> None:
+        """Raise ValueError unless the memory is contiguous. The kernels themselves skip slots that it does not have."""
+        if not memory.is_contiguous() or not padded:
+            raise ValueError(f"memory must be contiguous, on a GPU, for {tokens} tokens that the host does not know")

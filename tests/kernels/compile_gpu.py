@@ -154,8 +154,8 @@ def walking(kind: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     ):
         tile = scans.choose_tile(*given[2:], scans.HELD)
         numbers = dict(zip(("HEADS", "GROUP", "KEY_DIM", "VALUE_DIM"), given, strict=True))
-        sizes = {"KEY_PAD": tile.rows, "COLUMNS": tile.columns}
-        found.append((walk_heads, {"memory": F32, "out": kind}, numbers | dict(zip(flags, chosen, strict=True)) | sizes))
+        numbers |= dict(zip(flags, chosen, strict=True)) | {"KEY_PAD": tile.rows, "COLUMNS": tile.columns}
+        found.append((walk_heads, {"memory": F32, "out": kind}, numbers))
     tile = scans.choose_tile(16, 8192, scans.CHANNELS_HELD)
     sizes = {"CHANNELS": 8192, "STATES": 16, "STATES_PAD": tile.rows, "BLOCK": tile.columns}
     found.append((walk_channels, {"memory": F32, "out": F32}, sizes))

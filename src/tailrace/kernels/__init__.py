@@ -24,7 +24,7 @@ from tailrace.kernels.bits import pack_bits, unpack_bits
 from tailrace.kernels.cache import KVCache
 from tailrace.kernels.dispatch import choose
 from tailrace.kernels.scans import ChannelScan, Convolution, HeadScan
-from tailrace.kernels.walk import Walk
+from tailrace.kernels.walk import PlacedWalk, Walk
 
 __all__ = [
     "AttentionOptions",
@@ -32,6 +32,7 @@ __all__ = [
     "Convolution",
     "HeadScan",
     "KVCache",
+    "PlacedWalk",
     "Walk",
     "add_rms_norm",
     "argmax",
@@ -330,29 +331,33 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return choose("silu_mul", gate_up.device.type, gate_up.dtype)(gate_up)
 
 
-def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+def scan_heads(given: HeadScan, memory: torch.Tensor, walk: Walk | PlacedWalk) -> torch.Tensor:
     """Compute a linear recurrence with a matrix S per head.
 
     Instances are the gated delta rule (arXiv 2412.06464), Kimi's with a decay per row (arXiv 2510.26692), and Mamba 2
     (arXiv 2405.21060).
 
     S ← decay · S + key ⊗ update, with update = factor · (value − key · decay · S) under the delta rule, else factor ·
-    value. The result is query · S. The arithmetic is fp32. On the CPU it is row-invariant, under any chunking of a
-    prompt, and has the same bits on every instruction set.
+    value. The result is query · S. The arithmetic is fp32. It is row-invariant, under any chunking of a prompt, and on
+    the CPU it has the same bits on every instruction set.
+
+    On a GPU a sequence whose slot lies outside the memory, or whose positions would begin before 0, is padding: its
+    tokens get zeros, and no state is read or written.
 
     Args:
         memory: float32 [entries, H, K, V], which the walk reads and writes.
+        walk: where the sequences and their states are. A PlacedWalk is for a GPU.
 
     Returns:
         [T, H, V].
 
     Raises:
-        ValueError: on the CPU, shapes, dtypes or entries do not fit.
+        ValueError: on the CPU or a GPU, shapes, dtypes or entries do not fit. A PlacedWalk has no entries to check.
     """
     return choose("scan_heads", given.value.device.type, given.value.dtype)(given, memory, walk)
 
 
-def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk | PlacedWalk) -> torch.Tensor:
     """Compute Mamba's selective scan (arXiv 2312.00752): float32 [T, C]. Same invariance as `scan_heads`.
 
     h ← e^(rate · step) · h + step · x · b. The result is Σ c · h.
@@ -366,7 +371,7 @@ def scan_channels(given: ChannelScan, memory: torch.Tensor, walk: Walk) -> torch
     return choose("scan_channels", given.x.device.type, given.x.dtype)(given, memory, walk)
 
 
-def convolve(given: Convolution, memory: torch.Tensor, walk: Walk) -> torch.Tensor:
+def convolve(given: Convolution, memory: torch.Tensor, walk: Walk | PlacedWalk) -> torch.Tensor:
     """Compute a causal convolution per channel: [T, C] in x's dtype. Same invariance as `scan_heads`.
 
     Args:

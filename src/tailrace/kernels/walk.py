@@ -18,7 +18,7 @@ import torch
 from tailrace.kernels.transfer import together
 
 
-class Places(NamedTuple):
+class WalkPlaces(NamedTuple):
     """What kernels on a GPU read of a walk, on the device. A slot outside the memory, such as −1, stands for padding.
 
     - starts: int32 [N + 1], the tokens of each sequence in the batch.
@@ -114,10 +114,10 @@ class Walk:
         return len(set(taken)) == len(taken)
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> WalkPlaces:
         """Return what kernels on a GPU read, by one copy, for which the host does not wait."""
         arrays = (self.starts.astype(np.int32), (self.first + self.counts).astype(np.int32), self.slots)
-        return Places(*together([torch.from_numpy(array) for array in arrays], self.device))
+        return WalkPlaces(*together([torch.from_numpy(array) for array in arrays], self.device))
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -203,7 +203,7 @@ class Walk:
 class PlacedWalk:
     """A walk whose sequences the host does not know, such as that of a CUDA graph. Only kernels on a GPU read it."""
 
-    places: Places
+    places: WalkPlaces
     rows: int
 
     def check_call(self, tokens: int, memory: torch.Tensor, padded: bool = True) -> None:

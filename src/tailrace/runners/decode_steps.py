@@ -28,9 +28,14 @@ def record_graphs(
         capture: see Graphs; None: a GPU's.
     """
     graphs, problem = None, ""
+    trials = sorted({1, min(3, most), most})
+    if paged.states.shapes:
+        trials = [sequences for sequences in trials if sequences <= paged.states.slots]
+        paged.states.spread(trials[-1])
     try:
-        graphs = Graphs(paged.run, most, width, paged.device, capture or GraphRecorder(paged.device))
-        for sequences in {1, min(3, most), most}:
+        recorder = capture or GraphRecorder(paged.device)
+        graphs = Graphs(paged.run_placed, most, width, paged.device, recorder, bool(paged.states.shapes))
+        for sequences in trials:
             batch = decode_trial(paged.vocab_size, paged.block_size, sequences)
             problem = problem or explain_difference(paged.logits(batch), graphs(batch))
     except RuntimeError as error:  # the model's code makes the host wait, or there is no memory left
@@ -51,8 +56,8 @@ def record_calls(paged: PagedModel, max_num_seqs: int, width: int) -> RecordedSt
     states = paged.states
     steps, problem = RecordedSteps(paged.run, states, paged.model.parameters(), width), ""
     most = min(3, states.slots) if states.shapes else 3
-    if states.shapes:  # the trial's sequences are equal
-        states.copy([(row, slot * states.rows + row) for slot in range(1, most) for row in range(states.rows)])
+    if states.shapes:
+        states.spread(most)
     try:
         for sequences in sorted({1, most}):
             # recorded with other inputs

@@ -2,7 +2,8 @@
 run them; a graph is one launch.
 
 A batch in which every sequence has one token is padded to the next size that has a graph. Padding rows have slot −1, so
-nothing is written for them, and no positions, so nothing is read. Any other batch runs without a graph.
+nothing is written for them, and no positions, so nothing is read. Their states have slot −1, too. Any other batch runs
+without a graph.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ def list_graph_sizes(most: int) -> list[int]:
     return [*(size for size in steps if size < most), most]
 
 
-def pad_inputs(batch: Batch, size: int) -> list[torch.Tensor]:
-    """Return the inputs that change from step to step: token_ids, positions, slot_mapping and kv_len, padded to `size`
-    sequences, and block_tables unpadded."""
-    more = (0, size - len(batch.kv_len))
-    return [
+def pad_inputs(batch: Batch, size: int, states: bool = False) -> list[torch.Tensor]:
+    """Return the inputs that change from step to step: token_ids, positions, slot_mapping, kv_len and, with states, the
+    sequences' slots, all padded to `size` sequences, and block_tables unpadded."""
+    sequences = len(batch.kv_len)
+    more = (0, size - sequences)
+    found = [
         pad(batch.token_ids, more),
         pad(batch.positions, more),
         pad(batch.slot_mapping, more, value=-1),
         pad(batch.kv_len, more),
-        batch.block_tables,
     ]
+    if states:
+        found.append(pad(torch.arange(sequences) if batch.slots is None else batch.slots, more, value=-1))
+    return [*found, batch.block_tables]
 
 
 def make_empty_batch(width: int) -> Batch:
@@ -55,6 +59,7 @@ class Graphs:
         most: sequences of the largest graph.
         width: the most entries of a block table.
         capture: turns a function into one that launches the same work again. The addresses stay the same.
+        states: the model keeps states, so `run` needs the sequences' slots.
     """
 
     def __init__(
@@ -64,13 +69,14 @@ class Graphs:
         width: int,
         device: torch.device,
         capture: Callable[[Launch], Launch],
+        states: bool = False,
     ) -> None:
-        self.most, self.width, self.device = most, width, device
+        self.most, self.width, self.device, self.states = most, width, device, states
         self.sizes = list_graph_sizes(most)
         self.tables = torch.zeros((most, width), dtype=torch.int32, device=device)
         self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.wanted = torch.arange(most, device=device)
-        largest = [*pad_inputs(make_empty_batch(width), most)[:-1], self.tables]
+        largest = [*pad_inputs(make_empty_batch(width), most, states)[:-1], self.tables]
         self.words = torch.zeros(sum(map(room, largest)), dtype=torch.int64, device=device)
         self.logits = run(self._make_static_batch(most)).clone()
         self.launches = {size: capture(self._make_step(run, size)) for size in reversed(self.sizes)}
@@ -89,7 +95,7 @@ class Graphs:
         """Return the logits [L, V] of a batch that it serves. The next call overwrites them."""
         sequences, width = batch.block_tables.shape
         size = self.sizes[bisect_left(self.sizes, sequences)]
-        ids, *_, tables = self._load_inputs(pad_inputs(batch, size))
+        ids, *_, tables = self._load_inputs(pad_inputs(batch, size, self.states))
         self.tables[:sequences, :width].copy_(tables)
         if batch.previous is not None:
             ids = ids[:sequences]
@@ -107,8 +113,10 @@ class Graphs:
 
     def _make_static_batch(self, size: int) -> Batch:
         """Return the inputs of the graph of this size; only padding for now."""
-        ids, positions, slots, kv_len, _ = self._load_inputs(pad_inputs(make_empty_batch(self.width), size))
-        return Batch(ids, positions, slots, self.starts[: size + 1], kv_len, self.tables[:size], self.wanted[:size])
+        parts = self._load_inputs(pad_inputs(make_empty_batch(self.width), size, self.states))
+        ids, positions, places, kv_len, *slots, _ = parts
+        batch = Batch(ids, positions, places, self.starts[: size + 1], kv_len, self.tables[:size], self.wanted[:size])
+        return replace(batch, slots=slots[0]) if slots else batch
 
     def _make_step(self, run: Callable[[Batch], torch.Tensor], size: int) -> Launch:
         batch = self._make_static_batch(size)

@@ -115,13 +115,12 @@ def choose_steps(
     config: ModelConfig, paged: PagedModel, max_num_seqs: int
 ) -> Callable[[int], DecodeSteps | None] | None:
     """Return how decode steps are recorded, see TransformersRunner. Models with indexers record no steps, because the
-    host goes through the sequences. Nor do models with states on a GPU: the reference's scans read the walk along the
-    sequences on the host."""
+    host goes through the sequences."""
     if paged.indexers:
         return None
     if paged.device.type == "cpu":
         return partial(record_calls, paged, max_num_seqs) if config.cpu_graphs else None
-    graphs = config.cuda_graphs and max_num_seqs and not paged.recurrent
+    graphs = config.cuda_graphs and max_num_seqs
     return partial(record_graphs, paged, max_num_seqs) if graphs else None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tailrace.errors import ModelLoadError
-from tailrace.kernels.walk import Walk
+from tailrace.kernels.walk import PlacedWalk, Walk, WalkPlaces
 from tailrace.runners.base import Batch
 
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -31,7 +31,7 @@ class RecurrentState:
     - exact: a pass without memory computes the model's own operations in float32 (runners/reproduction.py).
     """
 
-    walk: Walk | None = None
+    walk: Walk | PlacedWalk | None = None
     shapes: dict[tuple[int, str], Shape] = field(default_factory=dict)
     memory: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     rows: int = 0
@@ -69,14 +69,27 @@ class RecurrentState:
             walk.check_memory(memory)
         return walk
 
+    def place_walk(self, batch: Batch) -> PlacedWalk | None:
+        """Return how a pass goes along the sequences of a batch whose tensors, slots too, are on the device; None for a
+        model without states."""
+        if not self.shapes or batch.slots is None:
+            return None
+        return PlacedWalk(WalkPlaces(batch.query_start, batch.kv_len, batch.slots), self.rows)
+
     @contextmanager
-    def walking(self, walk: Walk | None) -> Iterator[None]:
+    def walking(self, walk: Walk | PlacedWalk | None) -> Iterator[None]:
         """Inside this context a pass goes along the sequences like this."""
         self.walk = walk
         try:
             yield
         finally:
             self.walk = None
+
+    def spread(self, slots: int) -> None:
+        """Copy the first slot's ring to the next ones, up to this number of slots: a trial's sequences are equal."""
+        for tensor in self.memory.values():
+            rings = tensor[: slots * self.rows].unflatten(0, (slots, self.rows))
+            rings[1:] = rings[:1]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy entries (source, target), one after the other."""
@@ -116,7 +129,7 @@ class RecurrentLayer:
         out = out.to(parts[0].dtype)
         return (out, *rest) if isinstance(found, tuple) else out
 
-    def find_states(self, name: str) -> tuple[torch.Tensor, Walk]:
+    def find_states(self, name: str) -> tuple[torch.Tensor, Walk | PlacedWalk]:
         """Return the memory of this state, and the walk of the pass being computed."""
         assert self.shared.walk is not None
         return self.shared.memory[self.index, name], self.shared.walk

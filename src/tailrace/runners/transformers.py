@@ -203,5 +203,5 @@ class TransformersRunner(StatefulRunner, LayeredRunner):
         """On a GPU decode steps use other kernels, and the number of rows chooses some."""
         for rows in TILED_ROWS if self.paged.layers.batch_invariant else (1,):
             batch = decode_trial(self.vocab_size, self.block_size, rows)
-            anybody = torch.zeros(rows, dtype=torch.int64)  # states may be of fewer slots; all begin with zeros
-            self.paged.logits(replace(batch, wanted=batch.wanted[:1], slots=anybody))
+            nobody = torch.full((rows,), -1)  # there may be states of fewer slots
+            self.paged.logits(replace(batch, wanted=batch.wanted[:1], slots=nobody))

@@ -42,7 +42,7 @@ MOST_HELD = 4096  # with more, registers spill
 TOKENS, BLOCK = 16, 256  # of a program of a convolution
 
 
-class Tile(NamedTuple):
+class StateTile(NamedTuple):
     """The block of states of a program: `rows` (a power of two) × `columns`, and the warps that hold it."""
 
     rows: int
@@ -51,11 +51,11 @@ class Tile(NamedTuple):
 
 
 @cache
-def choose_tile(rows: int, columns: int, held: int) -> Tile:
+def choose_tile(rows: int, columns: int, held: int) -> StateTile:
     """Return the block for states of this shape. It has whole columns."""
     padded = triton.next_power_of_2(rows)
     width = min(triton.next_power_of_2(columns), max(4, held // padded))
-    return Tile(padded, width, max(1, padded * width // MOST_HELD))
+    return StateTile(padded, width, max(1, padded * width // MOST_HELD))
 
 
 @cache

@@ -3,7 +3,8 @@ transformers, in turns in one run.
 
 The models have layers of real width, few layers, and random weights in bfloat16. Both sides compute the same prompts
 and decode steps with the same number of threads. Prints wall and processor time, and ratios (transformers / ours: above
-1 we are faster). On a shared machine, processor time is the steadier one.
+1 we are faster). On a shared machine, processor time is the steadier one. On a GPU wall time is the one that counts: it
+ends when the device has computed everything.
 """
 
 from __future__ import annotations
@@ -72,26 +73,27 @@ class Cost:
     processor_s: float
 
 
+def wait_for_device() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def measure_cost(work: Callable[[], object]) -> Cost:
+    wait_for_device()
     wall, processor = time.perf_counter(), time.process_time()
     work()
+    wait_for_device()
     return Cost(time.perf_counter() - wall, time.process_time() - processor)
 
 
 class Ours:
-    """The runner of tailrace. quantize: a type of blocks for the weights, or none."""
+    """The runner of tailrace. options: of ModelConfig, such as quantize, a type of blocks for the weights."""
 
-    def __init__(self, folder: Path, streams: int, positions: int, threads: int, quantize: Any = "none") -> None:
-        config = ModelConfig(
-            model=str(folder),
-            cache_dir=str(folder.parent / "cache"),
-            dtype="bfloat16",
-            quantize=quantize,
-            threads=threads,
-            device="cpu",
-        )
+    def __init__(self, folder: Path, streams: int, positions: int, **options: Any) -> None:
+        config = ModelConfig(model=str(folder), cache_dir=str(folder.parent / "cache"), dtype="bfloat16", **options)
         (folder / "tokenizer.json").write_text("{}")
-        self.runner: Any = load_runner(config, resolve(config, progress=False).folder, block_size=BLOCK)
+        found = resolve(config, progress=False).folder
+        self.runner: Any = load_runner(config, found, block_size=BLOCK, max_num_seqs=streams)
         if self.runner.state_bytes:
             self.runner.allocate_states(streams, 2, 0)
         width = -(-positions // BLOCK)
@@ -125,15 +127,16 @@ class Ours:
 class Theirs:
     """transformers' forward pass with its own cache."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model: Any = t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    def __init__(self, folder: Path, device: str) -> None:
+        self.model: Any = t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
 
     @torch.inference_mode()
     def prefill(self, ids: torch.Tensor) -> Any:
-        return self.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        return self.model(input_ids=ids.to(self.model.device), use_cache=True, logits_to_keep=1)
 
     @torch.inference_mode()
     def prepare_decode(self, ids: torch.Tensor, steps: int) -> Callable[[], None]:
+        ids = ids.to(self.model.device)
         found = self.prefill(ids)
         name = "past_key_values" if getattr(found, "past_key_values", None) is not None else "cache_params"
         cache = getattr(found, name)
@@ -168,8 +171,9 @@ def measure_model(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         torch.manual_seed(0)
         t.AutoModelForCausalLM.from_config(CONFIGS[name]()).bfloat16().save_pretrained(folder)
         longest = max([*args.prompts, 2 * args.steps])
-        theirs = Theirs(folder)
-        ours = Ours(folder, max(args.streams, default=1), longest, args.threads, args.quantize)
+        theirs = Theirs(folder, args.device)
+        options = {name: getattr(args, name) for name in ("device", "threads", "quantize")}
+        ours = Ours(folder, max(args.streams, default=1), longest, **options)
     torch.set_num_threads(args.threads)
     kernels.set_num_threads(args.threads)
     rows = []
@@ -194,6 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--streams", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--steps", type=int, default=16, help="decode steps of a measurement")
     parser.add_argument("--quantize", default="none", help="our weights, such as q8_0; transformers has bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)

@@ -2,103 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 
+from kernels.scan_cases import (
+    MAKERS,
+    ROWS,
+    SEQUENCES,
+    Given,
+    Part,
+    compute_passes,
+    find_operation,
+    make_heads,
+    make_memory,
+    make_walk,
+)
 from tailrace import kernels
-from tailrace.kernels import ChannelScan, Convolution, HeadScan, Walk
-from tailrace.kernels.dispatch import find
+from tailrace.kernels import HeadScan
 
-Given = HeadScan | ChannelScan | Convolution
-Part = tuple[int, int, int]  # sequence, first position, end
-SEQUENCES, LENGTH, ROWS = 3, 40, 3
+LENGTH = 40
 TOKENS = SEQUENCES * LENGTH
 
 
-def make_numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def make_heads(dtype: torch.dtype, key_dim: int, value_dim: int, **options: Any) -> HeadScan:
-    heads, groups, per_row = 4, 2, options.pop("per_row", False)
-    decay = (TOKENS, heads, key_dim) if per_row else (TOKENS, heads)
-    wide = make_numbers(TOKENS, 3 * groups * key_dim, dtype=dtype)  # rows of a wider tensor, as models have them
-    query, key, _ = (part.unflatten(-1, (groups, key_dim)) for part in wide.chunk(3, -1))
-    value = make_numbers(TOKENS, heads, value_dim, dtype=dtype)
-    return HeadScan(query, key, value, -torch.rand(decay), torch.rand(TOKENS, heads), dtype, **options)
-
-
-def make_channels(dtype: torch.dtype, channels: int, states: int) -> ChannelScan:
-    x, b, c = (make_numbers(TOKENS, width, dtype=dtype) for width in (channels, states, states))
-    return ChannelScan(x, b, c, torch.rand(TOKENS, channels), -torch.rand(channels, states))
-
-
-def make_convolution(dtype: torch.dtype, channels: int, width: int, silu: bool, bias: bool) -> Convolution:
-    x, weight = make_numbers(TOKENS, channels, dtype=dtype), make_numbers(channels, width, dtype=dtype)
-    return Convolution(x, weight, make_numbers(channels, dtype=dtype) if bias else None, silu)
-
-
-DELTA = {"delta": True, "normalize": True}
-MAKERS: dict[str, Callable[[torch.dtype], Given]] = {
-    "delta": lambda dtype: make_heads(dtype, 32, 64, scale=32**-0.5, **DELTA),
-    "delta per row": lambda dtype: make_heads(dtype, 32, 48, scale=0.3, per_row=True, **DELTA),
-    "delta, odd": lambda dtype: make_heads(dtype, 7, 37, scale=0.5, **DELTA),
-    "mamba2": lambda dtype: make_heads(dtype, 128, 64, skip=torch.randn(4)),
-    "mamba2, odd": lambda dtype: make_heads(dtype, 5, 9),
-    "mamba": lambda dtype: make_channels(dtype, 71, 16),
-    "mamba, short": lambda dtype: make_channels(dtype, 32, 3),
-    "convolution": lambda dtype: make_convolution(dtype, 530, 4, True, True),
-    "convolution, plain": lambda dtype: make_convolution(dtype, 3, 3, False, False),
-    "convolution, wide": lambda dtype: make_convolution(dtype, 9, 6, True, False),
-    "convolution, narrow": lambda dtype: make_convolution(dtype, 9, 1, False, True),
-}
-OPERATION: dict[type, tuple[str, set[str]]] = {  # the name, and the fields that have no row per token
-    HeadScan: ("scan_heads", {"skip"}),
-    ChannelScan: ("scan_channels", {"rate"}),
-    Convolution: ("convolve", {"weight", "bias"}),
-}
-
-
-def make_memory(given: Given) -> torch.Tensor:
-    """Return memory of all slots. Its numbers must not matter."""
-    if isinstance(given, HeadScan):
-        shape, dtype = (given.value.shape[1], given.key.shape[2], given.value.shape[2]), torch.float32
-    elif isinstance(given, ChannelScan):
-        shape, dtype = (given.rate.shape[1], given.rate.shape[0]), torch.float32
-    else:
-        shape, dtype = (given.weight.shape[1] - 1, given.weight.shape[0]), given.x.dtype
-    return torch.full((SEQUENCES * ROWS, *shape), float("nan"), dtype=dtype)
-
-
-def take_rows(given: Given, rows: list[int]) -> Given:
-    shared = OPERATION[type(given)][1]
-    parts = {field.name: getattr(given, field.name) for field in fields(given)}
-    tensors = {n: v[rows] for n, v in parts.items() if isinstance(v, torch.Tensor) and n not in shared}
-    return replace(given, **tensors)
-
-
-def make_walk(parts: list[Part]) -> Walk:
-    """Sequence i has slot SEQUENCES − 1 − i."""
-    counts = torch.tensor([0] + [end - first for _, first, end in parts])
-    ends = torch.tensor([end for _, _, end in parts])
-    slots = torch.tensor([SEQUENCES - 1 - owner for owner, _, _ in parts])
-    return Walk(counts.cumsum(0), ends, slots, ROWS, torch.device("cpu"))
-
-
 def compute(given: Given, passes: list[list[Part]], backend: str = "cpu") -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return each sequence's results over all passes, and the memory after them."""
-    memory, found = make_memory(given), [[] for _ in range(SEQUENCES)]
-    for parts in passes:
-        rows = [owner * LENGTH + j for owner, first, end in parts for j in range(first, end)]
-        out = find(OPERATION[type(given)][0], backend)(take_rows(given, rows), memory, make_walk(parts))
-        for (owner, _, _), part in zip(parts, out.split([end - first for _, first, end in parts]), strict=True):
-            found[owner].append(part)
-    return [torch.cat(parts) for parts in found if parts], memory
+    return compute_passes(given, passes, LENGTH, find_operation(given, backend))
 
 
 WHOLE: list[Part] = [(i, 0, LENGTH) for i in range(SEQUENCES)]
@@ -124,7 +54,7 @@ def dtype(request) -> torch.dtype:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_kernels_agree_with_torch(name, dtype):
-    given = MAKERS[name](dtype)
+    given = MAKERS[name](TOKENS, dtype)
     ours, memory = compute(given, MIXED)
     theirs, expected = compute(given, MIXED, "reference")
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
@@ -135,7 +65,7 @@ def test_kernels_agree_with_torch(name, dtype):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", MAKERS)
 def test_cuts_and_neighbours_change_no_bit(name, threads, dtype):
-    given = MAKERS[name](dtype)
+    given = MAKERS[name](TOKENS, dtype)
     kernels.set_num_threads(threads)
     whole, memory = compute(given, [WHOLE])
     mixed, again = compute(given, MIXED)
@@ -150,7 +80,7 @@ def test_cuts_and_neighbours_change_no_bit(name, threads, dtype):
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_last_states_stay_in_memory(name, dtype):
     """The state after each of the last positions is what a shorter pass leaves."""
-    given = MAKERS[name](dtype)
+    given = MAKERS[name](TOKENS, dtype)
     _, memory = compute(given, [[(1, 0, LENGTH)]])
     for position in range(LENGTH - ROWS + 1, LENGTH + 1):
         _, expected = compute(given, [[(1, 0, position)]])
@@ -160,7 +90,7 @@ def test_the_last_states_stay_in_memory(name, dtype):
 
 
 def test_a_fault_in_one_token_is_seen(dtype):
-    given = MAKERS["delta"](dtype)
+    given = MAKERS["delta"](TOKENS, dtype)
     assert isinstance(given, HeadScan)
     whole, _ = compute(given, [WHOLE])
     given.factor[LENGTH + 7, 2] += 0.25
@@ -172,7 +102,7 @@ def test_a_fault_in_one_token_is_seen(dtype):
 def test_large_and_missing_decays():
     """A decay of −inf forgets everything; one of 0 forgets nothing."""
     torch.manual_seed(0)
-    given = make_heads(torch.float32, 16, 16)
+    given = make_heads(TOKENS, torch.float32, 16, 16)
     forgets = replace(given, decay=torch.full_like(given.decay, -float("inf")))
     out, _ = compute(forgets, [WHOLE])
     weight = (given.query * given.key).sum(-1).repeat_interleave(2, 1) * given.factor
@@ -196,13 +126,13 @@ def test_large_and_missing_decays():
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(change, words):
-    given = make_heads(torch.float32, 32, 64)
+    given = make_heads(TOKENS, torch.float32, 32, 64)
     with pytest.raises(ValueError, match=words):
         kernels.scan_heads(replace(given, **change), make_memory(given), make_walk(WHOLE))
 
 
 def test_memory_and_walks_that_do_not_fit_are_refused():
-    given = make_heads(torch.float32, 32, 64)
+    given = make_heads(TOKENS, torch.float32, 32, 64)
     memory = make_memory(given)
     for wrong in (memory[:8], memory[:, :3], memory.transpose(0, 1).contiguous().transpose(0, 1)):
         with pytest.raises(ValueError, match="memory must be"):

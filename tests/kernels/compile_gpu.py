@@ -3,7 +3,11 @@ process of its own: where kernels are interpreted they can't be compiled."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -259,6 +263,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, int]]] = [
 ]
 
 
+WALKS = (walk_heads, walk_channels, convolve_rows)
 WIDE = (sample.sample_rows, verify.verify_rows, logprobs.logprobs_of_rows)  # a program per row
 FUSED = {  # rooms whose launches leave the compiler its own way
     *("agreements", "attention_kernels", "argmax", "edits", "linear_kernels"),
@@ -283,7 +288,7 @@ def options(kernel: Any, constants: dict[str, int]) -> dict[str, Any]:
         found |= linear.MULTIPLY[tile].options
     elif kernel in (*WIDE, survivors.survivors_of_rows, propose.fill_proposals, propose.propose_rows):
         found["num_warps"] = WARPS
-    elif kernel in (walk_heads, walk_channels, convolve_rows):
+    elif kernel in WALKS:
         warps = 4 if kernel is convolve_rows else 1
         found = dict(scans.get_launcher(kernel, warps).options)
     return found
@@ -293,7 +298,7 @@ def aligned(kernel: Any, types: dict[str, Any]) -> dict[tuple[int, ...], list[li
     """Which arguments are multiples of 16: addresses, and some numbers; also those within a tuple. A kernel of scans
     knows of its memory alone."""
     found: dict[tuple[int, ...], list[list[Any]]] = {}
-    unknown = kernel.do_not_specialize if kernel in (walk_heads, walk_channels) else ()
+    unknown = kernel.do_not_specialize if kernel in WALKS else ()
     for i, name in enumerate(kernel.arg_names):
         if name in unknown:
             continue
@@ -307,6 +312,18 @@ def aligned(kernel: Any, types: dict[str, Any]) -> dict[tuple[int, ...], list[li
             if part.startswith("*") or field in EVEN:
                 found[place] = [["tt.divisibility", 16]]
     return found
+
+
+def count_spilled(machine_code: bytes) -> int:
+    """Return the bytes per thread that do not fit into registers, by the tool that Triton brings."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(machine_code)
+        file.flush()
+        done = subprocess.run(
+            [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
+    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", done.stdout)))
 
 
 def main() -> None:
@@ -324,9 +341,9 @@ def main() -> None:
                 constexprs={(names.index(name),): value for name, value in constants.items()},
                 attrs=aligned(kernel, types),
             )
-            assert triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options(kernel, constants)).asm[
-                "cubin"
-            ]
+            made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options(kernel, constants))
+            assert made.asm["cubin"]
+            assert kernel not in WALKS or count_spilled(made.asm["cubin"]) == 0, (kernel.__name__, constants)
             print(arch, kernel.__name__)
 
 

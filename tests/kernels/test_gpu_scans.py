@@ -34,15 +34,15 @@ from tailrace.kernels.walk import WalkPlaces
 
 DEVICE = torch.device(DEVICES["gpu"])
 HARDWARE = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
-LENGTH = 50 if DEVICE.type == "cuda" else 11
+LENGTH = 50 if DEVICE.type == "cuda" else 8
 TOKENS = SEQUENCES * LENGTH
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}  # the interpreter cuts bf16 off
 WHOLE: list[Part] = [(i, 0, LENGTH) for i in range(SEQUENCES)]
 MIXED: list[list[Part]] = [
-    [(1, 0, 4), (0, 0, 1)],
-    [(0, 1, 2), (2, 0, 9), (1, 4, 5)],
-    [(2, 9, 10), (0, 2, 8), (1, 5, 7)],
-    [(1, 7, LENGTH), (0, 8, LENGTH), (2, 10, LENGTH)],
+    [(1, 0, 3), (0, 0, 1)],
+    [(0, 1, 2), (2, 0, 6), (1, 3, 4)],
+    [(2, 6, 7), (0, 2, 5), (1, 4, 6)],
+    [(1, 6, LENGTH), (0, 5, LENGTH), (2, 7, LENGTH)],
 ]
 
 
@@ -98,7 +98,7 @@ def differs(ours: torch.Tensor, exact: torch.Tensor) -> bool:
     return not torch.allclose(ours.cpu().float(), exact.float(), atol=bound, rtol=bound)
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 def test_results_are_those_of_the_exact_recurrence(name, dtype):
@@ -154,13 +154,13 @@ def find_differences(given: Given, run) -> list[str]:
     last = [slot * ROWS + LENGTH % ROWS for slot in range(SEQUENCES)]
     found = [] if all(map(torch.equal, whole, mixed)) else ["mixed"]
     found += [] if torch.equal(memory[last], again[last]) else ["states"]
-    for cuts in ((), (1,), (3, 4, 5, 9), tuple(range(1, LENGTH))):
+    for cuts in ((1,), tuple(range(1, LENGTH))):
         [alone], _ = compute_passes(given, cut_alone(1, *cuts), LENGTH, run)
         found += [] if torch.equal(alone, whole[1]) else [str(cuts)]
     return found
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 def test_cuts_and_neighbours_change_no_bit(name, dtype):
@@ -224,7 +224,7 @@ def spread(x: torch.Tensor) -> torch.Tensor:
     return wide[..., 1::2]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_strides_and_addresses_change_no_bit(name):
     given = make(name, torch.bfloat16)

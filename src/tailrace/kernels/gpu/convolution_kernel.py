@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tailrace.kernels.gpu.recurrence_kernels import find_sequence
+from tailrace.kernels.gpu.recurrence_kernels import PLACES, find_sequence
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def begin_sequence(
         tl.store(to, tl.where(from_batch, now, before), mask=inside[None, :] & in_r)
 
 
-@triton.jit(do_not_specialize=["rows", "entries", "tokens", "sequences", "halvings"])
+@triton.jit(do_not_specialize=[*PLACES, "tokens", "sequences", "halvings"])
 def convolve_rows(
     x,
     weight,

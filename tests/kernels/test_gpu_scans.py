@@ -346,7 +346,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"decay must be torch\.float32"):
         run(replace(given, decay=given.decay[:, :3]), memory, walk)
     with pytest.raises(ValueError, match="memory must be contiguous"):
-        run(given, memory.transpose(2, 3), PlacedWalk(walk.places, ROWS))
+        run(given, wrong, PlacedWalk(walk.places, ROWS))  # the last of them
 
 
 @pytest.mark.parametrize("operation", ["scan_heads", "scan_channels", "convolve"])

@@ -14,7 +14,7 @@ from runners.test_graphs import NobodyWaits, again
 from runners.tiny_models import VOCAB, save
 from tailrace import kernels
 from tailrace.config import ModelConfig
-from tailrace.kernels.dispatch import find
+from tailrace.kernels.dispatch import choose, find
 from tailrace.kernels.walk import WalkPlaces
 from tailrace.runners import load_runner
 from tailrace.runners.base import Batch
@@ -29,15 +29,23 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device(DEVICES["gpu"])
 SIZE, WIDTH, MOST, ROWS = 16, 2, 3, 3
 SCANS = ("scan_heads", "scan_channels", "convolve")
+ATTENTION = ("make_cache", "store_kv", "paged_attention")
 NAMES = ["qwen3.5", "lfm2", "mamba2", "mamba", "minimax", "kimi linear"]
+
+
+def use_kernels(patch: pytest.MonkeyPatch, scans: str) -> None:
+    """Without a GPU use this backend's scans, and attention that knows padding. Other kernels are the CPU's."""
+    chosen = {} if CUDA else dict.fromkeys(SCANS, scans) | dict.fromkeys(ATTENTION, "reference")
+
+    def choose_backend(operation: str, device: str, dtype: torch.dtype):
+        return find(operation, chosen[operation]) if operation in chosen else choose(operation, device, dtype)
+
+    patch.setattr(kernels, "choose", choose_backend)
 
 
 @pytest.fixture(autouse=True)
 def gpu_scans(monkeypatch) -> None:
-    """The GPU's scans, where the model's other kernels are the CPU's."""
-    if not CUDA:
-        for name in SCANS:
-            monkeypatch.setattr(kernels, name, find(name, "gpu"))
+    use_kernels(monkeypatch, "gpu")
 
 
 class Loaded:
@@ -46,8 +54,7 @@ class Loaded:
     def __init__(self, name: str, folder) -> None:
         config = ModelConfig(dtype="float32", threads=1, device=DEVICE.type, cpu_graphs=False)
         with pytest.MonkeyPatch.context() as patch:  # while it loads: the interpreter is slow
-            for scan in SCANS:
-                patch.setattr(kernels, scan, find(scan, "gpu" if CUDA else "cpu"))
+            use_kernels(patch, "cpu")
             runner = load_runner(config, save(name, folder), block_size=SIZE, max_num_seqs=MOST if CUDA else 0)
             assert isinstance(runner, TransformersRunner)
             runner.allocate_states(MOST, ROWS, 0)
@@ -116,8 +123,9 @@ def test_logits_are_close_to_those_of_the_cpus_kernels(loaded, monkeypatch):
     batch = loaded.batch((0, 0, 6), (1, 0, 2))
     loaded.clear()
     mine = loaded.paged.logits(batch).clone()
-    for name in SCANS:
-        monkeypatch.setattr(kernels, name, find(name, "reference" if CUDA else "cpu"))
+    for name in SCANS if CUDA else ():
+        monkeypatch.setattr(kernels, name, find(name, "reference"))
+    use_kernels(monkeypatch, "cpu")
     loaded.clear()
     torch.testing.assert_close(mine, loaded.paged.logits(batch), atol=1e-3, rtol=1e-3)
 
@@ -142,6 +150,7 @@ def test_a_graph_is_compared_with_the_model_first(tmp_path, caplog):
     assert "no CUDA graphs: its replacement changes the logits" in caplog.text
 
 
+@pytest.mark.few(1)
 def test_slots_are_padded_with_none(loaded):
     batch = loaded.batch((0, 0, 1), (2, 4, 5))
     ids, _, places, kv_len, slots, tables = pad_inputs(batch, 3, states=True)

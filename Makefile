@@ -250,7 +250,7 @@ test-models: install
 SANITIZED = compute-sanitizer --error-exitcode 1 --tool $(1) $(BIN)/python -m pytest -m "not long" tests/kernels tests/sampling/test_on_gpu.py -k "not machine_code and not without_barriers"
 test-gpu: install
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "test-gpu needs a GPU: torch sees no CUDA here")'
-	$(BIN)/python -m pytest -m "not long" tests/kernels tests/runners tests/engine/test_on_gpu.py $(ARGS)
+	$(BIN)/python -m pytest -m "not long" tests/kernels tests/runners tests/engine/test_on_gpu.py tests/engine/test_states_on_gpu.py $(ARGS)
 	$(BIN)/python -m pytest -m "not long" tests/sampling -k "gpu or kernel_says" $(ARGS)
 	@if command -v compute-sanitizer >/dev/null; then set -ex; \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(call SANITIZED,memcheck); $(call SANITIZED,racecheck); \

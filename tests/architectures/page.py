@@ -49,7 +49,8 @@ context. The server takes one set at load for all prompts, as vLLM does
 **Layers that keep a state** (gated delta nets, state spaces, short convolutions) process prompts and decode steps by
 the same recurrence. So the bits of a token do not depend on where a prompt is cut into chunks. On a CPU the recurrence
 is a C++ kernel, which is faster than the chunked form of transformers
-([decision 0119](decisions/0119-one-recurrence-per-kind.md)). On a GPU it runs token by token in torch.
+([decision 0119](decisions/0119-one-recurrence-per-kind.md)). On a GPU it is a Triton kernel, which has run in Triton's
+interpreter alone so far ([decision 0144](decisions/0144-states-on-a-gpu.md)).
 
 **Sparse attention.** An indexer (DeepSeek V3.2, GLM-5, MiniMax M3 and others) selects the positions that a token sees.
 Its own code runs once for each sequence of a step, and its keys lie in the paged cache

@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 from engine.harness import Fickle, Harness, alone
-from tailrace.engine import draws, scored_rows
+from tailrace.engine import draws, lifecycle, scored_rows
 from tailrace.engine import engine as engine_room
-from tailrace.engine.sequence import Sequence
 from tailrace.kernels.rows import Rows
 from tailrace.wire.messages import Failed, Finished
 
@@ -121,7 +120,7 @@ def test_a_token_that_cannot_be_committed(harness: Harness, monkeypatch, plain):
     name = "commit_drawn" if plain else "commit"
     monkeypatch.setattr(slots, name, fail_at(getattr(slots, name)))
     if not plain:
-        monkeypatch.setattr(Sequence, "is_plain", property(lambda sequence: False))
+        monkeypatch.setattr(lifecycle, "is_plain", lambda sequence: False)
     served(harness)
     assert planted
 

@@ -20,7 +20,6 @@ from tailrace.engine.decode_plan import plan_decodes
 from tailrace.engine.plain_outputs import PlainOutputs
 from tailrace.engine.request_setup import Compilations
 from tailrace.engine.scheduler import plan_step
-from tailrace.engine.sequence import Sequence
 from tailrace.grammar.service import Grammars
 from tailrace.wire.messages import Tokens
 
@@ -80,7 +79,7 @@ def long_way(monkeypatch):
     """Call it to switch the short ways off."""
 
     def switch() -> None:
-        monkeypatch.setattr(Sequence, "is_plain", property(lambda sequence: False))
+        monkeypatch.setattr(lifecycle, "is_plain", lambda sequence: False)
         monkeypatch.setattr(lifecycle, "plan_decodes", lambda *given: None)
 
     return switch

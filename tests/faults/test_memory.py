@@ -27,20 +27,21 @@ def harness(monkeypatch) -> Harness:
 
 def test_the_grower_is_ended_before_the_others_notice(harness: Harness, monkeypatch):
     """Planted: each token of one request holds 8 MiB more, for as long as the request lives."""
-    commit = harness.engine.slots.commit
+    slots = harness.engine.slots
+    commit, commit_drawn = slots.commit, slots.commit_drawn
     hoards: dict[str, list[mmap]] = {}
 
-    def greedy(slots, tokens):
+    def grow(chosen):
         for sequence in harness.engine.running:
-            if sequence.slot in list(slots) and sequence.request.id == "grower":
+            if sequence.slot in chosen and sequence.request.id == "grower":
                 piece = mmap(
                     -1, 8 * MIB, MAP_PRIVATE | MAP_ANONYMOUS
                 )  # of the system, not of what this process has freed before
                 piece.write(b"x" * (8 * MIB))
                 hoards.setdefault("grower", []).append(piece)
-        commit(slots, tokens)
 
-    monkeypatch.setattr(harness.engine.slots, "commit", greedy)
+    monkeypatch.setattr(slots, "commit", lambda chosen, tokens: (grow(list(chosen)), commit(chosen, tokens)))
+    monkeypatch.setattr(slots, "commit_drawn", lambda slot, token: (grow([slot]), commit_drawn(slot, token)))
     fail_request, late = harness.engine.lifecycle.fail_request, []
 
     def freed(request, error):

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TextIteratorStreamer
 
 from examples import examples
@@ -76,9 +78,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("name", "ids"), HOSTILE)
 def test_what_the_other_streamer_loses_is_there(name, ids):
-    """The planted fault is theirs."""
+    """The planted fault is theirs, up to transformers 5.23."""
     whole = ALL[name].backend.decode(ids, skip_special_tokens=False)
-    assert "".join(streamed(TextIteratorStreamer(theirs(name), timeout=1), [], ids)) != whole
+    lost = "".join(streamed(TextIteratorStreamer(theirs(name), timeout=1), [], ids)) != whole
+    assert lost == (Version(transformers.__version__) < Version("5.24"))
     assert "".join(streamed(TailraceStreamer(theirs(name), timeout=1), [], ids)) == whole
 
 

@@ -1,4 +1,5 @@
-"""The plan of the usual step: each running sequence computes its last token, and there is nothing to decide.
+"""The usual step: each running sequence computes its last token, and there is nothing to decide. Its plan, and the
+sequences whose outputs are plain (plain_outputs.py).
 
 The scheduler (scheduler.py) would return the same plan. This module finds it in one pass over the sequences.
 """
@@ -10,6 +11,15 @@ from tailrace.engine.host_budget import idle_sequences
 from tailrace.engine.kv_cache import BlockCache
 from tailrace.engine.plan import Plan
 from tailrace.engine.sequence import Sequence
+
+
+def is_plain(sequence: Sequence) -> bool:
+    """Return whether a new token needs no more than a look at the ids that end the output, the length and the stop
+    strings. It stays so while the sequence has its slot."""
+    params, own = sequence.request.params, sequence
+    rules = own.bans, own.thinking, own.constraint, own.prediction, own.unconditional, own.walker, params.explain
+    costly = bool(params.stop_regex) or params.return_sampling_mask or sequence.request.min_host_s > 0.0
+    return not costly and all(rule is None for rule in rules)
 
 
 def plan_decodes(running: list[Sequence], cache: BlockCache, limits: SchedulerConfig) -> Plan | None:

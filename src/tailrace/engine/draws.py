@@ -160,8 +160,7 @@ def group_by_guidance(sampling: list[Sequence]) -> list[list[Sequence]]:
 
     Guided sequences form a group of their own: on a GPU their logits become float32, which would slow down the others.
     """
-    guided = [sequence for sequence in sampling if sequence.unconditional is not None]
-    if not guided:
+    if not any(sequence.unconditional is not None for sequence in sampling):
         return [sampling] if sampling else []
     groups: dict[bool, list[Sequence]] = {}
     for sequence in sampling:

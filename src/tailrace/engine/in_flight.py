@@ -119,8 +119,7 @@ class SampledTokens:
             return True
         if self.status != OK or sequence.constraint is not None or sequence.tokens_left <= len(self.tokens):
             return True
-        ends = (*sequence.request.eos_token_ids, *sequence.request.params.stop_token_ids)
-        return any(token in ends for token in self.tokens)
+        return not sequence.request.enders.isdisjoint(self.tokens)
 
 
 @dataclass(slots=True)

@@ -76,6 +76,11 @@ class BlockCache:
             found.append(block)
         return found[: self.snapshots.count_usable(sequence.hashes, len(found))] if self.state_rows else found
 
+    def count_uncached(self, sequence: Sequence) -> int:
+        """Return the number of tokens that must be computed, without those that the cache holds already."""
+        held = 0 if sequence.slot >= 0 else len(self.match_prefix(sequence)) * self.block_size
+        return sequence.num_uncomputed - held
+
     def count_needed_blocks(self, sequence: Sequence, length: int) -> int:
         """Return the number of free blocks that `reserve(sequence, length)` would take."""
         return max(0, self.blocks_for(length) - len(sequence.blocks)) + self._must_copy(sequence)

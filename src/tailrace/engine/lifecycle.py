@@ -14,7 +14,7 @@ from itertools import islice
 
 from tailrace.config import SchedulerConfig
 from tailrace.engine.chunk_size import ChunkSize
-from tailrace.engine.decode_plan import plan_decodes
+from tailrace.engine.decode_plan import is_plain, plan_decodes
 from tailrace.engine.ending import Ending, make_ending_message
 from tailrace.engine.isolation import Isolated
 from tailrace.engine.kv_cache import BlockCache, BlockTables, Copies
@@ -87,7 +87,7 @@ class Lifecycle:
             self.counters.cached_tokens += sequence.num_computed
             self._report_progress(sequence)
         for member in (m for s in (sequence, *sequence.forks) for m in s.pair):
-            member.slot, member.plain = self.free_slots.pop(), member.is_plain
+            member.slot, member.plain = self.free_slots.pop(), is_plain(member)
             self.tables.clear(member.slot)
             self.tables.write(member)
         for member in sequence.pair:
@@ -115,31 +115,22 @@ class Lifecycle:
         """Return the next step, without sequences that end with the token they are about to get."""
         with self.counters.time_part("plan"):
             going = [sequence for sequence in self.running if sequence.tokens_left or sequence.tokens[-1] >= 0]
-            if not self._may_admit() and (plan := plan_decodes(going, self.cache, limits)) is not None:
+            # With several users, one may be admitted without a free slot.
+            may_admit = self.waiting and (self.free_slots or self.shares.several)
+            if not may_admit and (plan := plan_decodes(going, self.cache, limits)) is not None:
                 self.shares.level()
                 return plan
             decoding = [sequence for sequence in going if not sequence.prefilling]
             prompts = [sequence for sequence in going if sequence.prefilling]
             ready = (sequence for sequence in self.waiting if not sequence.request.compilations)
-            # With several users, one may be admitted without a free slot.
             prompts += islice(ready, max(len(self.free_slots), self.shares.several))
             decodes, crowd = sum(len(sequence.pair) for sequence in decoding), len(prompts) / max(1, len(decoding))
             if not prompts and decodes <= limits.max_num_batched_tokens:
                 self.shares.level()
-            left = (self._count_uncached(member) for sequence in prompts for member in sequence.pair)
+            left = (self.cache.count_uncached(member) for sequence in prompts for member in sequence.pair)
             chunk = chunks.limit_chunk(decodes, crowd, left) if prompts else chunks.most
             room = (len(self.free_slots), chunk)
             return plan_step(going, self.waiting, self.cache, limits, room, self.shares.read())
-
-    def _may_admit(self) -> bool:
-        """Return whether a waiting sequence may find a place. With several users, one may be admitted without a free
-        slot."""
-        return bool(self.waiting) and (bool(self.free_slots) or self.shares.several)
-
-    def _count_uncached(self, member: Sequence) -> int:
-        """Return the tokens of its prompt that must be computed, without those that the cache holds already."""
-        held = 0 if member.slot >= 0 else len(self.cache.match_prefix(member)) * self.cache.block_size
-        return member.num_uncomputed - held
 
     def apply(self, plan: Plan) -> Copies:
         """Carry out the plan: preempt, admit, reserve blocks. Sequences that can't be admitted fail and are removed

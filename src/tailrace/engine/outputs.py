@@ -68,27 +68,47 @@ class OutputProcessor:
 
         in_flight: returns whether a sequence is in a step whose forward pass has been launched.
         """
-        plain, most_s, taken_s = self._plain, self.limits.host_ms / 1e3, self._spent.taken_s
-        plain.begin()
-        for one in samples:
-            sequence = one.sequence
-            if sequence.phase is not Phase.RUNNING:
-                continue
-            if one.error is not None:  # first, because without a mask the row may have no status
-                self._without_mask(sequence, one.error)
-            elif one.status != OK:
-                self._without_token(sequence, one.status)
-            elif taken_s and taken_s.get(sequence.request.shared_name, 0.0) > most_s:
-                # From the next step on, the sequences of this call take turns. They then sample what they sampled now.
-                sequence.host_s = max(sequence.host_s, self._spent.last_s[sequence.request.shared_name])
+        plain = self._plain
+        try:
+            for one in samples:
+                if one.sequence.phase is not Phase.RUNNING:
+                    continue
+                fine = one.error is None and one.status == OK
+                if (
+                    fine
+                    and not self._is_over_budget(one.sequence)
+                    and not self.memory_limit.near
+                    and plain.process(one)
+                ):
+                    continue
+                plain.settle()  # what comes now has costs of its own
+                self._process_sample(one, in_flight)
+        finally:
+            plain.settle()
+
+    def _process_sample(self, one: SampledTokens, in_flight: Callable[[Sequence], bool]) -> None:
+        """Process the samples of one sequence."""
+        sequence = one.sequence
+        if one.error is not None:  # first, because without a mask the row may have no status
+            self._without_mask(sequence, one.error)
+        elif one.status != OK:
+            self._without_token(sequence, one.status)
+        elif self._is_over_budget(sequence):
+            # From the next step on, the sequences of this call take turns. They then sample what they sampled now.
+            sequence.host_s = max(sequence.host_s, self._spent.last_s[sequence.request.shared_name])
+            self.lifecycle.trim_blocks(sequence)
+        else:
+            self._time_output(one)
+            beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # blocks beyond its tokens are possible
+            # A step in flight is writing to those blocks.
+            if beyond and sequence.phase is Phase.RUNNING and not in_flight(sequence):
                 self.lifecycle.trim_blocks(sequence)
-            elif self.memory_limit.near or not plain.process(one):
-                self._time_output(one)
-                beyond = bool(one.draft.tokens) or sequence.num_uncomputed == 0  # blocks beyond its tokens are possible
-                # A step in flight is writing to those blocks.
-                if beyond and sequence.phase is Phase.RUNNING and not in_flight(sequence):
-                    self.lifecycle.trim_blocks(sequence)
-        plain.settle()
+
+    def _is_over_budget(self, sequence: Sequence) -> bool:
+        """Return whether other outputs of the sequence's call have taken all of the call's time in this step. Plain
+        outputs do not count."""
+        taken_s = self._spent.taken_s
+        return bool(taken_s) and taken_s.get(sequence.request.shared_name, 0.0) > self.limits.host_ms / 1e3
 
     def _time_output(self, one: SampledTokens) -> None:
         """Process an output, and record its cost for the host."""
@@ -96,8 +116,7 @@ class OutputProcessor:
         sampling_s, begun_s = self.slots[sequence.slot].took_s, time.thread_time()
         with self.memory_limit.of(request):
             self.process_output(one)
-        spent.last_s[request.shared_name] = took_s = time.thread_time() - begun_s
-        self._plain.leave_out(took_s)
+        spent.last_s[request.shared_name] = time.thread_time() - begun_s
         spent.taken_s[request.shared_name] += spent.last_s[request.shared_name]
         sequence.host_s = spent.last_s[request.shared_name] + sampling_s
         if sequence.constraint is not None:

@@ -22,17 +22,9 @@ class PlainOutputs:
     """Appends and sends plain outputs. `settle` charges their costs to the sequences and users."""
 
     def __init__(self, lifecycle: Lifecycle, appender: TokenAppender) -> None:
-        self._lifecycle, self._appender, self._slots = lifecycle, appender, lifecycle.slots.slots
+        self._lifecycle, self._appender, self._slots = lifecycle, appender, lifecycle.slots
         self._done: list[Sequence] = []
-        self._begun_s = self._left_out_s = 0.0
-
-    def begin(self) -> None:
-        """Begin with the samples of a step, or a part of them."""
-        self._done, self._begun_s, self._left_out_s = [], time.thread_time(), 0.0
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave out this processor time, which another output took since `begin`."""
-        self._left_out_s += seconds
+        self._begun_s = 0.0
 
     def process(self, one: SampledTokens) -> bool:
         """Append and send the one token of a plain sequence. Return False, having changed nothing, if the output is not
@@ -40,6 +32,8 @@ class PlainOutputs:
         sequence = one.sequence
         if not (sequence.plain and sequence.started) or one.draft.tokens or sequence.draft_counts:
             return False
+        if not self._done:
+            self._begun_s = time.thread_time()
         try:
             outcome = self._appender.append_plain(sequence, one.tokens[0])
         except BaseException as error:
@@ -48,8 +42,7 @@ class PlainOutputs:
             return False
         if outcome.appended:
             self._done.append(sequence)
-            entry, request = self._slots[sequence.slot], sequence.request
-            sequence.host_s = 0.0 if entry is None else entry.took_s
+            request, sequence.host_s = sequence.request, self._slots[sequence.slot].took_s
             message = Tokens(request.id, request.epoch, sequence.index, one.tokens, one.logprobs)
             self._lifecycle.outbox[request.client].append(message)
         if outcome.ending is not None:
@@ -58,11 +51,11 @@ class PlainOutputs:
         return True
 
     def settle(self) -> None:
-        """Charge the processor time to the sequences, and the tokens to their users."""
+        """Charge the processor time of the outputs since the last call to their sequences, and the tokens to the users.
+        A user who may lag no further behind the others (shares.py) is charged with all tokens at once."""
         if not self._done:
             return
-        ended_s = time.thread_time()
-        each_s = max(0.0, ended_s - self._begun_s - self._left_out_s) / len(self._done)
+        each_s = (time.thread_time() - self._begun_s) / len(self._done)
         counts = Counter[str]()
         for sequence in self._done:
             sequence.host_s += each_s
@@ -70,7 +63,7 @@ class PlainOutputs:
         for user, count in counts.items():
             self._lifecycle.shares.add_output(user, count)
         self._lifecycle.counters.generated_tokens += len(self._done)
-        self._done, self._begun_s, self._left_out_s = [], ended_s, 0.0
+        self._done = []
 
     def _end_alone(self, sequence: Sequence, error: BaseException) -> TokenOutcome:
         """Return the outcome that ends the sequence with this error. Raise interrupts again."""

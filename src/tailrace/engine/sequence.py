@@ -199,7 +199,7 @@ class Sequence:
     thinking: ThinkingBudgetCheck | None = None  # If thinking has a budget.
     stop_checks: tuple[StopCheck, ...] = ()  # In the order in which they run.
     constraint: StructuredOutput | None = None  # If a grammar constrains the text.
-    plain: bool = False  # What `is_plain` was when it got its slot, since when it can't change.
+    plain: bool = False  # Its outputs are plain (plain_outputs.py). It is set when the sequence gets its slot.
     prediction: PredictionReader | None = None  # If its output is predicted.
     # With guidance: the same output after the negative prompt; no token is sampled from it.
     unconditional: Sequence | None = None
@@ -214,15 +214,6 @@ class Sequence:
         """The sequence and its unconditional one, if it has one. They are admitted, computed, preempted and ended
         together."""
         return (self,) if self.unconditional is None else (self, self.unconditional)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if a new token needs no more than a look at the ids that end the output, the length and the stop
-        strings."""
-        params = self.request.params
-        rules = self.bans, self.thinking, self.constraint, self.prediction, self.unconditional, self.walker
-        costly = params.explain, params.stop_regex or None, params.return_sampling_mask or None
-        return not any(rule is not None for rule in (*rules, *costly)) and self.request.min_host_s == 0.0
 
     @property
     def samples_with_prefill(self) -> bool:

@@ -218,9 +218,8 @@ class Speculator:
 
     def _may_have_drafts(self, sequence: Sequence) -> bool:
         """Return whether anything can name a sequence's next tokens."""
-        if self.drafter is not None or sequence.constraint is not None or sequence.prediction is not None:
-            return True
-        return bool(sequence.sequence_state.forced)
+        guessed = self.drafter is not None or sequence.prediction is not None
+        return guessed or sequence.constraint is not None or bool(sequence.sequence_state.forced)
 
     def _collect_forced(self, sequence: Sequence, count: int, until: float) -> list[int] | None:
         """Return forced tokens (jump-forward): at most `count` tokens that certainly, or almost certainly, come next.

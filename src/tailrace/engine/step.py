@@ -167,8 +167,9 @@ class StepDriver:
             launched.samples = later
             launched.assume_samples()
         self.speculator.observe(launched.step.assembled.hidden_rows, self.device.runner)
-        # A plan leaves out a sequence that has ended. One whose grammar has invalidated tokens may be anywhere.
-        moved = any(one.sequence.slot >= 0 and one.sequence.constraint is not None for one in now)
+        # A plan leaves out a sequence that has ended. Grammars and bans may have invalidated tokens.
+        living = [one.sequence for one in now if one.sequence.slot >= 0]
+        moved = any(sequence.constraint is not None or sequence.bans is not None for sequence in living)
         return launched, self.lifecycle.schedule_step(self.limits, self.chunks) if moved else plan
 
     # ---- draft
@@ -191,7 +192,8 @@ class StepDriver:
         with self.counters.time_part("plan"):
             previous = None if launched is None else launched.join_samples()
             assembled = self._assemble(plan, drafted.drafts, previous)
-            valid = {} if plan.decodes else {s: s.num_computed + tokens for s, tokens in plan.work}
+            every = plan.decodes and not drafted.drafts  # all of its sequences sample
+            valid = {} if every else {s: s.num_computed + tokens for s, tokens in plan.work}
             valid |= {sequence: len(sequence.tokens) for sequence in assembled.sampling}
             record = lengths.step if decodes else None
             step = InFlightStep(plan.work, drafted.drafts, assembled, Future(), valid, record, since=0.0)

@@ -438,7 +438,7 @@ def test_looking_ahead_has_one_limit_for_all_of_a_step(grammars, monkeypatch):
     monkeypatch.setattr(
         harness.engine.speculator, "_collect_forced", lambda sequence, count, until: limits.append(until) or []
     )
-    asking = SimpleNamespace(tokens_left=9, waits_for_mask=False, constraint=object())
+    asking = SimpleNamespace(tokens_left=9, waits_for_mask=False, constraint=object(), prediction=None)
     assert not harness.engine.speculator.expects_forced([asking] * 5)
     assert len(limits) == 5
     assert len(set(limits)) == 1

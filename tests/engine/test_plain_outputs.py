@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from engine import mixes
+from engine.combinations import DRAFTERS
 from engine.harness import Harness
 from engine.test_overlap import grammars  # noqa: F401
+from engine.test_overlap_with_drafts import texts_of
 from tailrace.config import SchedulerConfig
 from tailrace.engine import appending, lifecycle, outputs, speculation, step
 from tailrace.engine.batch import assemble_batch, assemble_decodes
@@ -53,9 +55,15 @@ class Recorded(mixes.Listening):
         self.record.append((books, shares, rows, outputs, engine.counters.generated_tokens))
 
 
-def record_crowd(seed: int, grammars: Grammars, users: tuple[str, ...], overlap: str = "auto") -> list[object]:  # noqa: F811
+def record_crowd(
+    seed: int,
+    grammars: Grammars,  # noqa: F811
+    users: tuple[str, ...],
+    overlap: str = "auto",
+    **options,
+) -> list[object]:
     """The messages and books of a random crowd."""
-    _, harness = mixes.crowd(seed, grammars, users, Recorded, overlap=overlap)
+    _, harness = mixes.crowd(seed, grammars, users, Recorded, overlap=overlap, **options)
     assert isinstance(harness, Recorded)
     return harness.record
 
@@ -92,6 +100,18 @@ def test_both_ways_leave_the_same_messages_and_books(grammars, users, overlap, l
     long_way()
     for seed, record in zip(SEEDS, short, strict=True):
         assert record_crowd(seed, grammars, users, overlap) == record
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("drafter", ["n-gram", "oracle"])
+def test_both_ways_leave_the_same_beside_drafts(grammars, drafter, overlap, long_way):  # noqa: F811
+    texts = [texts_of(mixes.crowd(seed, grammars, overlap="off")[0]) for seed in SEEDS]
+    made = [DRAFTERS[drafter](known) for known in texts]
+    options = [{"drafter": one, "rule": "exact"} for one in made]
+    short = [record_crowd(s, grammars, USERS[0], overlap, **o) for s, o in zip(SEEDS, options, strict=True)]
+    long_way()
+    for seed, one, record in zip(SEEDS, options, short, strict=True):
+        assert record_crowd(seed, grammars, USERS[0], overlap, **one) == record
 
 
 @pytest.mark.long

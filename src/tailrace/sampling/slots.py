@@ -202,10 +202,7 @@ class Slots:
         pairs = checked_lists(slots, tokens)
         checked = [(index, self[index], checked_few("tokens", ids, self.vocab_size)) for index, ids in pairs]
         for index, entry, accepted in checked:
-            entry.extend(accepted)
-            if moves := entry.moves:
-                entry.sequence_state.forget(entry.num_output)
-            self.advance(index, moves)
+            self._append_tokens(index, entry, accepted)
 
     def commit_drawn(self, slot: int, token: int) -> None:
         """Append one token that the sampler has drawn for the slot, as `commit` does. Nothing is checked."""
@@ -214,10 +211,7 @@ class Slots:
         if entry.history is None and not entry.updates and not entry.turns and not entry.sequence_state.forced:
             entry.num_output += 1
             return
-        entry.extend([token])
-        if moves := entry.moves:
-            entry.sequence_state.forget(entry.num_output)
-        self.advance(slot, moves)
+        self._append_tokens(slot, entry, [token])
 
     def reads_output(self, slot: int) -> bool:
         """Return whether the slot's draws depend on its output tokens or on their number. Then `commit` or `adopt` must
@@ -345,6 +339,13 @@ class Slots:
             self[slot]  # raises if the slot is empty
         if first != second:
             self._exchange_slots(first, second)
+
+    def _append_tokens(self, slot: int, entry: Slot, tokens: Sequence[int]) -> None:
+        """Append checked tokens to a slot's entry, and report the change."""
+        entry.extend(tokens)
+        if moves := entry.moves:
+            entry.sequence_state.forget(entry.num_output)
+        self.advance(slot, moves)
 
     def _place_request(self, slot: int, entry: Slot, next_edits: list[Edit] | None = None) -> None:
         """Fill the empty slot. next_edits: the request's edits, if they are known."""

@@ -25,11 +25,11 @@ def is_plain(sequence: Sequence) -> bool:
 def plan_decodes(running: list[Sequence], cache: BlockCache, limits: SchedulerConfig) -> Plan | None:
     """Return the plan in which every sequence computes its last token. None: the scheduler must decide.
 
-    It must decide if a sequence still computes its prompt or is one of a pair, if it rests, or if tokens or blocks do
-    not suffice for all.
+    It must decide if a sequence still computes its prompt, still needs logits of its prompt, is one of a pair, waits
+    for a mask or rests, or if tokens or blocks do not suffice for all.
 
     Args:
-        running: sequences that have not ended, of which no other one waits for a place that may become free.
+        running: the sequences that go on. No waiting sequence can be admitted in this step.
     """
     size, references, needed, host_s = cache.block_size, cache.references, 0, 0.0
     for sequence in running:

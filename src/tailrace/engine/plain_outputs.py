@@ -52,7 +52,7 @@ class PlainOutputs:
 
     def settle(self) -> None:
         """Charge the processor time of the outputs since the last call to their sequences, and the tokens to the users.
-        A user who may lag no further behind the others (shares.py) is charged with all tokens at once."""
+        A user gets one charge for all of them."""
         if not self._done:
             return
         each_s = (time.thread_time() - self._begun_s) / len(self._done)
